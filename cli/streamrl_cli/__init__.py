@@ -1,0 +1,1 @@
+"""For people: run, validate, explain, report, journal, generate."""

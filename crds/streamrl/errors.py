@@ -1,0 +1,49 @@
+"""The one error that a user's mistake becomes, and the exit codes of every process.
+
+A `UserError` is one line: which field, which rule, the value got, what to do. Programs print it
+without a traceback and exit with `EXIT_USER_ERROR`.
+"""
+
+EXIT_DONE = 0
+EXIT_FAULT = 1
+EXIT_USER_ERROR = 2
+EXIT_RETRY = 75
+"""The process can be started again and will go on from what is stored."""
+
+_MAX_VALUE_CHARS = 120
+
+
+def shorten(value: object) -> str:
+    """Render `value` on one line of at most `_MAX_VALUE_CHARS` characters."""
+    text = " ".join(repr(value).split())
+    if len(text) <= _MAX_VALUE_CHARS:
+        return text
+    return text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+class UserError(ValueError):
+    """Something that the user wrote cannot be honoured.
+
+    Args:
+        field: path of the field, as written in the file (`spec.pipeline.steps`) or the thing named.
+        rule: the rule that was broken, as a statement ("must be at least 1").
+        got: the offending value; None leaves it out of the text.
+        fix: what to do, as an imperative.
+    """
+
+    def __init__(self, *, field: str, rule: str, got: object = None, fix: str = "") -> None:
+        self.field = field
+        self.rule = rule
+        self.got = got
+        self.fix = fix
+        value = "" if got is None else f", got {shorten(got)}"
+        remedy = f"; {fix}" if fix else ""
+        super().__init__(f"{field}: {rule}{value}{remedy}")
+
+
+class UserErrors(ValueError):
+    """Several user errors found in one file; prints one line each."""
+
+    def __init__(self, errors: list[UserError]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(str(e) for e in errors))

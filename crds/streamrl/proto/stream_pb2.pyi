@@ -1,0 +1,469 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VersionName(_message.Message):
+    __slots__ = ("attempt", "step", "hash")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    step: int
+    hash: bytes
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ...) -> None: ...
+
+class TensorEntry(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    size_bytes: int
+    hash: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("version", "tensors")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("version", "tensor", "offset", "chunk_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    tensor: str
+    offset: int
+    chunk_bytes: int
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensor: _Optional[str] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "max_tokens", "stop")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    group_id: int
+    sample_index: int
+    prompt: str
+    prefix_tokens: bytes
+    sampling: Sampling
+    seed: int
+    pinned: bool
+    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    tokens: bytes
+    logprobs: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    finish_reason: str
+    text: str
+    prompt_tokens: bytes
+    error: str
+    generate_s: float
+    def __init__(self, lease: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., error: _Optional[str] = ..., generate_s: _Optional[float] = ...) -> None: ...
+
+class VersionSpan(_message.Message):
+    __slots__ = ("tokens", "step", "attempt")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    step: int
+    attempt: int
+    def __init__(self, tokens: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Trajectory(_message.Message):
+    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s")
+    class RewardPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    REWARD_PARTS_FIELD_NUMBER: _ClassVar[int]
+    REWARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    sample_index: int
+    prompt_tokens: bytes
+    tokens: bytes
+    logprobs: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    finish_reason: str
+    reward: float
+    reward_parts: _containers.ScalarMap[str, float]
+    reward_error: str
+    generator_id: str
+    generate_s: float
+    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ...) -> None: ...
+
+class GeneratorEvent(_message.Message):
+    __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    hello: GeneratorHello
+    progress: ProgressBatch
+    heartbeat: Heartbeat
+    weights_loaded: WeightsLoaded
+    weights_failed: WeightsFailed
+    drained: Drained
+    def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+
+class GeneratorHello(_message.Message):
+    __slots__ = ("generator_id", "instance", "pool", "slots", "version")
+    GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    generator_id: str
+    instance: str
+    pool: str
+    slots: int
+    version: VersionName
+    def __init__(self, generator_id: _Optional[str] = ..., instance: _Optional[str] = ..., pool: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[_Union[VersionName, _Mapping]] = ...) -> None: ...
+
+class ProgressBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[Progress]
+    def __init__(self, items: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("active", "waiting", "bubble_seconds", "wall_seconds", "tokens")
+    class BubbleSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    active: int
+    waiting: int
+    bubble_seconds: _containers.ScalarMap[str, float]
+    wall_seconds: float
+    tokens: int
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class WeightsLoaded(_message.Message):
+    __slots__ = ("version", "engine_hash", "fetch_s", "load_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_HASH_FIELD_NUMBER: _ClassVar[int]
+    FETCH_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    engine_hash: bytes
+    fetch_s: float
+    load_s: float
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., engine_hash: _Optional[bytes] = ..., fetch_s: _Optional[float] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class WeightsFailed(_message.Message):
+    __slots__ = ("version", "error")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    error: str
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GeneratorCommand(_message.Message):
+    __slots__ = ("welcome", "issue", "cancel", "weights", "idle", "drain", "stop", "queue")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    welcome: GeneratorWelcome
+    issue: IssueBatch
+    cancel: CancelBatch
+    weights: WeightsAvailable
+    idle: Idle
+    drain: Drain
+    stop: Stop
+    queue: QueueState
+    def __init__(self, welcome: _Optional[_Union[GeneratorWelcome, _Mapping]] = ..., issue: _Optional[_Union[IssueBatch, _Mapping]] = ..., cancel: _Optional[_Union[CancelBatch, _Mapping]] = ..., weights: _Optional[_Union[WeightsAvailable, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
+
+class GeneratorWelcome(_message.Message):
+    __slots__ = ("lease_seconds",)
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    def __init__(self, lease_seconds: _Optional[float] = ...) -> None: ...
+
+class IssueBatch(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[SampleRequest]
+    def __init__(self, items: _Optional[_Iterable[_Union[SampleRequest, _Mapping]]] = ...) -> None: ...
+
+class CancelBatch(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, leases: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WeightsAvailable(_message.Message):
+    __slots__ = ("version", "address")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    address: str
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Idle(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class QueueState(_message.Message):
+    __slots__ = ("waiting",)
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    waiting: bool
+    def __init__(self, waiting: _Optional[bool] = ...) -> None: ...
+
+class TrainerEvent(_message.Message):
+    __slots__ = ("hello", "credit", "step_done", "published", "sync_journal", "checkpointed", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    SYNC_JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: TrainerHello
+    credit: Credit
+    step_done: StepDone
+    published: Published
+    sync_journal: SyncJournal
+    checkpointed: Checkpointed
+    heartbeat: TrainerHeartbeat
+    def __init__(self, hello: _Optional[_Union[TrainerHello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., sync_journal: _Optional[_Union[SyncJournal, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., heartbeat: _Optional[_Union[TrainerHeartbeat, _Mapping]] = ...) -> None: ...
+
+class TrainerHello(_message.Message):
+    __slots__ = ("trainer_id", "instance", "step", "held_groups", "unrecorded_step", "weights_address", "checkpoint_step")
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HELD_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    UNRECORDED_STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
+    trainer_id: str
+    instance: str
+    step: int
+    held_groups: _containers.RepeatedScalarFieldContainer[int]
+    unrecorded_step: StepDone
+    weights_address: str
+    checkpoint_step: int
+    def __init__(self, trainer_id: _Optional[str] = ..., instance: _Optional[str] = ..., step: _Optional[int] = ..., held_groups: _Optional[_Iterable[int]] = ..., unrecorded_step: _Optional[_Union[StepDone, _Mapping]] = ..., weights_address: _Optional[str] = ..., checkpoint_step: _Optional[int] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("bytes",)
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    def __init__(self, bytes: _Optional[int] = ...) -> None: ...
+
+class StepDone(_message.Message):
+    __slots__ = ("step", "group_ids", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    group_ids: _containers.RepeatedScalarFieldContainer[int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Published(_message.Message):
+    __slots__ = ("version", "size_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    size_bytes: int
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class SyncJournal(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Checkpointed(_message.Message):
+    __slots__ = ("step", "path", "exported")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    path: str
+    exported: bool
+    def __init__(self, step: _Optional[int] = ..., path: _Optional[str] = ..., exported: _Optional[bool] = ...) -> None: ...
+
+class TrainerHeartbeat(_message.Message):
+    __slots__ = ("bubble_seconds", "wall_seconds")
+    class BubbleSecondsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    BUBBLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bubble_seconds: _containers.ScalarMap[str, float]
+    wall_seconds: float
+    def __init__(self, bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ...) -> None: ...
+
+class TrainerCommand(_message.Message):
+    __slots__ = ("welcome", "group", "step_recorded", "journal_synced", "idle", "stop", "restart")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STEP_RECORDED_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_SYNCED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
+    welcome: TrainerWelcome
+    group: Group
+    step_recorded: StepRecorded
+    journal_synced: JournalSynced
+    idle: Idle
+    stop: Stop
+    restart: Restart
+    def __init__(self, welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., step_recorded: _Optional[_Union[StepRecorded, _Mapping]] = ..., journal_synced: _Optional[_Union[JournalSynced, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ...) -> None: ...
+
+class TrainerWelcome(_message.Message):
+    __slots__ = ("attempt", "batch_groups", "lease_seconds")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    batch_groups: int
+    lease_seconds: float
+    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("group_id", "step", "trajectories", "size_bytes")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    step: int
+    trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
+    size_bytes: int
+    def __init__(self, group_id: _Optional[int] = ..., step: _Optional[int] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class StepRecorded(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class JournalSynced(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Restart(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,70 @@
+"""Generator pools: engine, size, cost."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from streamrl.spec.base import CostQuantity, OneOf, SpecModel
+
+PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=11)]
+
+
+class HfEngine(SpecModel):
+    """Continuous batching over a transformers model, on CPU or GPU."""
+
+    slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
+
+
+class PtlPoint(SpecModel):
+    """Per-token latency at one batch size."""
+
+    batch: int = Field(ge=1, le=1_000_000, description="Active sequences.")
+    milliseconds: float = Field(gt=0, le=60_000, description="Time of one decoding step, in milliseconds.")
+
+
+class SimulatedEngine(SpecModel):
+    """An engine that only takes time: per-token latency by batch size, drawn lengths."""
+
+    slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
+    latency: tuple[PtlPoint, ...] = Field(
+        default=(PtlPoint(batch=1, milliseconds=1.0),), min_length=1, max_length=64, description="Curve, linear between its points, by rising batch."
+    )
+    time_scale: float = Field(default=1.0, ge=0, le=1000, description="Factor on all times; 0 = as fast as possible.")
+    mean_tokens: float = Field(default=32.0, ge=1, le=1_000_000, description="Median of the log-normal lengths, in tokens.")
+    sigma: float = Field(default=0.5, ge=0, le=4, description="Spread of the log-normal lengths.")
+    correct_percent: int = Field(default=50, ge=0, le=100, description="Share of completions that equal the reference answer.")
+
+    @model_validator(mode="after")
+    def _curve_rises(self) -> Self:
+        batches = [point.batch for point in self.latency]
+        if batches != sorted(set(batches)):
+            raise ValueError(f"latency must be given by rising batch, got {batches}")
+        return self
+
+
+class GeneratorEngine(OneOf):
+    """What generates."""
+
+    hf: HfEngine | None = Field(default=None, description="transformers with continuous batching.")
+    simulated: SimulatedEngine | None = Field(default=None, description="Takes time, generates noise.")
+
+
+class StaticScaling(SpecModel):
+    """A fixed number of replicas."""
+
+    replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes.")
+
+
+class Scaling(OneOf):
+    """How many replicas a pool has."""
+
+    static: StaticScaling | None = Field(default=None, description="A fixed number.")
+
+
+class GeneratorPool(SpecModel):
+    """Generators of one kind."""
+
+    name: PoolName = Field(description="Name of the pool, at most 11 characters.")
+    engine: GeneratorEngine = Field(description="What generates.")
+    scaling: Scaling = Field(default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas.")
+    cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")

@@ -1,0 +1,78 @@
+"""The RLJob: the one document that a user writes."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from streamrl.spec.base import SpecModel
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.model import Model
+from streamrl.spec.task import Task
+from streamrl.spec.training import (
+    Algorithm,
+    FailurePolicy,
+    Pipeline,
+    Scheduling,
+    Storage,
+    Trainer,
+    Weights,
+)
+
+JobName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32)]
+
+
+class Metadata(SpecModel):
+    """Name and labels of the job."""
+
+    name: JobName = Field(description="Name of the job, at most 32 characters.")
+    namespace: str | None = Field(default=None, max_length=63, description="Namespace; not used by a local run.")
+    labels: dict[str, str] | None = Field(default=None, description="Labels.")
+    annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
+
+
+class RLJobSpec(SpecModel):
+    """What is trained, on what, how, and with which resources."""
+
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of prompts, sampling and initial weights.")
+    model: Model = Field(description="The model that is trained.")
+    task: Task = Field(description="What is learned.")
+    algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({"grpo": {}}), description="The learning rule.")
+    pipeline: Pipeline = Field(description="How generation and training overlap, and for how long.")
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Who generates what and when.")
+    generators: tuple[GeneratorPool, ...] = Field(description="Generator pools.", min_length=1, max_length=8)
+    trainer: Trainer = Field(default_factory=Trainer, description="The trainer and its optimiser.")
+    weights: Weights = Field(default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators.")
+    storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy, description="What happens when a process dies.")
+
+    @model_validator(mode="after")
+    def _pools_differ(self) -> Self:
+        names = [pool.name for pool in self.generators]
+        if len(set(names)) != len(names):
+            raise ValueError(f"names of generators must differ, got {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _simulation_is_whole(self) -> Self:
+        kinds = {pool.engine.key == "simulated" for pool in self.generators}
+        kinds.add(self.trainer.engine.key == "simulated")
+        if len(kinds) > 1:
+            raise ValueError("engine simulated must be used by all generators and the trainer, or by none")
+        return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("self.generators.all(g, self.generators.exists_one(o, o.name == g.name))", "names of generators must differ"),
+        (
+            "self.generators.all(g, has(g.engine.simulated) == has(self.trainer.engine.simulated))",
+            "engine simulated must be used by all generators and the trainer, or by none",
+        ),
+    )
+
+
+class RLJob(SpecModel):
+    """Reinforcement learning of one language model."""
+
+    api_version: Literal["streamrl.io/v1alpha1"] = Field(description="streamrl.io/v1alpha1")
+    kind: Literal["RLJob"] = Field(description="RLJob")
+    metadata: Metadata = Field(description="Name and labels.")
+    spec: RLJobSpec = Field(description="What is trained, on what, how, and with which resources.")

@@ -1,0 +1,1 @@
+"""The data plane: scheduler, generators and trainer, and what they stand on."""

@@ -1,0 +1,1 @@
+"""The scheduler: owns the life of every group. Never imports torch."""

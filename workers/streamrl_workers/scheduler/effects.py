@@ -1,0 +1,220 @@
+"""Values between the scheduler's pure core and the shell that does the I/O.
+
+The core (`core.py`) takes events and returns a list of effects; the shell (`service.py`, `main.py`)
+carries them out in order. Messages to generators and the trainer are the protocol's own.
+Owns no behaviour.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from streamrl.proto import stream_pb2 as pb
+
+Split = Literal["train", "held_out"]
+
+
+# ---------------------------------------------------------------- values that come in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Item `index` of a split; `index` alone makes it again (lineage)."""
+
+    split: Split
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Result of scoring one sample. `reward` None: scoring failed, `error` says why."""
+
+    group_id: int
+    sample_index: int
+    reward: float | None
+    parts: Mapping[str, float]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorInfo:
+    """A generator that has said hello. `step` None: it has no weights yet."""
+
+    generator_id: str
+    instance: str
+    pool: str
+    slots: int
+    step: int | None
+    attempt: int | None
+
+
+# ---------------------------------------------------------------- journal records (the durable truth)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Group `group_id` will be made of train prompt `prompt_index`."""
+
+    group_id: int
+    prompt_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """All samples of the group are finished and scored. Committed before the group is handed over."""
+
+    group_id: int
+    begun_step: int
+    """Weight version (step) of the group's earliest first token."""
+    trajectories: tuple[bytes, ...]
+    """Serialized `Trajectory`, by sample index."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """The group will never be trained."""
+
+    group_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    """Trainer instance `instance` begins at `step` (its checkpoint); later steps of older attempts no longer count."""
+
+    attempt: int
+    instance: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTaken:
+    """Step `step` of `attempt` consumed exactly these groups."""
+
+    attempt: int
+    step: int
+    group_ids: tuple[int, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed:
+    """A checkpoint of `step` (history: steps < `step`) is on disk; its groups' trajectories can go."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Held-out evaluation of version `step`."""
+
+    step: int
+    mean_reward: float
+    prompts: int
+    failed: int
+    mean_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded:
+    """The run has ended; live groups are dropped with reason run_ended."""
+
+    step: int
+
+
+Record = Planned | Scored | Dropped | AttemptStarted | StepTaken | Checkpointed | Evaluated | RunEnded
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedPrompts:
+    """Ask the task pool for prompts `first_index` .. `first_index + count - 1`."""
+
+    split: Split
+    first_index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSample:
+    """Ask the task pool to score a completion; answered by a `Score`."""
+
+    group_id: int
+    sample_index: int
+    split: Split
+    prompt_index: int
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToGenerator:
+    """Send a command to one generator."""
+
+    generator_id: str
+    command: pb.GeneratorCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToTrainer:
+    """Send a command to the trainer."""
+
+    command: pb.TrainerCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Append to the journal. The shell answers `core.committed(sequence)` when it is durable; sequences rise by 1."""
+
+    sequence: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The run is over: stop everybody, write the result, exit 0."""
+
+    step: int
+
+
+Effect = NeedPrompts | ScoreSample | ToGenerator | ToTrainer | Write | Finished
+
+
+# ---------------------------------------------------------------- recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredGroup:
+    """A live group found in the journal. `trajectories` empty: planned only, it is generated again."""
+
+    group_id: int
+    prompt_index: int
+    begun_step: int | None
+    trajectories: tuple[bytes, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a journal holds. A new journal gives the empty state."""
+
+    next_group_id: int
+    attempt: int
+    """Newest attempt, 0 if none yet."""
+    instance: str
+    """Trainer instance of that attempt."""
+    checkpoint_step: int
+    step: int
+    """Steps taken in the effective history (steps of older attempts behind a rollback do not count)."""
+    groups: tuple[RecoveredGroup, ...]
+    """Live groups and the groups of steps not yet covered by a checkpoint."""
+    compositions: Mapping[int, tuple[int, ...]]
+    """step -> groups, for the effective steps >= `checkpoint_step`."""
+    evaluated_steps: frozenset[int]
+    prompt_lengths: Mapping[int, float]
+    """EMA of completion tokens by prompt index, for length prediction."""
+    ended: bool

@@ -1,0 +1,1 @@
+"""gRPC between the parts: stubs, channels with the run's token, token packing, bounded queues."""
