@@ -15,7 +15,7 @@ _MAX_VALUE_CHARS = 120
 
 def shorten(value: object) -> str:
     """Render `value` on one line of at most `_MAX_VALUE_CHARS` characters."""
-    text = " ".join(repr(value).split())
+    text = " ".join((str(value).lower() if isinstance(value, bool) else repr(value)).split())
     if len(text) <= _MAX_VALUE_CHARS:
         return text
     return text[: _MAX_VALUE_CHARS - 1] + "…"
@@ -41,7 +41,7 @@ class UserError(ValueError):
         super().__init__(f"{field}: {rule}{value}{remedy}")
 
 
-class UserErrors(ValueError):
+class UserErrors(ValueError):  # noqa: N818 - several of them, one word more says nothing
     """Several user errors found in one file; prints one line each."""
 
     def __init__(self, errors: list[UserError]) -> None:

@@ -1,0 +1,1 @@
+"""The messages between the parts, generated from `stream.proto`."""

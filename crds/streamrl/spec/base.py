@@ -2,14 +2,49 @@
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+
+
+def map_by(key: str) -> dict[str, JsonValue]:
+    """Schema of a list whose items are told apart by `key`: server-side apply merges by it."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def minimal(value: object) -> Any:  # noqa: ANN401 - plain data: what a user would write
+    """`value` as a user would write it: only what differs from the defaults."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if isinstance(value, (list, tuple)):
+        return [minimal(item) for item in value]
+    return value
+
+
+def _complete_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Add to a model's JSON schema what pydantic leaves out: CEL rules, and defaults that a factory makes."""
+    assert issubclass(model, SpecModel)
+    for name, field in model.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        if default is not None:
+            schema["properties"][to_camel(name)]["default"] = minimal(default)
+    if rules := model.all_cel_rules():
+        schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
 
 
 class SpecModel(BaseModel):
     """A frozen piece of the specification: camelCase in files, no unknown fields, no coercion."""
 
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, extra="forbid", frozen=True, strict=True, json_schema_extra=_complete_schema
+    )
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """(CEL expression, message): what the validators of the class demand, for an API server."""
+
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """The CEL rules of this model."""
+        return cls.cel_rules
 
 
 class OneOf(SpecModel):
@@ -24,6 +59,13 @@ class OneOf(SpecModel):
     def choices(cls) -> tuple[str, ...]:
         """Keys of the choices as users write them."""
         return tuple(to_camel(name) for name in (cls.one_of or tuple(cls.model_fields)))
+
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """Exactly one of the choices, and the rules of the class."""
+        given = ", ".join(f"has(self.{key})" for key in cls.choices())
+        message = f"needs exactly one of {', '.join(cls.choices())}"
+        return ((f"[{given}].filter(given, given).size() == 1", message), *cls.cel_rules)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -49,7 +91,17 @@ class OneOf(SpecModel):
         return getattr(self, self._given()[0])
 
 
-_SUFFIX_BYTES = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SUFFIX_BYTES = {
+    "": 1,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
 
 BYTES_PATTERN = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 COST_PATTERN = r"^[0-9]+(\.[0-9]{1,6})?$"

@@ -1,6 +1,6 @@
 """Generator pools: engine, size, cost."""
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -27,12 +27,19 @@ class SimulatedEngine(SpecModel):
 
     slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
     latency: tuple[PtlPoint, ...] = Field(
-        default=(PtlPoint(batch=1, milliseconds=1.0),), min_length=1, max_length=64, description="Curve, linear between its points, by rising batch."
+        default=(PtlPoint(batch=1, milliseconds=1.0),),
+        min_length=1,
+        max_length=64,
+        description="Curve, linear between its points, by rising batch.",
     )
     time_scale: float = Field(default=1.0, ge=0, le=1000, description="Factor on all times; 0 = as fast as possible.")
-    mean_tokens: float = Field(default=32.0, ge=1, le=1_000_000, description="Median of the log-normal lengths, in tokens.")
+    mean_tokens: float = Field(
+        default=32.0, ge=1, le=1_000_000, description="Median of the log-normal lengths, in tokens."
+    )
     sigma: float = Field(default=0.5, ge=0, le=4, description="Spread of the log-normal lengths.")
-    correct_percent: int = Field(default=50, ge=0, le=100, description="Share of completions that equal the reference answer.")
+    correct_percent: int = Field(
+        default=50, ge=0, le=100, description="Share of completions that equal the reference answer."
+    )
 
     @model_validator(mode="after")
     def _curve_rises(self) -> Self:
@@ -40,6 +47,13 @@ class SimulatedEngine(SpecModel):
         if batches != sorted(set(batches)):
             raise ValueError(f"latency must be given by rising batch, got {batches}")
         return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.latency.map(p, p.batch).isSorted() && self.latency.all(p, self.latency.exists_one(o, o.batch == p.batch))",
+            "latency must be given by rising batch",
+        ),
+    )
 
 
 class GeneratorEngine(OneOf):
@@ -66,5 +80,7 @@ class GeneratorPool(SpecModel):
 
     name: PoolName = Field(description="Name of the pool, at most 11 characters.")
     engine: GeneratorEngine = Field(description="What generates.")
-    scaling: Scaling = Field(default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas.")
+    scaling: Scaling = Field(
+        default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
+    )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")

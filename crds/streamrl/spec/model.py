@@ -39,7 +39,9 @@ class ScratchModel(SpecModel):
     layers: int = Field(default=2, ge=1, le=128, description="Transformer blocks.")
     heads: int = Field(default=4, ge=1, le=128, description="Attention heads.")
     intermediate_size: int = Field(default=256, ge=8, le=65_536, description="Width of the feed-forward layer.")
-    max_positions: int = Field(default=512, ge=16, le=1_048_576, description="Longest prompt and completion together, in tokens.")
+    max_positions: int = Field(
+        default=512, ge=16, le=1_048_576, description="Longest prompt and completion together, in tokens."
+    )
     warm_up: WarmUp = Field(default=WarmUp(), description="Supervised warm-up; its result is cached by its hash.")
 
     @model_validator(mode="after")

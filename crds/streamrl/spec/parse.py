@@ -1,39 +1,97 @@
 """From plain data (a parsed YAML or JSON document) to an `RLJob`, or to one line per mistake."""
 
+import difflib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from streamrl.errors import UserError, UserErrors
+from streamrl.spec.phrases import allowed
 from streamrl.spec.rljob import RLJob
+from streamrl.spec.schema import Schema, children, path_text, schema_at
+
+DOCUMENT = "(document)"
+"""The field of an error about the whole document."""
 
 
 def parse_job(document: object) -> RLJob:
     """Validate `document` as an RLJob.
 
     Raises:
-        UserErrors: one `UserError` for each mistake, in the order of the document.
+        UserErrors: one `UserError` for each mistake.
     """
     if not isinstance(document, Mapping):
-        raise UserErrors([UserError(field="(document)", rule="must be a mapping with apiVersion, kind, metadata, spec", got=document)])
+        rule = "must be a mapping with apiVersion, kind, metadata, spec"
+        raise UserErrors([UserError(field=DOCUMENT, rule=rule, got=document)])
     try:
         return RLJob.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise UserErrors([_explain(details) for details in error.errors()]) from None
+        raise UserErrors([_explain(details) for details in _own_mistakes(error.errors())]) from None
     except (TypeError, ValueError) as error:
-        raise UserErrors([UserError(field="(document)", rule=f"must be plain data: {error}")]) from None
+        raise UserErrors([UserError(field=DOCUMENT, rule=f"must be plain data: {error}")]) from None
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Ask whether the known name that is most like `name` was meant; empty if none is like it."""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.lower().replace("_", ""), list(by_lower_case), n=1, cutoff=0.6)
+    return f"did you mean {by_lower_case[found[0]]}?" if found else ""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Advice for a name that is not known: the nearest one, or all of them."""
+    names = list(known)
+    return nearest(name, names) or (f"known: {', '.join(names)}" if names else "")
+
+
+def _own_mistakes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the lists that are too short only because their items are wrong."""
+    places = [error["loc"] for error in errors]
+    return [
+        error
+        for error in errors
+        if error["type"] != "too_short" or not any(place[:-1][: len(error["loc"])] == error["loc"] for place in places)
+    ]
+
+
+class _Null:
+    """How an explicit null is shown."""
+
+    def __repr__(self) -> str:
+        return "null"
 
 
 def _explain(details: ErrorDetails) -> UserError:
-    field = ".".join(str(part) for part in details["loc"]) or "(document)"
+    location = details["loc"]
+    field = path_text(location) or DOCUMENT
     kind = details["type"]
     if kind == "missing":
-        return UserError(field=field, rule="is required", fix="add it")
+        return UserError(field=field, rule="is required", fix=f"give {allowed(schema_at(field) or {})}")
     if kind == "extra_forbidden":
-        return UserError(field=field, rule="is not a known field", fix="`streamrl explain` lists the known ones")
-    rule = details["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    got: Any = details["input"]
-    return UserError(field=field, rule=rule[:1].lower() + rule[1:], got=None if isinstance(got, dict) else got)
+        section = schema_at(path_text(location[:-1])) or {}
+        return UserError(field=field, rule="is not a known field", fix=suggest(str(location[-1]), children(section)))
+    schema = schema_at(field)
+    if kind == "value_error" or schema is None:
+        return UserError(field=field, rule=details["msg"].removeprefix("Value error, "))
+    return _broken_rule(field, schema=schema, got=details["input"])
+
+
+def _broken_rule(field: str, *, schema: Schema, got: object) -> UserError:
+    if "items" in schema and field.endswith("]"):
+        schema = schema["items"]
+    shown = _Null() if got is None else got
+    return UserError(field=field, rule=f"must be {allowed(schema)}", got=shown, fix=_remedy(schema, got))
+
+
+def _remedy(schema: Schema, got: object) -> str:
+    if got is None:
+        return "give a value or remove the line"
+    if isinstance(got, str) and "enum" in schema:
+        return nearest(got, schema["enum"])  # the rule lists them all
+    if isinstance(got, str) and schema.get("type") in ("integer", "number") and got.strip().isdigit():
+        return "remove the quotes"
+    if isinstance(got, (int, float)) and not isinstance(got, bool) and schema.get("type") == "string":
+        return "put it in quotes"
+    return ""

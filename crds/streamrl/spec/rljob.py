@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import SpecModel
+from streamrl.spec.base import SpecModel, map_by
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.task import Task
@@ -36,14 +36,22 @@ class RLJobSpec(SpecModel):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of prompts, sampling and initial weights.")
     model: Model = Field(description="The model that is trained.")
     task: Task = Field(description="What is learned.")
-    algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({"grpo": {}}), description="The learning rule.")
+    algorithm: Algorithm = Field(
+        default_factory=lambda: Algorithm.model_validate({"grpo": {}}), description="The learning rule."
+    )
     pipeline: Pipeline = Field(description="How generation and training overlap, and for how long.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Who generates what and when.")
-    generators: tuple[GeneratorPool, ...] = Field(description="Generator pools.", min_length=1, max_length=8)
+    generators: tuple[GeneratorPool, ...] = Field(
+        description="Generator pools.", min_length=1, max_length=8, json_schema_extra=map_by("name")
+    )
     trainer: Trainer = Field(default_factory=Trainer, description="The trainer and its optimiser.")
-    weights: Weights = Field(default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators.")
+    weights: Weights = Field(
+        default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators."
+    )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
-    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy, description="What happens when a process dies.")
+    failure_policy: FailurePolicy = Field(
+        default_factory=FailurePolicy, description="What happens when a process dies."
+    )
 
     @model_validator(mode="after")
     def _pools_differ(self) -> Self:

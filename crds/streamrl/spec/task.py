@@ -4,10 +4,13 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import OneOf, PythonFunction, SpecModel
+from streamrl.spec.base import OneOf, PythonFunction, SpecModel, map_by
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+WHOLE_PERCENT = 100
 
 
 class ReasoningGymDataset(SpecModel):
@@ -16,6 +19,7 @@ class ReasoningGymDataset(SpecModel):
     name: str = Field(description="Name of the data set: `chain_sum`.", min_length=1, max_length=128)
     parameters: dict[str, Any] = Field(
         default_factory=dict,
+        max_length=64,
         description="Parameters of the data set, as reasoning-gym names them (not `seed`, not `size`).",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
@@ -26,8 +30,12 @@ class JsonlDataset(SpecModel):
 
     path: str = Field(description="File; relative to the job file.", min_length=1, max_length=1024)
     prompt_field: str = Field(default="prompt", description="Field of the prompt.", min_length=1, max_length=128)
-    answer_field: str = Field(default="answer", description="Field of the reference answer.", min_length=1, max_length=128)
-    held_out_percent: int = Field(default=10, ge=1, le=90, description="Share of the lines kept for evaluation, in percent.")
+    answer_field: str = Field(
+        default="answer", description="Field of the reference answer.", min_length=1, max_length=128
+    )
+    held_out_percent: int = Field(
+        default=10, ge=1, le=90, description="Share of the lines kept for evaluation, in percent."
+    )
 
 
 class Dataset(OneOf):
@@ -42,7 +50,9 @@ class Sampling(SpecModel):
 
     temperature: float = Field(default=1.0, gt=0, le=10, description="Softmax temperature.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus: least set of tokens with this probability.")
-    top_k: int | None = Field(default=None, ge=1, le=1_000_000, description="Only the k most likely tokens; absent = all.")
+    top_k: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="Only the k most likely tokens; absent = all."
+    )
     max_tokens: int = Field(description="Longest completion in tokens.", ge=1, le=1_048_576)
     stop: tuple[Text, ...] = Field(default=(), max_length=16, description="Strings that end a completion.")
 
@@ -74,7 +84,9 @@ class Reward(OneOf):
 
     one_of: ClassVar[tuple[str, ...]] = ("verifier", "exact_match", "regex", "python")
 
-    name: str = Field(description="Name in metrics.", pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32)
+    name: str = Field(
+        description="Name in metrics.", pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32
+    )
     weight_percent: int = Field(default=100, ge=1, le=100, description="Weight in percent; all weights sum to 100.")
     timeout_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="Longest time for one sample, in seconds; then it counts as failed."
@@ -104,15 +116,17 @@ class Task(SpecModel):
     )
     group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
     sampling: Sampling = Field(description="How completions are sampled.")
-    rewards: tuple[Reward, ...] = Field(description="Parts of the reward.", min_length=1, max_length=16)
+    rewards: tuple[Reward, ...] = Field(
+        description="Parts of the reward.", min_length=1, max_length=16, json_schema_extra=map_by("name")
+    )
     evaluation: Evaluation = Field(default=Evaluation(), description="Held-out evaluation.")
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
 
     @model_validator(mode="after")
     def _weights_and_names(self) -> Self:
         total = sum(reward.weight_percent for reward in self.rewards)
-        if total != 100:
-            raise ValueError(f"weightPercent of rewards must sum to 100, got {total}")
+        if total != WHOLE_PERCENT:
+            raise ValueError(f"weightPercent of rewards must sum to {WHOLE_PERCENT}, got {total}")
         names = [reward.name for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"names of rewards must differ, got {', '.join(names)}")

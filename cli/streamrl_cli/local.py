@@ -1,0 +1,187 @@
+"""What the local runner cannot honour is refused before anything starts.
+
+Owns the checks that need this machine: files, modules, patterns, sizes that must fit together. Imports
+no user code and no heavy package. Does not own the rules of the contract.
+"""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from streamrl.errors import UserError, UserErrors
+from streamrl.spec import RLJob
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.parse import suggest
+from streamrl.spec.task import ReasoningGymDataset
+from streamrl_cli.user_function import check_function
+
+MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
+"""Processes by engine: a transformers process holds about 0.9 GB before its first token."""
+
+_DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
+_MAX_ADVICE_CHARS = 200
+_FORMAT_ARGUMENTS = ("question", "answer", "metadata")
+_REWARD_ARGUMENTS = ("prompt", "completion", "answer", "metadata")
+
+
+def check_local(job: RLJob, *, base_dir: Path) -> None:
+    """Raise `UserErrors` if a run of `job` on this machine would stumble; relative paths begin at `base_dir`."""
+    if problems := local_problems(job, base_dir=base_dir):
+        raise UserErrors(problems)
+
+
+def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
+    """Find what a run of `job` on this machine would stumble over."""
+    checks: tuple[Callable[[RLJob, Path], Iterator[UserError]], ...] = (
+        _check_packages,
+        _check_model,
+        _check_lengths,
+        _check_dataset,
+        _check_functions,
+        _check_patterns,
+        _check_processes,
+    )
+    return [problem for check in checks for problem in check(job, base_dir)]
+
+
+def _is_simulated(job: RLJob) -> bool:
+    return job.spec.trainer.engine.key == "simulated"
+
+
+def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    packages = [] if _is_simulated(job) else ["torch", "transformers"]
+    for package in ["grpc", *packages]:
+        if importlib.util.find_spec(package) is None:
+            fix = "install streamrl[worker]"
+            yield UserError(
+                field="spec.trainer.engine", rule=f"needs the package {package}, which is not installed", fix=fix
+            )
+
+
+def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    if job.spec.model.path is None or _is_simulated(job):
+        return
+    field, given = "spec.model.path.directory", job.spec.model.path.directory
+    directory = base_dir / given
+    if not directory.is_dir():
+        yield UserError(field=field, rule="must be a directory", got=given, fix=f"there is none at {directory}")
+        return
+    if not (directory / "config.json").is_file():
+        yield UserError(field=field, rule="must hold config.json", got=given, fix="save the model with save_pretrained")
+    if not [*directory.glob("*.safetensors"), *directory.glob("*.bin")]:
+        yield UserError(
+            field=field, rule="must hold weights (*.safetensors)", got=given, fix="save the model with save_pretrained"
+        )
+    if not [*directory.glob("tokenizer*"), *directory.glob("vocab*")]:
+        yield UserError(
+            field=field, rule="must hold a tokenizer", got=given, fix="save the tokenizer there with save_pretrained"
+        )
+
+
+def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    positions = _positions(job, base_dir)
+    tokens = job.spec.task.sampling.max_tokens
+    if positions is not None and tokens >= positions:
+        rule = f"must be below the model's {positions} positions, which hold the prompt too"
+        yield UserError(
+            field="spec.task.sampling.maxTokens", rule=rule, got=tokens, fix="lower it or take a longer model"
+        )
+
+
+def _positions(job: RLJob, base_dir: Path) -> int | None:
+    """Longest sequence of the model, as far as it is known without loading it."""
+    if _is_simulated(job):
+        return None
+    if job.spec.model.scratch is not None:
+        return job.spec.model.scratch.max_positions
+    if job.spec.model.path is None:
+        return None
+    try:
+        config = json.loads((base_dir / job.spec.model.path.directory / "config.json").read_text(encoding="utf-8"))
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, TypeError, KeyError):  # absent or odd: transformers has the last word at start
+        return None
+
+
+def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    dataset = job.spec.task.dataset
+    if dataset.jsonl is not None:
+        yield from _check_jsonl(dataset.jsonl.path, base_dir)
+    if dataset.reasoning_gym is not None:
+        yield from _check_reasoning_gym(dataset.reasoning_gym)
+
+
+def _check_jsonl(given: str, base_dir: Path) -> Iterator[UserError]:
+    field, path = "spec.task.dataset.jsonl.path", base_dir / given
+    if not path.is_file():
+        yield UserError(field=field, rule="must be a file", got=given, fix=f"there is none at {path}")
+    elif path.stat().st_size == 0:
+        yield UserError(field=field, rule="must hold at least one line", got=given)
+
+
+def _check_reasoning_gym(dataset: ReasoningGymDataset) -> Iterator[UserError]:
+    field = "spec.task.dataset.reasoningGym"
+    known = reasoning_gym_names()
+    if known is None:
+        yield UserError(
+            field=field, rule="needs the package reasoning-gym, which is not installed", fix="install streamrl[worker]"
+        )
+    elif dataset.name not in known:
+        rule = "is not a data set of reasoning-gym"
+        yield UserError(
+            field=f"{field}.name", rule=rule, got=dataset.name, fix=_shortened(suggest(dataset.name, sorted(known)))
+        )
+    for name in sorted({"seed", "size"} & set(dataset.parameters)):
+        yield UserError(field=f"{field}.parameters.{name}", rule="is set by spec.seed and the run", fix="remove it")
+
+
+def reasoning_gym_names() -> set[str] | None:
+    """Names of its data sets, read from its sources: its import takes seconds. None: not installed."""
+    found = importlib.util.find_spec("reasoning_gym")
+    if found is None or found.origin is None:
+        return None
+    sources = Path(found.origin).parent.rglob("*.py")
+    return {name for source in sources for name in _DATASET_NAME.findall(source.read_text(encoding="utf-8"))}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_ADVICE_CHARS else f"{text[:_MAX_ADVICE_CHARS]}…"
+
+
+def _check_functions(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    task = job.spec.task
+    if task.format is not None:
+        yield from check_function(
+            task.format.function, field="spec.task.format.function", directory=base_dir, arguments=_FORMAT_ARGUMENTS
+        )
+    for index, reward in enumerate(task.rewards):
+        if reward.python is not None:
+            field = f"spec.task.rewards[{index}].python.function"
+            yield from check_function(
+                reward.python.function, field=field, directory=base_dir, arguments=_REWARD_ARGUMENTS
+            )
+
+
+def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    for index, reward in enumerate(job.spec.task.rewards):
+        name = "pattern" if reward.regex else "answerPattern"
+        pattern = getattr(reward.value, "pattern", None) or getattr(reward.value, "answer_pattern", None)
+        try:
+            re.compile(pattern or "")
+        except (re.error, OverflowError, RecursionError) as error:
+            field = f"spec.task.rewards[{index}].{reward.key}.{name}"
+            yield UserError(field=field, rule=f"must be a regular expression of Python ({error})", got=pattern)
+
+
+def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    for engine, most in MAX_LOCAL_GENERATORS.items():
+        total = sum(_replicas(pool) for pool in job.spec.generators if pool.engine.key == engine)
+        if total > most:
+            rule = f"ask for {total} replicas of engine {engine}; a local run starts at most {most}"
+            yield UserError(field="spec.generators", rule=rule, fix="lower scaling.static.replicas or raise slots")
+
+
+def _replicas(pool: GeneratorPool) -> int:
+    return pool.scaling.static.replicas if pool.scaling.static else 1

@@ -1,0 +1,103 @@
+"""The `streamrl` command: finds the subcommand, turns a user's mistake into one line and exit code 2.
+
+Owns nothing else. A subcommand is a module with `add_arguments(parser)` and `run(args) -> int`;
+it is imported when it is called, so that `streamrl validate` starts without what `streamrl run` needs.
+"""
+
+import argparse
+import errno
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from streamrl import __version__
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl_cli import console
+
+COMMANDS = {
+    "run": "run a job on this machine",
+    "validate": "check job files; every mistake is one line",
+    "explain": "describe a field of the job file",
+    "report": "write report.html of a run",
+    "journal": "check or show the journal of a run",
+    "generate": "try a trained model",
+}
+"""Name -> what it does. The module of a command has its name."""
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+_USER_ERRNOS = frozenset(
+    {
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.EADDRINUSE,
+    }
+)
+"""Failures of the system that the user can mend: no such file, no right, disk full, port in use."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except (UserError, UserErrors) as error:
+        for line in console.lines_of(error):
+            console.err(line)
+        return EXIT_USER_ERROR
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAULT
+    except OSError as error:
+        if error.errno not in _USER_ERRNOS:
+            raise
+        console.err(f"{error.filename or 'system'}: {error.strerror}")
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        console.out(_help())
+        return EXIT_DONE if argv else EXIT_USER_ERROR
+    if argv[0] == "--version":
+        console.out(f"streamrl {__version__}")
+        return EXIT_DONE
+    return _run_command(argv[0], argv[1:])
+
+
+def _run_command(name: str, argv: list[str]) -> int:
+    if name not in COMMANDS:
+        raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
+    command = importlib.import_module(f"streamrl_cli.{name}")
+    parser = _Parser(
+        prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_arguments(parser)
+    code: int = command.run(parser.parse_args(argv))
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(field=self.prog, rule=message, fix=f"see `{self.prog} --help`")
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    return f"streamrl {__version__}: streamed reinforcement learning of language models\n\nusage: streamrl COMMAND [ARGUMENT...]\n\n{commands}\n\n`streamrl COMMAND --help` says more."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Checks a `module:function` of the user's own without running it: its source is parsed, not imported."""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from streamrl.errors import UserError
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def check_function(name: str, *, field: str, directory: Path, arguments: Sequence[str]) -> Iterator[UserError]:
+    """Find what would fail when `name` is imported from `directory` and called with keywords `arguments`."""
+    module, _, function = name.partition(":")
+    top = module.split(".")[0]
+    if top in sys.stdlib_module_names:
+        yield UserError(
+            field=field,
+            rule="must not be in a module named like one of Python's own",
+            got=name,
+            fix="rename the module",
+        )
+        return
+    source = _source(module, directory)
+    if source is None:
+        if importlib.util.find_spec(top) is None:
+            yield UserError(
+                field=field,
+                rule=f"names a module that is not beside the job file ({directory})",
+                got=name,
+                fix=f"write {top}.py there",
+            )
+        return  # an installed module is imported by the worker alone
+    try:
+        tree = ast.parse(source.read_bytes(), filename=str(source))
+    except (SyntaxError, ValueError) as error:
+        yield UserError(field=field, rule=f"names a module that is not Python: {error}", got=name)
+        return
+    yield from _check_definition(tree, field=field, function=function, source=source, arguments=arguments)
+
+
+def _source(module: str, directory: Path) -> Path | None:
+    base = directory.joinpath(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+def _check_definition(
+    tree: ast.Module, *, field: str, function: str, source: Path, arguments: Sequence[str]
+) -> Iterator[UserError]:
+    definition = _definition(tree, function)
+    if definition is None:
+        if function not in _bound_names(tree):
+            yield UserError(field=field, rule=f"names a function that {source.name} does not define", got=function)
+        return  # bound by an import or an assignment: only running it would tell
+    if isinstance(definition, ast.AsyncFunctionDef):
+        yield UserError(field=field, rule="must be a plain function, not async", got=function)
+    if missing := _not_taken(definition.args, arguments):
+        call = f"def {function}(*, {', '.join(arguments)})"
+        yield UserError(
+            field=field,
+            rule=f"must take the keyword arguments {', '.join(missing)}",
+            got=function,
+            fix=f"write `{call}`",
+        )
+    if extra := _required_beyond(definition.args, arguments):
+        yield UserError(
+            field=field, rule=f"must not need the arguments {', '.join(extra)}", got=function, fix="give them defaults"
+        )
+
+
+def _definition(tree: ast.Module, function: str) -> _Function | None:
+    found = [node for node in tree.body if isinstance(node, _Function) and node.name == function]
+    return found[-1] if found else None
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, _Function | ast.ClassDef)}
+    return stored | imported | defined
+
+
+def _not_taken(args: ast.arguments, wanted: Sequence[str]) -> list[str]:
+    taken = {arg.arg for arg in (*args.args, *args.kwonlyargs)}
+    return [] if args.kwarg else [name for name in wanted if name not in taken]
+
+
+def _required_beyond(args: ast.arguments, given: Sequence[str]) -> list[str]:
+    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    required = positional[: len(positional) - len(args.defaults)]
+    required += [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+    return [name for name in required if name not in given]

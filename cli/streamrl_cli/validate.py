@@ -1,0 +1,36 @@
+"""`streamrl validate FILE...`: every mistake of job files, one line each."""
+
+import argparse
+from pathlib import Path
+
+from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserErrors
+from streamrl_cli import console
+from streamrl_cli.jobfile import check_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="job file, YAML 1.2 or JSON; several documents are fine"
+    )
+    parser.add_argument(
+        "--spec-only",
+        action="store_true",
+        help="do not look at this machine (files, packages, functions): the verdict of an API server",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Validate each file; 0 if all are good, else 2."""
+    verdicts = [_validate(path, local=not args.spec_only) for path in args.files]
+    return EXIT_DONE if all(verdicts) else EXIT_USER_ERROR
+
+
+def _validate(path: Path, *, local: bool) -> bool:
+    jobs, mistakes = check_file(path, local=local)
+    for line in console.lines_of(UserErrors(mistakes)):
+        console.err(line)
+    if not mistakes:
+        names = ", ".join(job.metadata.name for job in jobs)
+        console.out(f"{path}: OK ({names})")
+    return not mistakes

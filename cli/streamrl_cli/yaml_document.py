@@ -1,0 +1,201 @@
+"""YAML 1.2 and JSON into plain data, with the line of every field.
+
+Owns: the core schema of YAML 1.2 (`1e-6` is a number, `yes` a string), the refusal of duplicate keys, of
+tags and of documents that are too big, too deep or grow without end by aliases. Does not own: files,
+or what the data mean.
+
+Invariant: what comes out is what JSON can carry, of at most `MAX_NODES` values and `MAX_DEPTH` levels.
+"""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.error import YAMLError as RuamelError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+from streamrl.errors import UserError
+from streamrl.spec.schema import path_text
+
+MAX_DEPTH = 64
+"""A job is nested 8 deep; beyond this it is no job."""
+MAX_NODES = 100_000
+"""Values of one file after its aliases are written out."""
+
+_CONSTANTS: dict[str, Any] = {"": None, "~": None}
+_CONSTANTS |= dict.fromkeys(("null", "Null", "NULL"))
+_CONSTANTS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
+_DECIMAL = re.compile(r"[-+]?[0-9]{1,400}\Z")
+_OTHER_BASE = re.compile(r"0o[0-7]{1,100}\Z|0x[0-9a-fA-F]{1,100}\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
+
+Location = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One document of a file."""
+
+    data: Any
+    lines: dict[str, int] = field(default_factory=dict)  # path -> line, from 1; "" is the document's first line
+
+
+class YamlError(ValueError):
+    """The text is not what we read. `line` from 1."""
+
+    def __init__(self, line: int, *, rule: str, fix: str = "") -> None:
+        self.line = line
+        self.rule = rule
+        self.fix = fix
+        super().__init__(f"{line}: {rule}")
+
+
+def read_documents(text: str) -> list[Document]:
+    """Parse a stream of documents; empty ones are left out.
+
+    Raises:
+        YamlError: at the first place that cannot be read.
+    """
+    try:
+        return [document for document in _Composer(text).documents() if document.data is not None]
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = " ".join(str(error.problem or error.context).split())
+        raise YamlError(mark.line + 1 if mark else 1, rule=f"is not YAML: {said}") from None
+    except RuamelError as error:
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        raise YamlError(line, rule=f"is not YAML: {getattr(error, 'reason', 'it cannot be read')}") from None
+
+
+def read_value(text: str) -> Any:  # noqa: ANN401 - plain data
+    """Parse one value: `20`, `true`, `{grpo: {}}`; a text that is no YAML is a mistake of the user."""
+    try:
+        documents = read_documents(text)
+    except YamlError as error:
+        raise UserError(field=text, rule=error.rule, fix="quote it") from None
+    return documents[0].data if documents else None
+
+
+class _Composer:
+    """Builds plain data from the parser's events."""
+
+    def __init__(self, text: str) -> None:
+        self._events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
+        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._lines: dict[str, int] = {}
+        self._nodes = 0
+
+    def documents(self) -> Iterator[Document]:
+        for event in self._events:
+            if isinstance(event, DocumentStartEvent):
+                self._anchors, self._lines = {}, {}
+                first = next(self._events)
+                self._lines[""] = _line(first)
+                yield Document(data=self._node(first, at=()), lines=self._lines)
+
+    def _node(self, event: Any, *, at: Location) -> Any:  # noqa: ANN401 - ruamel's events and plain data
+        self._count(1, event)
+        if isinstance(event, AliasEvent):
+            return self._alias(event)
+        if event.tag is not None:
+            raise YamlError(_line(event), rule=f"tag {str(event.tag)[:60]} is not allowed", fix="remove it")
+        if len(at) > MAX_DEPTH:
+            raise YamlError(_line(event), rule=f"is nested more than {MAX_DEPTH} deep")
+        before = self._nodes
+        value = self._value(event, at=at)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = (value, self._nodes - before + 1)
+        return value
+
+    def _value(self, event: Any, *, at: Location) -> Any:  # noqa: ANN401 - as above
+        if isinstance(event, ScalarEvent):
+            return _scalar(event) if event.implicit[0] else event.value
+        if isinstance(event, SequenceStartEvent):
+            return self._sequence(at)
+        assert isinstance(event, MappingStartEvent), event
+        return self._mapping(at)
+
+    def _sequence(self, at: Location) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self._events), SequenceEndEvent):
+            here = (*at, len(items))
+            self._lines[path_text(here)] = _line(event)
+            items.append(self._node(event, at=here))
+        return items
+
+    def _mapping(self, at: Location) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        while not isinstance(event := next(self._events), MappingEndEvent):
+            key = _key(event)
+            if key in own:
+                raise YamlError(_line(event), rule=f"key {key!r} is given twice", fix="remove one")
+            here = (*at, key)
+            self._lines[path_text(here)] = _line(event)
+            value = self._node(next(self._events), at=here)
+            if key == "<<":
+                merged |= _merge_sources(value, line=_line(event))
+            else:
+                own[key] = value
+        return merged | own
+
+    def _alias(self, event: Any) -> Any:  # noqa: ANN401 - as above
+        if event.anchor not in self._anchors:
+            raise YamlError(_line(event), rule=f"alias *{event.anchor} has no anchor before it")
+        value, size = self._anchors[event.anchor]
+        self._count(size, event)
+        return copy.deepcopy(value)  # so that an override changes one place
+
+    def _count(self, nodes: int, event: Any) -> None:  # noqa: ANN401 - as above
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise YamlError(_line(event), rule=f"holds more than {MAX_NODES} values once its aliases are written out")
+
+
+def _line(event: Any) -> int:  # noqa: ANN401 - ruamel's events
+    line: int = event.start_mark.line + 1
+    return line
+
+
+def _key(event: Any) -> str:  # noqa: ANN401 - ruamel's events
+    if not isinstance(event, ScalarEvent):
+        raise YamlError(_line(event), rule="a key must be a string", fix="quote it")
+    return str(event.value)
+
+
+def _scalar(event: Any) -> Any:  # noqa: ANN401 - ruamel's events and plain data
+    text: str = event.value
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _DECIMAL.match(text):
+        return int(text)
+    if _OTHER_BASE.match(text):
+        return int(text, 0)
+    number = float(text) if _FLOAT.match(text) else 0.0
+    if _NOT_FINITE.match(text) or not math.isfinite(number):
+        raise YamlError(_line(event), rule=f"{text[:60]} is not a finite number")
+    return number if _FLOAT.match(text) else text
+
+
+def _merge_sources(value: Any, *, line: int) -> dict[str, Any]:  # noqa: ANN401 - plain data
+    sources = value if isinstance(value, list) else [value]
+    if not all(isinstance(source, dict) for source in sources):
+        raise YamlError(line, rule="`<<` must merge mappings")
+    merged: dict[str, Any] = {}
+    for source in sources:
+        merged = source | merged
+    return merged

@@ -1,0 +1,159 @@
+"""The CRD is structural, bounded, and of one opinion with the models."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from streamrl.spec import parse_job
+from streamrl_cli.yaml_document import YamlError, read_documents
+from support.structural import Schema, defaulted, faults, nodes
+from support.tree import ROOT
+
+CRD = YAML(typ="safe", pure=True).load(ROOT / "crds/streamrl.io_rljobs.yaml")
+VERSION = CRD["spec"]["versions"][0]
+JOB: Schema = VERSION["schema"]["openAPIV3Schema"]
+NODES = dict(nodes(JOB))
+OURS = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
+RULES = [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", [])]
+GOOD = sorted((ROOT / "tests/corpus/good").glob("*.yaml"))
+GOOD += sorted((ROOT / "examples").glob("*.yaml"))
+BAD = sorted((ROOT / "tests/corpus/bad").glob("*.yaml"))
+RESERVED = [
+    "true",
+    "false",
+    "null",
+    "in",
+    "as",
+    "break",
+    "const",
+    "continue",
+    "else",
+    "for",
+    "function",
+    "if",
+    "import",
+    "let",
+    "loop",
+    "package",
+    "namespace",
+    "return",
+    "void",
+    "var",
+    "while",
+]
+LONGEST_CRD_BYTES = 200_000
+
+
+def documents(path: Path) -> list[Any]:
+    return [document.data for document in read_documents(path.read_bytes().decode("utf-8", errors="replace"))]
+
+
+def test_every_node_has_a_type_and_nothing_that_is_not_structural() -> None:
+    allowed = {"type", "description", "default", "required", "properties", "items", "enum", "pattern", "format"}
+    allowed |= {f"{side}{what}" for side in ("min", "max") for what in ("imum", "Length", "Items", "Properties")}
+    allowed |= {"exclusiveMinimum", "exclusiveMaximum"}
+    odd = {
+        path: key
+        for path, node in NODES.items()
+        for key in node
+        if key not in allowed and not key.startswith("x-kubernetes-")
+    }
+    assert odd == {}
+    assert [path for path, node in NODES.items() if "type" not in node] == []
+
+
+def test_everything_is_bounded() -> None:
+    kinds = {"array": ("maxItems",), "string": ("maxLength", "enum"), "integer": ("minimum",)}
+    unbounded = [
+        path
+        for path, node in OURS.items()
+        if node["type"] in kinds and not any(bound in node for bound in kinds[node["type"]])
+    ]
+    assert unbounded == []
+    free = [node for node in OURS.values() if node.get("x-kubernetes-preserve-unknown-fields")]
+    assert [node for node in free if "maxProperties" not in node] == []
+    assert len(free) == 1
+
+
+def test_everything_is_described() -> None:
+    assert [path for path, node in OURS.items() if not path.endswith("[]") and not node.get("description")] == []
+
+
+def test_lists_say_how_they_merge() -> None:
+    kinds = {path: node["x-kubernetes-list-type"] for path, node in OURS.items() if node["type"] == "array"}
+    assert kinds[".spec.generators"] == kinds[".spec.task.rewards"] == kinds[".status.conditions"] == "map"
+    for path in (path for path, kind in kinds.items() if kind == "map"):
+        keys = OURS[path]["x-kubernetes-list-map-keys"]
+        assert set(keys) <= set(OURS[path]["items"]["required"])
+
+
+def test_rules_are_written_for_cel() -> None:
+    assert len(RULES) > 15
+    for path, rule in RULES:
+        assert rule["rule"].count("(") == rule["rule"].count(")"), path
+        assert "\n" not in rule["message"]
+        assert not set(re.findall(r"self\.(\w+)", rule["rule"])) & set(RESERVED), path
+
+
+def test_rules_name_fields_that_exist() -> None:
+    for path, rule in RULES:
+        names = {name for name in re.findall(r"self\.(\w+)", rule["rule"]) if name not in ("metadata", "all", "size")}
+        assert names <= set(NODES[path]["properties"]), (path, rule)
+
+
+def test_names_are_bounded() -> None:
+    rules = " ".join(rule["rule"] for rule in JOB["x-kubernetes-validations"])
+    assert "self.metadata.name.size() <= 32" in rules
+    assert OURS[".spec.generators[].name"]["maxLength"] == 11
+
+
+def test_status_is_a_subresource_and_shown() -> None:
+    assert VERSION["subresources"] == {"status": {}}
+    assert [column["name"] for column in VERSION["additionalPrinterColumns"]] == [
+        "Step",
+        "Steps",
+        "Reward",
+        "Queue",
+        "Ready",
+        "Age",
+    ]
+    for column in VERSION["additionalPrinterColumns"]:
+        path = column["jsonPath"].split("[")[0]
+        assert path in NODES or path == ".metadata.creationTimestamp"
+
+
+def test_it_stays_small() -> None:
+    assert (ROOT / "crds/streamrl.io_rljobs.yaml").stat().st_size < LONGEST_CRD_BYTES
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)
+def test_good_files_pass_and_mean_the_same_with_an_api_servers_defaults(path: Path) -> None:
+    for document in documents(path):
+        whole = defaulted(document, JOB)
+        assert list(faults(whole["spec"], JOB["properties"]["spec"])) == []
+        assert parse_job(whole) == parse_job(document)
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.name)
+def test_bad_files_fail_by_the_schema_or_by_a_rule(path: Path) -> None:
+    raw = path.read_bytes().decode("utf-8", errors="replace")
+    try:
+        specs = [
+            document.get("spec")
+            for document in documents(path)
+            if isinstance(document, dict) and document.get("kind") == "RLJob"
+        ]
+    except YamlError:
+        return  # kubectl cannot read it either
+    by_schema = any(
+        list(faults(defaulted(spec, JOB["properties"]["spec"]), JOB["properties"]["spec"])) for spec in specs
+    )
+    if "# spec-only: OK" in raw:
+        assert not by_schema
+    elif specs and not by_schema:
+        assert any(rule["message"] in raw for _, rule in RULES) or re.search(
+            r": (apiVersion|metadata\.name|\(document\)|must be UTF-8)", raw
+        )
