@@ -1,0 +1,66 @@
+# One command per habit; the same ones in .ci/run. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+JOB    ?= examples/chain-sum.yaml
+SEED   ?=
+ARGS   ?=
+
+export UV_HTTP_TIMEOUT ?= 300
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint fmt gen verify bench soak clean check-tree
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-9s %s\n", $$1, $$2 }'
+
+install: $(STAMP) ## make .venv with everything in it (PYTHON=python3.12 picks the interpreter)
+
+# Byte code is compiled once here: else every start of torch and transformers compiles them again where they cannot write.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; 3.11 or newer is needed: make PYTHON=python3.12" % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[worker,dev]'
+	@touch $@
+
+run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
+	$(BIN)/streamrl run $(JOB) $(if $(SEED),--set spec.seed=$(SEED)) $(ARGS)
+
+test: install check-tree ## the default test suite (ARGS="-k name" picks)
+	$(BIN)/pytest $(ARGS)
+
+lint: install check-tree ## ruff, mypy, import-linter
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: install ## format, and mend what can be mended
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+gen: install ## write the generated files: protocol, CRD, reference
+	PYTHON=$(CURDIR)/$(BIN)/python tools/gen.sh
+
+verify: lint ## lint; generated files are fresh; the base package installs and works alone
+	PYTHON=$(CURDIR)/$(BIN)/python tools/check_generated.sh
+	PYTHON=$(CURDIR)/$(BIN)/python UV=$(CURDIR)/$(BIN)/uv tools/check_light.sh
+
+bench: install ## the benchmarks, one after the other (BENCH=name picks one)
+	@set -e; for script in benchmarks/$(if $(BENCH),$(BENCH),*).py; do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+
+soak: install check-tree ## the long tests: kills with torch, hours of load
+	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)
+
+clean: ## remove caches and builds; keeps .venv and runs/
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find crds workers cli tests tools benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A package `operator` would shadow the standard library's and break even `import random`, pytest with it.
+check-tree:
+	@if test -e operator/__init__.py; then echo "operator/__init__.py must not exist: it shadows the standard library's operator" >&2; exit 1; fi

@@ -1,0 +1,57 @@
+"""Imports go one way; the contract is light; what must start fast does."""
+
+import json
+import sys
+import tomllib
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+from support.tree import ROOT, python
+
+CONTRACT_NEEDS = {"annotated_types", "google", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
+BASE_NEEDS = {"ruamel"}
+HEAVY = {"torch", "transformers", "numpy", "tokenizers", "reasoning_gym"}
+
+MEASURE = """
+import json, resource, sys, importlib
+importlib.import_module(sys.argv[1])
+use = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({"cpu_s": use.ru_utime + use.ru_stime, "rss_kib": use.ru_maxrss, "modules": sorted({name.split(".")[0] for name in sys.modules})}))
+"""
+
+
+def test_imports_go_one_way() -> None:
+    assert lint_imports(config_filename=str(ROOT / ".importlinter"), no_cache=True) == EXIT_STATUS_SUCCESS
+
+
+def loaded_by(module: str) -> set[str]:
+    """Top-level modules that are there after `module` is imported, without the standard library and ours."""
+    modules: set[str] = set(json.loads(python(MEASURE, module))["modules"])
+    without = json.loads(python(MEASURE, "json"))["modules"]  # what an editable installation itself loads
+    return {name for name in modules - set(without) - sys.stdlib_module_names if not name.startswith(("streamrl", "_"))}
+
+
+@pytest.mark.parametrize("module", ["streamrl.spec", "streamrl.proto.stream_pb2", "streamrl.status", "streamrl.keys"])
+def test_contract_loads_pydantic_and_protobuf_alone(module: str) -> None:
+    assert loaded_by(module) <= CONTRACT_NEEDS
+
+
+@pytest.mark.parametrize("module", ["streamrl_cli.main", "streamrl_cli.validate", "streamrl_cli.explain"])
+def test_validate_and_explain_load_no_more_than_a_yaml_reader(module: str) -> None:
+    assert loaded_by(module) <= CONTRACT_NEEDS | BASE_NEEDS
+
+
+def test_contract_needs_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {requirement.split(">")[0].split(".")[0] for requirement in project["dependencies"]}
+    assert {"pydantic", "protobuf", "ruamel"} <= declared
+    assert not declared & {"torch", "transformers", "grpcio", "kopf"}
+
+
+@pytest.mark.parametrize("module", ["streamrl_workers.scheduler.main", "streamrl_cli.run"])
+def test_scheduler_and_runner_start_in_a_second_and_80_mb(module: str) -> None:
+    measured = json.loads(python(MEASURE, module))
+    assert not HEAVY & set(measured["modules"])
+    assert measured["cpu_s"] < 1.0  # processor time, so that a busy machine does not count
+    assert measured["rss_kib"] < 80 * 1000

@@ -1,0 +1,48 @@
+"""A plug-in is a member of the contract and a line in a registry; here both sides agree."""
+
+from collections.abc import Collection, Iterator
+
+import pytest
+
+from streamrl.spec import OneOf, RLJob, SpecModel
+from streamrl.spec.generators import GeneratorEngine
+from streamrl.spec.task import Dataset, Reward
+from streamrl.spec.training import Algorithm, Dispatch, TrainerEngine
+from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES
+from streamrl_workers.rewards.registry import REWARDS
+from streamrl_workers.scheduler.dispatch import POLICIES
+from streamrl_workers.tasks.registry import DATASETS
+from streamrl_workers.trainer.algorithms import ALGORITHMS
+from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
+
+REGISTRIES: dict[type[OneOf], Collection[str]] = {
+    Algorithm: ALGORITHMS,
+    Dataset: DATASETS,
+    Dispatch: POLICIES,
+    GeneratorEngine: GENERATOR_ENGINES,
+    Reward: REWARDS,
+    TrainerEngine: TRAINER_ENGINES,
+}
+WITHOUT_REGISTRY = {"Model", "Scaling", "Weights"}
+"""Choices that are no plug-ins: a model is a place to load from; there is one transport and one scaling."""
+
+
+@pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)
+def test_registry_holds_the_members_of_the_contract(union: type[OneOf]) -> None:
+    assert set(REGISTRIES[union]) == set(union.choices())
+
+
+def test_every_union_is_accounted_for() -> None:
+    assert {union.__name__ for union in unions_below(RLJob)} == {
+        union.__name__ for union in REGISTRIES
+    } | WITHOUT_REGISTRY
+
+
+def unions_below(model: type[SpecModel]) -> Iterator[type[OneOf]]:
+    """Every one-of that a job can hold."""
+    if issubclass(model, OneOf):
+        yield model
+    for field in model.model_fields.values():
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, SpecModel):
+                yield from unions_below(part)

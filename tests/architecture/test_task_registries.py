@@ -1,0 +1,13 @@
+"""A data set or reward that the contract names exists, and the other way round."""
+
+from streamrl.spec.task import Dataset, Reward
+from streamrl_workers.rewards.registry import REWARDS
+from streamrl_workers.tasks.registry import DATASETS
+
+
+def test_data_sets_are_those_of_the_contract() -> None:
+    assert set(DATASETS) == set(Dataset.choices())
+
+
+def test_rewards_are_those_of_the_contract() -> None:
+    assert set(REWARDS) == set(Reward.choices())
