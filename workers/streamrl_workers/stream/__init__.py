@@ -1,1 +1,1 @@
-"""gRPC between the parts: stubs, channels with the run's token, token packing, bounded queues."""
+"""gRPC between the parts: stubs, channels with the run's token, number packing, endpoints, lifelines."""
