@@ -1,0 +1,78 @@
+"""Which versions are kept, and that published bytes never change."""
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.publisher import WeightStore
+
+
+def publish(store: WeightStore, step: int) -> pb.VersionName:
+    data = step.to_bytes(8, "little")
+    return store.publish(attempt=1, step=step, tensors={"w": TensorBytes("uint8", (8,), memoryview(data))})
+
+
+def steps(store: WeightStore) -> list[int]:
+    return [version.step for version in store.versions()]
+
+
+def chunk(store: WeightStore, version: pb.VersionName, *, offset: int = 0, limit: int = 100) -> bytes | None:
+    return store.chunk(version, tensor="w", offset=offset, limit_bytes=limit)
+
+
+def test_the_newest_two_are_kept():
+    store = WeightStore()
+    versions = [publish(store, step) for step in range(4)]
+    assert steps(store) == [2, 3]
+    assert store.manifest(versions[1]) is None
+    assert chunk(store, versions[1]) is None
+    assert chunk(store, versions[3], offset=1, limit=3) == bytes(3)
+    assert chunk(store, versions[3], offset=2**63) == b""
+    assert store.chunk(versions[3], tensor="none", offset=0, limit_bytes=1) is None
+
+
+def test_what_is_fetched_stays_until_the_fetch_ends():
+    store = WeightStore()
+    oldest = publish(store, 0)
+    with store.fetching(oldest):
+        for step in (1, 2):
+            publish(store, step)
+        assert steps(store) == [0, 1, 2]
+    assert steps(store) == [1, 2]
+
+
+def test_the_bound_holds_against_fetches():
+    store = WeightStore()
+    versions = [publish(store, step) for step in range(2)]
+    with store.fetching(versions[0]), store.fetching(versions[1]):
+        for step in range(2, 6):
+            publish(store, step)
+            assert len(steps(store)) <= 4
+    assert steps(store) == [4, 5]
+
+
+def test_a_writable_buffer_is_copied():
+    store = WeightStore()
+    data = bytearray(b"abcd")
+    version = store.publish(attempt=1, step=0, tensors={"w": TensorBytes("uint8", (4,), memoryview(data))})
+    data[:] = b"zzzz"
+    assert chunk(store, version) == b"abcd"
+    assert version.hash == tensors_hash({"w": TensorBytes("uint8", (4,), memoryview(b"abcd"))})
+
+
+def test_another_attempt_at_a_step_is_another_version():
+    store = WeightStore()
+    first = publish(store, 3)
+    second = store.publish(attempt=2, step=3, tensors={"w": TensorBytes("uint8", (1,), memoryview(b"x"))})
+    assert first != second
+    assert chunk(store, first) == (3).to_bytes(8, "little")
+    assert chunk(store, second) == b"x"
+
+
+def test_shaped_and_empty_buffers():
+    store = WeightStore()
+    shaped = memoryview(b"12345678").cast("f", (2, 1))
+    tensors = {"w": TensorBytes("float32", (2, 1), shaped), "e": TensorBytes("float32", (0,), memoryview(b""))}
+    version = store.publish(attempt=1, step=0, tensors=tensors)
+    manifest = store.manifest(version)
+    assert manifest is not None
+    assert [(e.name, e.size_bytes) for e in manifest.tensors] == [("e", 0), ("w", 8)]
+    assert chunk(store, version, offset=3, limit=2) == b"45"

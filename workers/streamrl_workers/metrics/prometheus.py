@@ -1,0 +1,60 @@
+"""A process's metrics in Prometheus' text format, all with the prefix `streamrl_`.
+
+Owns: names and labels. Does not own: the port (`signals.py`), the numbers. Each `Metrics` has a registry of its own.
+The key set of the bubbles is complete from the start, zeros included.
+"""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+from streamrl_workers.metrics.bubbles import PARTS
+
+_PREFIX = "streamrl"
+_PIPELINE = "pipeline_"
+
+
+class Metrics:
+    """The metrics of one process."""
+
+    def __init__(self, *, role: str, process: str) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"role": role, "process": process}
+        self._seconds = Counter(
+            "bubble_seconds",
+            "Wall time by part.",
+            (*self._labels, "part", "cause"),
+            namespace=_PREFIX,
+            registry=self._registry,
+        )
+        self._wall_seconds = self.counter("wall_seconds", help_text="Wall time.")
+        self._told: dict[str, float] = {}
+        self.bubbles(parts={}, wall_s=0.0)
+
+    def bubbles(self, *, parts: Mapping[str, float], wall_s: float) -> None:
+        """Take over cumulative seconds."""
+        for part in PARTS:
+            cause = part.removeprefix(_PIPELINE) if part.startswith(_PIPELINE) else ""
+            child = self._seconds.labels(**self._labels, part="pipeline" if cause else part, cause=cause)
+            child.inc(self._gain(part, parts.get(part, 0.0)))
+        self._wall_seconds.inc(self._gain("wall", wall_s))
+
+    def counter(self, name: str, *, help_text: str) -> Counter:
+        """A counter `streamrl_<name>_total` with this process's labels."""
+        counter = Counter(name, help_text, tuple(self._labels), namespace=_PREFIX, registry=self._registry)
+        return counter.labels(**self._labels)
+
+    def gauge(self, name: str, *, help_text: str) -> Gauge:
+        """A gauge `streamrl_<name>` with this process's labels."""
+        gauge = Gauge(name, help_text, tuple(self._labels), namespace=_PREFIX, registry=self._registry)
+        return gauge.labels(**self._labels)
+
+    def render(self) -> bytes:
+        """The page that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def _gain(self, key: str, total: float) -> float:
+        """What `total` grew by; never negative, as counters only rise."""
+        gain = max(0.0, total - self._told.get(key, 0.0))
+        self._told[key] = max(total, self._told.get(key, 0.0))
+        return gain

@@ -1,0 +1,204 @@
+"""Pulls one version: manifest, then tensors in chunks, resumed after a break, verified before use.
+
+Owns: reconnecting, offsets, verification, the overall deadline. Does not own: when to pull, loading into an engine.
+
+Invariants:
+- What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised.
+- Bytes that arrived are not asked for again after a break.
+- Cancelling the task that awaits `pull` ends all its calls and closes its channel.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
+from streamrl_workers.stream.stream_pb2_grpc import WeightsStub
+from streamrl_workers.weights.errors import VersionGoneError, WeightsError
+from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
+
+_STREAMS = 4
+"""Tensors fetched at once: hides the round trip of each Fetch on a far link."""
+_CONNECT_TIMEOUT_S = 5.0
+"""Of one attempt; attempts go on until the overall deadline."""
+_STALL_TIMEOUT_S = 20.0
+"""Without a chunk for so long, the connection is given up and made anew."""
+_PERMANENT = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Statuses that the next attempt would get again."""
+
+
+async def pull(
+    address: str, *, version: pb.VersionName, timeout_s: float, chunk_bytes: int, token: str
+) -> dict[str, TensorBytes]:
+    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+
+    Raises:
+        VersionGoneError: the service does not keep the version.
+        WeightsError: refused, corrupted, or not complete after `timeout_s`.
+    """
+    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _until_complete(state)
+    except TimeoutError:
+        raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Arriving:
+    """One tensor on its way."""
+
+    entry: pb.TensorEntry
+    buffer: bytearray
+    offset: int = 0  # bytes that have arrived
+    digest: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=HASH_BYTES))
+
+    def take(self, data: bytes) -> None:
+        end = self.offset + len(data)
+        if end > len(self.buffer):
+            raise WeightsError(f"longer than the {len(self.buffer)} bytes of its manifest")
+        self.buffer[self.offset : end] = data
+        self.digest.update(data)
+        self.offset = end
+
+    def complete(self) -> bool:
+        return self.offset == len(self.buffer)
+
+    def verify(self) -> None:
+        if self.digest.digest() != self.entry.hash:
+            raise WeightsError(
+                f"corrupt: its bytes hash to {self.digest.hexdigest()}, the manifest says {self.entry.hash.hex()}"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pull:
+    """What has arrived of one version, over all connections."""
+
+    address: str
+    version: pb.VersionName
+    chunk_bytes: int
+    token: str
+    tensors: list[_Arriving] | None = None  # None until the manifest is there
+    last_break: str = "none"
+
+    def named(self) -> str:
+        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.address}"
+
+    def progress(self) -> str:
+        if self.tensors is None:
+            return f"awaited its manifest; last break: {self.last_break}"
+        missing = next((t.entry.name for t in self.tensors if not t.complete()), "none")
+        done_bytes = sum(t.offset for t in self.tensors)
+        total_bytes = sum(len(t.buffer) for t in self.tensors)
+        return (
+            f"awaited tensor {missing}, {done_bytes} of {total_bytes} bytes have arrived; last break: {self.last_break}"
+        )
+
+
+async def _until_complete(state: _Pull) -> dict[str, TensorBytes]:
+    backoff = Backoff()
+    while not await _attempt(state):
+        await backoff.pause()
+    return {
+        t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), memoryview(t.buffer))
+        for t in state.tensors or ()
+    }
+
+
+async def _attempt(state: _Pull) -> bool:
+    """Go on over a new connection; False when it broke."""
+    try:
+        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service")
+    except ConnectTimeoutError as error:
+        state.last_break = str(error)
+        return False
+    try:
+        await _over(WeightsStub(channel), state)  # type: ignore[no-untyped-call]  # generated without types
+    except grpc.aio.AioRpcError as error:
+        state.last_break = _judge(error, state)
+        return False
+    except TimeoutError:
+        state.last_break = f"no answer for {_STALL_TIMEOUT_S:g} s"
+        return False
+    finally:
+        await channel.close()
+    return True
+
+
+async def _over(stub: WeightsStub, state: _Pull) -> None:
+    """Fetch what is missing, several tensors at once; the first error ends them all."""
+    if state.tensors is None:
+        state.tensors = await _manifest(stub, state)
+    pending = deque(t for t in state.tensors if not t.complete())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(_STREAMS, len(pending))):
+                group.create_task(_fetch_all(stub, state, pending=pending), name=f"fetch-{number}")
+    except ExceptionGroup as errors:
+        raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
+
+
+async def _manifest(stub: WeightsStub, state: _Pull) -> list[_Arriving]:
+    request = pb.ManifestRequest(version=state.version)
+    manifest = await stub.GetManifest(request, metadata=call_metadata(state.token), timeout=_STALL_TIMEOUT_S)
+    got = manifest_hash(manifest.tensors)
+    if got != state.version.hash:
+        raise WeightsError(
+            f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
+        )
+    tensors = [_Arriving(entry=entry, buffer=bytearray(entry.size_bytes)) for entry in manifest.tensors]
+    for tensor in tensors:
+        if tensor.complete():  # no bytes: nothing will be fetched
+            tensor.verify()
+    return tensors
+
+
+async def _fetch_all(stub: WeightsStub, state: _Pull, *, pending: deque[_Arriving]) -> None:
+    while pending:
+        tensor = pending.popleft()
+        try:
+            await _fetch(stub, state, tensor=tensor)
+            tensor.verify()
+        except WeightsError as error:
+            raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+
+
+async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
+    """The rest of one tensor."""
+    request = pb.FetchRequest(
+        version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
+    )
+    call = stub.Fetch(request, metadata=call_metadata(state.token))
+    try:
+        while not tensor.complete():
+            async with asyncio.timeout(_STALL_TIMEOUT_S):  # wait_for can lose a cancellation (until Python 3.12)
+                chunk = await call.read()
+            if chunk is grpc.aio.EOF:
+                raise WeightsError(f"the stream ended after {tensor.offset} of {len(tensor.buffer)} bytes")
+            tensor.take(chunk.data)
+    finally:
+        call.cancel()
+
+
+def _judge(error: grpc.aio.AioRpcError, state: _Pull) -> str:
+    """The text of a break that the next attempt may overcome; raises for the others."""
+    text = f"{error.code().name}: {error.details()}"
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        raise VersionGoneError(f"{state.named()}: gone: {error.details()}") from None
+    if error.code() in _PERMANENT:
+        raise WeightsError(f"{state.named()}: refused: {text}") from None
+    return text
