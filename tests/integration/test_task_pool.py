@@ -1,0 +1,366 @@
+"""The task pool with real processes: whatever a reward does, every sample gets exactly one result."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamrl.errors import UserError
+from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.values import ScoreRequest, ScoreResult, TaskPoolError
+from support.task_jobs import make_job, write_lines
+
+TIMEOUT_S = 0.5
+WAIT_S = 30.0
+MEMORY_LIMIT_BYTES = 256 << 20
+
+REWARDS = r'''
+import ctypes, os, re, signal, sys, time
+
+kept = []
+
+def act(*, prompt, completion, answer, metadata):
+    """Does what the completion says."""
+    if completion == "raise":
+        raise RuntimeError("two\nlines")
+    if completion == "exit":
+        sys.exit(3)
+    if completion == "nan":
+        return float("nan")
+    if completion == "text":
+        return "1"
+    if completion == "loop":
+        while True:
+            pass
+    if completion == "sleep":
+        time.sleep(1000)
+    if completion == "hold the interpreter":
+        ctypes.PyDLL(None).usleep(900_000_000)
+    if completion == "backtrack":
+        re.search(r"(a+)+$", "a" * 60 + "b")
+    if completion == "die":
+        os._exit(7)
+    if completion == "die clean":
+        os._exit(0)
+    if completion == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if completion == "leave a child":
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(7)
+    if completion == "eat":
+        while True:
+            kept.append(bytes(1 << 24))
+    if completion == "print":
+        print("\x00\x01 garbage" * 10)
+        os.write(1, b"more garbage")
+    if completion == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            pass
+    return 1.0
+
+def made(*, question, answer, metadata):
+    if metadata["level"] == 2:
+        raise ValueError("level 2 cannot be asked")
+    return {"prompt": question, "target": answer}
+
+def pid(*, prompt, completion, answer, metadata):
+    if completion == "hang":
+        while True:
+            pass
+    return os.getpid()
+'''
+
+ACT = {"name": "act", "timeoutSeconds": TIMEOUT_S, "python": {"function": "pool_rewards:act"}}
+PID = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewards:pid"}}
+
+
+@asynccontextmanager
+async def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AsyncIterator[TaskPool]:
+    (base_dir / "pool_rewards.py").write_text(REWARDS)
+    job = make_job(dataset=write_lines(base_dir / "lines.jsonl", count=60), rewards=rewards or (ACT,), **task)
+    pool = TaskPool(job, base_dir=base_dir, memory_limit_bytes=MEMORY_LIMIT_BYTES)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+def requests(*completions: str) -> list[ScoreRequest]:
+    return [
+        ScoreRequest(
+            group_id=number // 4, sample_index=number % 4, split="train", prompt_index=number // 4, completion=text
+        )
+        for number, text in enumerate(completions)
+    ]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_ended(processes: list[psutil.Process]) -> None:
+    """Wait until all have ended; a zombie that nobody has waited for has ended."""
+    deadline = time.monotonic() + WAIT_S
+    while any(_runs(process) for process in processes):
+        assert time.monotonic() < deadline, f"still running: {processes}"
+        time.sleep(0.01)
+
+
+async def scored(pool: TaskPool, *completions: str) -> list[ScoreResult]:
+    asked = requests(*completions)
+    async with asyncio.timeout(WAIT_S):
+        results = await pool.score(asked)
+    assert [(r.group_id, r.sample_index) for r in results] == [(r.group_id, r.sample_index) for r in asked]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("completion", "kind", "text"),
+    [
+        ("raise", "raised", "act: raised RuntimeError: two lines"),
+        ("exit", "raised", "act: raised SystemExit: 3"),
+        ("nan", "bad_value", "act: must return a finite number, got nan (float)"),
+        ("text", "bad_value", "act: must return a finite number, got '1' (str)"),
+        ("loop", "timeout", "act: took longer than 0.5 s"),
+        ("sleep", "timeout", "act: took longer than 0.5 s"),
+        ("hold the interpreter", "timeout", "act: took longer than 0.5 s"),
+        ("backtrack", "timeout", "act: took longer than 0.5 s"),
+        ("ignore", "timeout", "act: took longer than 0.5 s"),
+        ("die", "died", "its process ended with status 7"),
+        ("die clean", "died", "its process ended with status 0"),
+        ("crash", "died", "its process ended by signal 11"),
+        ("leave a child", "died", "its process ended with status 7"),
+        ("eat", "memory", "act: ran out of memory"),
+    ],
+)
+async def test_one_bad_sample_fails_alone(tmp_path: Path, completion: str, kind: str, text: str) -> None:
+    async with running(tmp_path) as pool:
+        results = await scored(pool, *["fine"] * 20, completion, *["fine"] * 20)
+        bad = results.pop(20)
+        assert (bad.kind, bad.reward, dict(bad.parts)) == (kind, None, {})
+        assert bad.error == text
+        assert {result.reward for result in results} == {1.0}
+        assert {name: count for name, count in pool.failures.items() if count} == {kind: 1}
+        assert [r.reward for r in await scored(pool, "fine")] == [1.0]
+
+
+async def test_all_kinds_at_once_over_two_processes(tmp_path: Path) -> None:
+    asked = ["fine", "raise", "loop", "die", "fine", "nan", "eat", "fine", "sleep", "crash", "print", "fine"] * 2
+    async with running(tmp_path, processes=2) as pool:
+        results = await scored(pool, *asked)
+        kinds = {"raise": "raised", "nan": "bad_value", "loop": "timeout", "sleep": "timeout", "eat": "memory"}
+        kinds |= {"die": "died", "crash": "died", "fine": None, "print": None}
+        assert [(text, result.kind) for text, result in zip(asked, results, strict=True)] == [
+            (t, kinds[t]) for t in asked
+        ]
+        assert dict(pool.failures) == {"raised": 2, "bad_value": 2, "timeout": 4, "memory": 2, "died": 4}
+
+
+async def test_what_a_reward_prints_is_not_taken_for_a_result(tmp_path: Path) -> None:
+    async with running(tmp_path) as pool:
+        assert {result.reward for result in await scored(pool, *["print"] * 8)} == {1.0}
+
+
+async def test_a_hanging_pattern_is_killed_and_parts_have_limits_of_their_own(tmp_path: Path) -> None:
+    slow = {"name": "slow", "weightPercent": 50, "timeoutSeconds": 0.3, "regex": {"pattern": "(a+)+$"}}
+    right = {"name": "right", "weightPercent": 50, "timeoutSeconds": 60.0, "exactMatch": {}}
+    async with running(tmp_path, right, slow) as pool:
+        good, bad = await scored(pool, "a", "a" * 60 + "b")
+        assert (good.reward, dict(good.parts)) == (0.5, {"right": 0.0, "slow": 1.0})
+        assert bad.error == "slow: took longer than 0.3 s"
+
+
+async def test_workers_killed_from_outside_cost_no_sample(tmp_path: Path) -> None:
+    async with running(tmp_path, PID) as pool:
+        (first,) = await scored(pool, "a")
+        assert first.reward is not None
+        async with asyncio.timeout(WAIT_S):
+            hanging = asyncio.create_task(pool.score(requests(*["a"] * 5, "hang", *["a"] * 5)))
+            worker = psutil.Process(int(first.reward))
+            assert await _worker_in_loop(not_pid=0) == worker
+            worker.kill()
+            # The sample it was at is tried again, as it may be innocent; at the second death it is not.
+            second = await _worker_in_loop(not_pid=worker.pid)
+            second.kill()
+            results = await hanging
+        assert [result.kind for result in results] == [None] * 5 + ["died"] + [None] * 5
+        assert results[5].error == "its process ended by signal 9"
+
+
+async def _worker_in_loop(*, not_pid: int) -> psutil.Process:
+    while True:
+        for nursery in psutil.Process().children():
+            for worker in nursery.children():
+                if worker.pid != not_pid and worker.cpu_times().user > 0.2:
+                    return worker
+        await asyncio.sleep(0.01)
+
+
+async def test_the_nursery_killed_from_outside_is_replaced(tmp_path: Path) -> None:
+    async with running(tmp_path, PID) as pool:
+        (first,) = await scored(pool, "a")
+        (nursery,) = psutil.Process().children()
+        workers = nursery.children()
+        nursery.kill()
+        await asyncio.to_thread(wait_ended, workers)
+        (second,) = await scored(pool, "a")
+        assert second.reward not in (None, first.reward)
+        assert sum(pool.failures.values()) == 0
+
+
+async def test_prompts_are_those_of_the_data_set(tmp_path: Path) -> None:
+    async with running(tmp_path) as pool:
+        train = await pool.prompts(split="train", first_index=5, count=10)
+        assert [(item.split, item.index) for item in train] == [("train", index) for index in range(5, 15)]
+        assert train == await pool.prompts(split="train", first_index=5, count=10)
+        assert pool.held_out_size == 6
+        assert len({item.text for item in await pool.prompts(split="held_out", first_index=0, count=6)}) == 6
+        assert await pool.prompts(split="train", first_index=0, count=0) == []
+
+
+async def test_another_nursery_makes_the_same_prompts_though_the_data_set_iterates_over_sets(tmp_path: Path) -> None:
+    dataset = {"reasoningGym": {"name": "isomorphic_strings"}}
+    pool = TaskPool(make_job(dataset=dataset, rewards=[{"name": "right", "verifier": {}}]), base_dir=tmp_path)
+    await pool.start()
+    try:
+        first = await pool.prompts(split="train", first_index=0, count=20)
+        (nursery,) = psutil.Process().children()
+        workers = nursery.children()
+        nursery.kill()
+        await asyncio.to_thread(wait_ended, workers)
+        assert await pool.prompts(split="train", first_index=0, count=20) == first
+    finally:
+        await pool.close()
+
+
+async def test_a_prompt_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "pool_rewards.py").write_text(REWARDS)
+    kept = {"prompt": "a", "answer": "b", "level": 1}
+    text = "\n".join(str({**kept, "prompt": f"p{i}"}).replace("'", '"') for i in range(20))
+    bad = '{"prompt": "bad", "answer": "b", "level": 2}'
+    (tmp_path / "lines.jsonl").write_text(f"{text}\n{bad}\n")
+    job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=(ACT,), format={"function": "pool_rewards:made"})
+    pool = TaskPool(job, base_dir=tmp_path)
+    await pool.start()
+    try:
+        with pytest.raises(UserError, match="level 2 cannot be asked"):
+            await pool.prompts(split="train", first_index=0, count=21)
+    finally:
+        await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("reward", "dataset", "text"),
+    [
+        ({"regex": {"pattern": "("}}, None, "spec.task.rewards.0.regex.pattern"),
+        ({"python": {"function": "pool_rewards:none"}}, None, "has no function none"),
+        ({"verifier": {}}, {"jsonl": {"path": "absent.jsonl"}}, "cannot be read"),
+        ({"verifier": {}}, {"reasoningGym": {"name": "chain_sums"}}, "did you mean chain_sum"),
+    ],
+)
+async def test_the_users_mistakes_show_at_the_start(
+    tmp_path: Path, reward: dict[str, Any], dataset: dict[str, Any] | None, text: str
+) -> None:
+    (tmp_path / "pool_rewards.py").write_text(REWARDS)
+    lines = write_lines(tmp_path / "lines.jsonl", count=9)
+    pool = TaskPool(make_job(dataset=dataset or lines, rewards=[{"name": "it", **reward}]), base_dir=tmp_path)
+    with pytest.raises(UserError, match=text):
+        await pool.start()
+    assert psutil.Process().children() == []
+
+
+async def test_a_module_that_ends_the_process_is_told(tmp_path: Path) -> None:
+    (tmp_path / "pool_rewards.py").write_text("import os; os._exit(9)")
+    pool = TaskPool(make_job(dataset=write_lines(tmp_path / "a.jsonl", count=9), rewards=(ACT,)), base_dir=tmp_path)
+    with pytest.raises(TaskPoolError, match="ended with status 9 while it opened the data set and rewards"):
+        await pool.start()
+
+
+async def test_more_than_the_bound_is_scored_and_order_is_kept(tmp_path: Path) -> None:
+    right = {"name": "right", "exactMatch": {}}
+    async with running(tmp_path, right, processes=2) as pool:
+        results = await scored(pool, *[str(number) for number in range(20_000)])
+        assert len(results) == 20_000
+
+
+async def test_closing_wakes_those_who_wait_and_leaves_no_process(tmp_path: Path) -> None:
+    async with running(tmp_path, PID) as pool:
+        waiting = asyncio.create_task(pool.score(requests("hang", "a")))
+        await asyncio.wait_for(_worker_in_loop(not_pid=0), WAIT_S)
+        children = psutil.Process().children(recursive=True)
+        await pool.close()
+        with pytest.raises(TaskPoolError, match="is closed"):
+            await waiting
+        with pytest.raises(TaskPoolError, match="is closed"):
+            await pool.score(requests("a"))
+        await asyncio.to_thread(wait_ended, children)
+
+
+HOLDER = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from support.task_jobs import make_job
+from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.values import ScoreRequest
+
+async def main():
+    base = Path(sys.argv[1])
+    pid = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewards:pid"}}
+    pool = TaskPool(make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[pid]), base_dir=base)
+    await pool.start()
+    ask = lambda text: pool.score([ScoreRequest(group_id=0, sample_index=0, split="train", prompt_index=0, completion=text)])
+    print(int((await ask("a"))[0].reward), flush=True)
+    await ask("hang")
+
+asyncio.run(main())
+"""
+
+
+def test_workers_end_with_the_process_that_held_the_pool_also_in_a_hang(tmp_path: Path) -> None:
+    (tmp_path / "pool_rewards.py").write_text(REWARDS)
+    write_lines(tmp_path / "lines.jsonl", count=9)
+    tests_dir = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), tests_dir], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        worker = psutil.Process(int(holder.stdout.readline()))
+        family = psutil.Process(holder.pid).children(recursive=True)
+        assert worker in family
+        holder.send_signal(signal.SIGKILL)
+    wait_ended(family)
+
+
+def test_the_pool_itself_loads_no_data_set_and_no_numbers() -> None:
+    code = "import sys, streamrl_workers.tasks.pool; print([m for m in ('numpy', 'torch', 'reasoning_gym') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    assert done.stdout.strip() == "[]"
+
+
+def test_frames_carry_every_string() -> None:
+    from streamrl_workers.tasks import framing
+
+    value = ["\x00", "\ud800", "ü", "\n", 0.1, None, {"a": [1]}]
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(framing.encode(value))
+        assert framing.receive(right) == value
+        left.sendall(framing.encode(value)[:-1])
+        left.shutdown(socket.SHUT_WR)
+        assert framing.receive(right) is None

@@ -1,0 +1,1 @@
+"""Rewards: what a completion earns. `registry` names them; each is one file."""
