@@ -1,0 +1,173 @@
+"""Makes the initial model ready, in a process of its own: `python -m streamrl_workers.models.prepare --job FILE --cache DIR`.
+
+- `scratch`: built, warmed up and saved as `DIR/<hash>`, or taken from there. The hash covers all that determines the
+  result (`recipe_hash`). Invariant: `DIR/<hash>` is whole or absent; it is written beside and renamed.
+- `path`, `huggingFace`: resolved to a directory; a hub model at exactly the revision asked for.
+
+Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
+every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}. Waits for nothing but the hub's download.
+A user's mistake is one line on standard error and exit code 2.
+"""
+
+import argparse
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.spec import RLJob, RLJobSpec, parse_job
+from streamrl.spec.model import ScratchModel
+from streamrl_workers.models.hub import download
+from streamrl_workers.models.load import count_parameters, load_tokenizer
+from streamrl_workers.models.scratch import build_model, build_tokenizer
+from streamrl_workers.models.survey import Survey, take_survey, warm_up_pairs
+from streamrl_workers.models.warm_up import warm_up
+from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.registry import open_dataset
+
+RECIPE = 2
+"""Version of the code that makes a scratch model; raise it when the same inputs give another model."""
+
+REPORT_EVERY_S = 0.5
+"""Seconds between two lines of progress: a person reads them."""
+
+_HASH_CHARACTERS = 16
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def main() -> int:
+    """The process: read the arguments, prepare, report."""
+    parser = argparse.ArgumentParser(
+        prog="streamrl_workers.models.prepare", description="Make the initial model ready."
+    )
+    parser.add_argument("--job", type=Path, required=True, help="the validated RLJob as JSON")
+    parser.add_argument("--cache", type=Path, required=True, help="directory of warmed-up models")
+    arguments = parser.parse_args()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
+    output = sys.stdout
+    try:
+        # What user code or a library prints must not get between the lines of progress.
+        with contextlib.redirect_stdout(sys.stderr):
+            prepare(
+                _read_job(arguments.job).spec,
+                cache_dir=arguments.cache,
+                base_dir=Path(os.environ.get(keys.ENV_CODE_DIR) or arguments.job.parent),
+                report=lambda event: print(json.dumps(event), file=output, flush=True),
+            )
+    except (UserError, UserErrors) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the one line that the user sees
+        return EXIT_USER_ERROR
+    return EXIT_DONE
+
+
+def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report) -> Path:
+    """Make the model of `spec` ready and return its directory."""
+    model = spec.model
+    if model.scratch is not None:
+        directory = _prepare_scratch(spec, scratch=model.scratch, cache_dir=cache_dir, base_dir=base_dir, report=report)
+    elif model.hugging_face is not None:
+        directory = download(model.hugging_face)
+    else:
+        assert model.path is not None
+        directory = (base_dir / model.path.directory).resolve()
+    load_tokenizer(str(directory))
+    report({"event": "ready", "path": str(directory), "parameters": count_parameters(str(directory))})
+    return directory
+
+
+def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:
+    """Name of a scratch model: the same for the same sizes, warm-up, seed, texts and `RECIPE`."""
+    recipe = {
+        "recipe": RECIPE,
+        "scratch": scratch.model_dump(mode="json"),
+        "seed": seed,
+        "texts": survey.digest,
+        "characters": sorted(survey.characters),
+    }
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:_HASH_CHARACTERS]
+
+
+def _prepare_scratch(
+    spec: RLJobSpec, *, scratch: ScratchModel, cache_dir: Path, base_dir: Path, report: Report
+) -> Path:
+    dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir)
+    survey = take_survey(dataset, spec=scratch.warm_up)
+    directory = cache_dir.resolve() / recipe_hash(scratch, seed=spec.seed, survey=survey)
+    if directory.is_dir():
+        return directory
+    with _file_errors(cache_dir):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(dir=cache_dir, prefix=f".{directory.name}."))
+    try:
+        _make(scratch, dataset=dataset, survey=survey, seed=spec.seed, directory=beside, report=report)
+        with _file_errors(cache_dir):
+            _publish(beside, directory)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return directory
+
+
+def _make(
+    scratch: ScratchModel, *, dataset: TaskDataset, survey: Survey, seed: int, directory: Path, report: Report
+) -> None:
+    tokenizer = build_tokenizer(survey.characters, max_positions=scratch.max_positions)
+    model: PreTrainedModel = build_model(scratch, tokenizer=tokenizer, seed=seed)
+    pairs = warm_up_pairs(dataset, spec=scratch.warm_up)
+    last_report_s = float("-inf")
+    for progress in warm_up(model, tokenizer=tokenizer, pairs=pairs, spec=scratch.warm_up):
+        now_s = time.monotonic()
+        if now_s - last_report_s >= REPORT_EVERY_S or progress.step == progress.steps:
+            last_report_s = now_s
+            report({"event": "warmup", "step": progress.step, "steps": progress.steps, "loss": progress.loss})
+    with _file_errors(directory):
+        tokenizer.save_pretrained(directory)
+        model.save_pretrained(directory)
+
+
+def _publish(beside: Path, directory: Path) -> None:
+    try:
+        beside.chmod(0o755)  # mkdtemp's is for its owner alone
+        beside.rename(directory)
+    except OSError as error:
+        # Another process made the same model meanwhile: it is equal by its hash.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
+@contextlib.contextmanager
+def _file_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            field="model cache",
+            rule=f"cannot be written: {error}",
+            got=str(directory),
+            fix="free space, or set XDG_CACHE_HOME to a writable directory",
+        ) from error
+
+
+def _read_job(path: Path) -> RLJob:
+    try:
+        return parse_job(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(field=str(path), rule=f"cannot be read: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Supervised warm-up: a scratch model imitates the task's own answers before reinforcement learning starts.
+
+Owns the batches, the schedule (linear rise, cosine fall to zero) and the loss: the mean negative log-likelihood of
+the target's tokens and of the end token that follows them; the prompt is read, never imitated. Draws no random
+number: the order of the pairs is the order of training.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from streamrl.errors import UserError
+from streamrl.spec.model import WarmUp
+
+IGNORED = -100
+"""Label of a position that is not imitated: what torch's cross entropy leaves out."""
+
+_RISE_SHARE = 0.05
+"""Share of the steps in which the learning rate rises."""
+
+_BETAS = (0.9, 0.98)
+"""AdamW's memories; the short second one suits a run of some hundred steps."""
+
+_WEIGHT_DECAY = 0.01
+_CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is read and what is to be said."""
+
+    prompt: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One finished optimiser step, counted from 1."""
+
+    step: int
+    steps: int
+    loss: float
+    """Mean over the step's imitated tokens, in nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences padded on the right; B sequences of at most T tokens."""
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    labels_BT: Tensor
+    """The token itself where it is imitated, else `IGNORED`."""
+
+
+def warm_up(
+    model: nn.Module, *, tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair], spec: WarmUp
+) -> Iterator[Progress]:
+    """Train `model` in place for `spec.steps` steps; yields after each one. Nothing happens unless it is iterated."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
+    stream = iter(pairs)
+    model.train()
+    for step in range(spec.steps):
+        chosen = list(itertools.islice(stream, spec.batch_size))
+        if len(chosen) < spec.batch_size:
+            raise _ran_out(step=step, spec=spec)
+        for group in optimizer.param_groups:
+            group["lr"] = spec.learning_rate * schedule(step, steps=spec.steps)
+        loss = imitation_loss(model, make_batch(chosen, tokenizer=tokenizer))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call] # untyped in torch
+        nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
+        optimizer.step()
+        yield Progress(step=step + 1, steps=spec.steps, loss=loss.item())
+    model.eval()
+
+
+def schedule(step: int, *, steps: int) -> float:
+    """Share of the peak learning rate at `step` (from 0): linear to 1, then a half cosine to 0 at `steps`."""
+    rise = max(1, round(_RISE_SHARE * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1.0 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def make_batch(pairs: Sequence[Pair], *, tokenizer: PreTrainedTokenizerFast) -> Batch:
+    """Prompt, target and end token of each pair; only the latter two carry labels."""
+    end = tokenizer.eos_token_id
+    prompts = [tokenizer.encode(pair.prompt, add_special_tokens=False) for pair in pairs]
+    targets = [[*tokenizer.encode(pair.target, add_special_tokens=False), end] for pair in pairs]
+    longest = max(len(prompt) + len(target) for prompt, target in zip(prompts, targets, strict=True))
+    ids_BT = torch.full((len(pairs), longest), tokenizer.pad_token_id, dtype=torch.long)
+    labels_BT = torch.full_like(ids_BT, IGNORED)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+        start, stop = len(prompt), len(prompt) + len(target)
+        ids_BT[row, :stop] = torch.tensor(prompt + target)
+        labels_BT[row, start:stop] = torch.tensor(target)
+        mask_BT[row, :stop] = 1
+    return Batch(ids_BT=ids_BT, mask_BT=mask_BT, labels_BT=labels_BT)
+
+
+def imitation_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean negative log-likelihood of the labelled tokens; position t predicts token t + 1."""
+    logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, use_cache=False).logits
+    return nn.functional.cross_entropy(
+        logits_BTV[:, :-1].flatten(0, 1), batch.labels_BT[:, 1:].flatten(), ignore_index=IGNORED
+    )
+
+
+def _ran_out(*, step: int, spec: WarmUp) -> UserError:
+    return UserError(
+        field="spec.model.scratch.warmUp.steps",
+        rule=f"needs {spec.steps} steps of {spec.batch_size} examples, and the data set ended at step {step}",
+        got=spec.steps,
+        fix="lower warmUp.steps or warmUp.batchSize, or give more examples",
+    )
