@@ -1,0 +1,231 @@
+"""A real generator process over real gRPC: weights, requests, swaps, breaks, ends."""
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
+from streamrl.keys import DIR_METRICS, ENV_POOL, ENV_SIGNALS_PORT
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines import create_simulated
+from streamrl_workers.generator.link import Identity, Link, SchedulerLostError
+from streamrl_workers.generator.loop import EngineLoop
+from streamrl_workers.generator.outbox import Outbox
+from streamrl_workers.metrics.recorder import Recorder
+from streamrl_workers.metrics.sink import read_bubbles
+from streamrl_workers.stream.endpoint import read_endpoint
+from streamrl_workers.stream.packing import pack_int32
+from support.generator_process import DEADLINE_S, NAME, TOKEN, generator_bench, start_generator
+
+SLOW = ({"batch": 1, "milliseconds": 20.0},)
+"""A latency curve by which 50 tokens take a second."""
+
+
+async def test_a_whole_life(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        hello = await bench.greet()
+        assert (hello.generator_id, hello.pool, hello.slots) == (NAME, "sim", 4)
+        assert not hello.HasField("version")
+        await bench.announce(0)
+        loaded = await bench.hear("loaded 0")
+        assert loaded.engine_hash == loaded.version.hash == bench.store.versions()[0].hash
+        await bench.issue(*range(1, 11))  # more than there are slots
+        for lease in range(1, 11):
+            await bench.hear(f"end {lease}")
+        for lease, got in bench.leases.items():
+            assert got.end.finish_reason == "stop"
+            assert len(got.tokens) == 50
+            assert {step for step, _ in got.spans} == {0}
+            assert sum(count for _, count in got.spans) == 50
+            assert got.prompts[0] == pack_int32(tuple(f"prompt {lease}".encode()))
+            assert not any(got.prompts[1:])
+            assert got.end.generate_s > 0
+        heartbeat = await bench.hear("heartbeat")
+        assert math.isclose(sum(heartbeat.bubble_seconds.values()), heartbeat.wall_seconds, rel_tol=1e-9)
+        numbers = await _get(read_endpoint(tmp_path, NAME).signals, "/numbers")
+        assert '"tokens": 500' in numbers
+        assert "streamrl_generator_tokens_total" in await _get(read_endpoint(tmp_path, NAME).signals, "/metrics")
+        await bench.scheduler.say(stop=pb.Stop(reason="done"))
+        assert await bench.exit_code() == EXIT_DONE
+    last = list(read_bubbles(tmp_path / DIR_METRICS / f"{NAME}.jsonl"))[-1]
+    assert math.isclose(sum(last.parts.values()), last.wall_s, rel_tol=0.01)
+    assert last.parts["busy"] > 0
+
+
+async def _get(address: str, path: str) -> str:
+    host, _, port = address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    async with asyncio.timeout(DEADLINE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer.decode()
+
+
+async def test_requests_wait_for_the_first_weights(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.issue(1, pinned=[1])
+        while (await bench.hear("heartbeat")).waiting != 1:
+            bench.order.clear()
+        assert bench.leases == {}
+        await bench.announce(3)
+        await bench.hear("end 1")
+        assert bench.order.index("loaded 3") < bench.order.index("end 1")
+        assert {step for step, _ in bench.leases[1].spans} == {3}
+
+
+async def test_a_swap_waits_for_pinned_requests_only(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=SLOW) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.hear("loaded 0")
+        await bench.issue(1, pinned=[1])
+        await bench.hear("progress 1")
+        await bench.issue(2)
+        await bench.announce(1)
+        await bench.hear("loaded 1")
+        await bench.hear("end 2")
+    order = bench.order
+    assert order.index("end 1") < order.index("loaded 1") < order.index("end 2")
+    assert {step for step, _ in bench.leases[1].spans} == {0}
+    assert [step for step, _ in bench.leases[2].spans] == sorted(step for step, _ in bench.leases[2].spans)
+    assert {step for step, _ in bench.leases[2].spans} == {0, 1}
+    assert sum(count for _, count in bench.leases[2].spans) == len(bench.leases[2].tokens) == 50
+
+
+async def test_a_newer_announcement_ends_a_pull_under_way(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.announce(1, address="127.0.0.1:9")  # nobody is there: this pull would last 120 s
+        await bench.announce(2)
+        await bench.hear("loaded 2")
+        await bench.announce(2)  # again: it is there already
+        bench.order.clear()
+        loaded = await bench.hear("loaded 2")
+        assert (loaded.fetch_s, loaded.load_s) == (0.0, 0.0)
+
+
+async def test_weights_that_are_gone_are_told_and_the_old_ones_stay(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.hear("loaded 0")
+        gone = pb.VersionName(attempt=1, step=9, hash=b"nothing like that")
+        await bench.scheduler.say(weights=pb.WeightsAvailable(version=gone, address=bench.weights_address))
+        assert "is not kept" in (await bench.hear("failed 9")).error
+        await bench.issue(1)
+        await bench.hear("end 1")
+        assert {step for step, _ in bench.leases[1].spans} == {0}
+
+
+async def test_after_a_break_everything_old_is_forgotten(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=SLOW) as bench:
+        first = await bench.greet()
+        await bench.announce(0)
+        await bench.hear("loaded 0")
+        await bench.issue(1, 2, 3, 4, 5)
+        await bench.hear("progress 1")
+        await bench.restart_scheduler()
+        again = await bench.greet()
+        assert again.instance == first.instance
+        assert again.version == bench.store.versions()[0]
+        bench.leases.clear()
+        await bench.issue(1, prefix=pack_int32(range(45)))  # a number that was in use before
+        await bench.hear("end 1")
+        assert set(bench.leases) == {1}
+        assert len(bench.leases[1].tokens) == 5
+
+
+async def test_cancelled_requests_are_silent_and_free_their_slots(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=SLOW) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.issue(1, 2, 3, 4, 5, 6)
+        await bench.hear("progress 1")
+        await bench.scheduler.say(cancel=pb.CancelBatch(leases=[1, 2, 3, 5, 77]))
+        await bench.hear("end 4")
+        await bench.hear("end 6")
+        assert all(bench.leases[lease].end is None for lease in bench.leases if lease not in (4, 6))
+
+
+async def test_drain_ends_what_was_accepted(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.issue(*range(8))
+        await bench.scheduler.say(drain=pb.Drain())
+        await bench.hear("drained")
+        assert all(bench.leases[lease].end for lease in range(8))
+
+
+async def test_a_term_signal_ends_it_and_says_that_it_can_be_started_again(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.hear("heartbeat")
+        bench.process.terminate()
+        assert await bench.exit_code() == EXIT_RETRY
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({ENV_POOL: "other"}, "STREAMRL_POOL: must name a pool of the job (sim), got 'other'"),
+        ({ENV_SIGNALS_PORT: "http"}, "STREAMRL_SIGNALS_PORT: must be a whole number of at least 0, got 'http'"),
+        ({ENV_POOL: ""}, "STREAMRL_POOL: must be set in a generator's environment"),
+    ],
+)
+async def test_a_wrong_environment_is_one_line(tmp_path: Path, environment, line):
+    async with generator_bench(tmp_path) as bench:
+        bench.process.kill()
+        await bench.process.wait()
+        (tmp_path / "generator.log").unlink()
+        process = await start_generator(tmp_path, address=bench.address, **environment)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await process.wait() == EXIT_USER_ERROR
+    assert (tmp_path / "generator.log").read_text() == line + "\n"
+
+
+async def test_a_wrong_token_and_a_port_in_use_are_one_line(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        port = read_endpoint(tmp_path, NAME).signals.rsplit(":", 1)[1]
+        for changes, text in (
+            ({"token": "wrong"}, "STREAMRL_TOKEN: is not the token of the scheduler"),
+            ({ENV_SIGNALS_PORT: port}, f"STREAMRL_SIGNALS_PORT: port {port} is in use"),
+        ):
+            process = await start_generator(tmp_path, address=bench.address, **changes)
+            async with asyncio.timeout(DEADLINE_S):
+                assert await process.wait() == EXIT_USER_ERROR
+            assert text in (tmp_path / "generator.log").read_text().splitlines()[-1]
+
+
+async def test_without_a_scheduler_the_link_gives_up_and_says_so():
+    engine = create_simulated(spec=_spec(), slots=1, seed=0)
+    recorder = Recorder(sink=None, metrics=None)
+    outbox = Outbox()
+    loop = EngineLoop(engine, pull=_no_pull, outbox=outbox, recorder=recorder)
+    identity = Identity(
+        generator_id=NAME,
+        instance="x",
+        pool="sim",
+        scheduler_address="127.0.0.1:9",
+        token=TOKEN,
+        lease_s=0.01,
+    )
+    link = Link(loop, outbox=outbox, recorder=recorder, identity=identity)
+    with pytest.raises(SchedulerLostError, match=r"awaited the scheduler at 127\.0\.0\.1:9 for \d+ s; last:"):
+        async with asyncio.timeout(DEADLINE_S):
+            await link.run()
+
+
+async def _no_pull(_target):
+    raise AssertionError("nothing is announced")
+
+
+def _spec():
+    from streamrl.spec.generators import SimulatedEngine
+
+    return SimulatedEngine()

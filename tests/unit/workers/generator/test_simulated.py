@@ -1,0 +1,197 @@
+"""The simulated engine in virtual time: what it gives, when, and that it gives it again."""
+
+import math
+import statistics
+import time
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl.spec.generators import PtlPoint
+from streamrl.spec.generators import SimulatedEngine as Spec
+from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
+from streamrl_workers.generator.engines.simulated import SimulatedEngine, step_ms
+from streamrl_workers.generator.engines.simulated_samples import WRONG_TEXT
+from streamrl_workers.weights.hashing import tensors_hash
+
+WEIGHTS = {"w": TensorBytes("uint8", (5,), memoryview(b"12345"))}
+CURVE = (PtlPoint(batch=1, milliseconds=10.0), PtlPoint(batch=5, milliseconds=30.0))
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make(
+    *,
+    slots: int = 8,
+    clock: Clock | None = None,
+    time_scale: float = 1.0,
+    mean_tokens: float = 32.0,
+    sigma: float = 0.5,
+    correct_percent: int = 50,
+) -> SimulatedEngine:
+    spec = Spec(
+        latency=CURVE, timeScale=time_scale, meanTokens=mean_tokens, sigma=sigma, correctPercent=correct_percent
+    )
+    engine = SimulatedEngine(spec=spec, slots=slots, seed=1, clock=clock or Clock())
+    engine.load_weights(version=3, tensors=WEIGHTS)
+    return engine
+
+
+def request(
+    request_id: int, *, prompt: str = " 42 ", seed: int = 0, prefix: tuple[int, ...] = (), max_tokens: int = 100
+) -> Request:
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=max_tokens, stop=())
+    return Request(
+        request_id=request_id,
+        group_id=0,
+        prompt=prompt,
+        prefix_tokens=prefix,
+        sampling=sampling,
+        seed=seed,
+        pinned=request_id % 2 == 0,
+    )
+
+
+def run(engine: SimulatedEngine, clock: Clock) -> list[Delta]:
+    """Step until idle, waiting as told."""
+    deltas: list[Delta] = []
+    while engine.active():
+        clock.now_s += engine.step_seconds()
+        deltas += engine.step()
+    return deltas
+
+
+def joined(deltas: list[Delta]) -> dict[int, tuple[list[int], list[float]]]:
+    by_request: dict[int, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
+    for delta in deltas:
+        by_request[delta.request_id][0].extend(delta.tokens)
+        by_request[delta.request_id][1].extend(delta.logprobs)
+    return dict(by_request)
+
+
+def test_the_curve_is_linear_between_its_points_and_constant_outside() -> None:
+    assert [step_ms(CURVE, batch=b) for b in (1, 2, 3, 5, 99)] == [10, 15, 20, 30, 30]
+    assert step_ms((PtlPoint(batch=4, milliseconds=7.0),), batch=1) == 7
+
+
+def test_time_goes_by_the_batch_of_the_moment() -> None:
+    clock = Clock()
+    engine = make(clock=clock, mean_tokens=1000, sigma=0)
+    engine.add([request(0, max_tokens=2), request(1, max_tokens=6)])
+    assert engine.step() == []
+    assert engine.step_seconds() == pytest.approx(0.015)
+    clock.now_s += 0.015
+    assert [len(d.tokens) for d in engine.step()] == [1, 1]
+    clock.now_s += 0.015 + 0.020  # the first ends; the second goes on alone, at 10 ms a token
+    assert [(len(d.tokens), d.finish_reason) for d in engine.step()] == [(1, "length"), (3, None)]
+    assert (engine.active(), engine.free(), engine.pinned_active()) == (1, 7, 0)
+
+
+def test_an_idle_engine_saves_up_no_time() -> None:
+    clock = Clock()
+    engine = make(clock=clock, mean_tokens=50, sigma=0)
+    clock.now_s += 1000
+    engine.add([request(0)])
+    assert engine.step() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seeds=st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=8),
+    naps=st.lists(st.floats(0, 0.3), max_size=30),
+    time_scale=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_each_ends_once_and_alike_whatever_the_pace(seeds: list[int], naps: list[float], time_scale: float) -> None:
+    clock = Clock()
+    engine = make(clock=clock, time_scale=time_scale)
+    engine.add([request(i, seed=seed) for i, seed in enumerate(seeds)])
+    deltas: list[Delta] = []
+    for nap in naps:
+        clock.now_s += nap
+        deltas += engine.step()
+    deltas += run(engine, clock)
+    assert sorted(d.request_id for d in deltas if d.finish_reason is not None) == list(range(len(seeds)))
+    assert all((d.text is None) == (d.finish_reason is None) and d.version == 3 for d in deltas)
+    alone = make(time_scale=0)
+    for i, seed in enumerate(seeds):
+        alone.add([request(i, seed=seed)])
+        assert joined(alone.step())[i] == joined(deltas)[i]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**64 - 1), share=st.floats(0, 1), prompt=st.text(max_size=20))
+def test_a_prefix_continues_to_the_same_tokens(seed: int, share: float, prompt: str) -> None:
+    engine = make(time_scale=0, mean_tokens=20_000, sigma=1)
+    engine.add([request(0, seed=seed, prompt=prompt, max_tokens=30_000)])
+    whole = engine.step()[0]
+    held = int(share * len(whole.tokens))
+    rest = (
+        engine.add([request(1, seed=seed, prompt=prompt, prefix=whole.tokens[:held], max_tokens=30_000)])
+        or engine.step()
+    )
+    assert len(rest) == 1
+    assert rest[0].tokens == whole.tokens[held:]
+    assert rest[0].logprobs == whole.logprobs[held:]
+    assert (rest[0].finish_reason, rest[0].text) == (whole.finish_reason, whole.text)
+    assert rest[0].prompt_tokens == tuple(prompt.encode())
+
+
+def test_lengths_and_verdicts_follow_the_spec() -> None:
+    engine = make(slots=4000, time_scale=0, mean_tokens=40, sigma=0.8, correct_percent=30)
+    engine.add([request(i, seed=i, prompt=f" {i % 1000} ", max_tokens=10_000) for i in range(4000)])
+    done = engine.step()
+    lengths = sorted(len(d.tokens) for d in done)
+    assert 37 < statistics.median(lengths) < 43
+    assert lengths[-1] > 250
+    correct = [d for d in done if d.text != WRONG_TEXT]
+    assert 0.27 < len(correct) / 4000 < 0.33
+    assert all(d.text == str(d.request_id % 1000) for d in correct)
+
+
+def test_samples_of_a_prompt_resemble_each_other() -> None:
+    engine = make(slots=4000, time_scale=0, sigma=1.0, mean_tokens=100)
+    engine.add([request(i, seed=i, prompt=str(i // 2), max_tokens=100_000) for i in range(4000)])
+    length = {d.request_id: math.log(len(d.tokens)) for d in engine.step()}
+    pairs = [(length[i], length[i + 1]) for i in range(0, 4000, 2)]
+    correlation = statistics.correlation(*zip(*pairs, strict=True))
+    assert 0.4 < correlation < 0.6
+
+
+def test_what_max_tokens_cuts_is_wrong() -> None:
+    engine = make(time_scale=0, correct_percent=100, mean_tokens=50, sigma=0)
+    engine.add([request(0, max_tokens=10), request(1)])
+    assert [(d.finish_reason, d.text, len(d.tokens)) for d in engine.step()] == [
+        ("length", WRONG_TEXT, 10),
+        ("stop", "42", 50),
+    ]
+
+
+def test_cancel_frees_slots() -> None:
+    engine = make()
+    engine.add([request(i) for i in range(4)])
+    engine.cancel([0, 1, 77])
+    assert (engine.active(), engine.free(), engine.pinned_active()) == (2, 6, 1)
+
+
+def test_weights_are_hashed_from_own_copies() -> None:
+    engine, source = make(), bytearray(b"abc")
+    engine.load_weights(version=4, tensors={"v": TensorBytes("uint8", (3,), memoryview(source))})
+    source[0] = 0
+    assert bytes.fromhex(engine.weights_hash()) == tensors_hash({"v": TensorBytes("uint8", (3,), memoryview(b"abc"))})
+    assert (engine.version, engine.tensor_specs()) == (4, {"v": ("uint8", (3,))})
+
+
+def test_thousands_of_samples_a_second() -> None:
+    engine, count = make(slots=64, time_scale=0), 6400
+    began_s = time.process_time()
+    for first in range(0, count, 64):
+        engine.add([request(i, seed=i, prompt=str(i // 8)) for i in range(first, first + 64)])
+        assert len(engine.step()) == 64
+    assert count / (time.process_time() - began_s) > 5000

@@ -1,0 +1,1 @@
+"""The generator process: an engine behind one gRPC link to the scheduler."""

@@ -1,0 +1,7 @@
+"""`python -m streamrl_workers.generator`."""
+
+import sys
+
+from streamrl_workers.generator.main import main
+
+sys.exit(main())

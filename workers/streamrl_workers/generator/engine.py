@@ -1,0 +1,113 @@
+"""What the generator's link loop asks of an engine.
+
+Owns: the values that cross between link loop and engine, and the `Engine` protocol. Does not own: any
+engine, the link, waiting. Imports no torch, so that the simulated engine starts fast.
+
+Invariants that every engine keeps:
+- Calls are synchronous and come from one thread; `load_weights` falls between two steps.
+- A request's tokens depend on (prompt, prefix, sampling, seed, weights) only, not on its batch mates
+  (up to floating-point rounding of the batched arithmetic).
+- A delta's log-probs belong to its tokens under the one version it names (invariant 3).
+- Every added request ends with exactly one delta that has a finish reason, unless it is cancelled.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from streamrl_workers.weights.hashing import TensorBytes
+
+__all__ = ["Delta", "Engine", "FinishReason", "Request", "Sampling", "TensorBytes", "TensorSpec"]
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class TensorSpec(NamedTuple):
+    """What a tensor looks like. `dtype` as in "float32", "bfloat16", "uint8"."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the tokens of one completion are drawn."""
+
+    temperature: float  # 0 = greedy; its log-probs are then those at temperature 1
+    top_p: float  # (0, 1]; 1 = off
+    top_k: int | None  # tokens; None = off
+    max_tokens: int  # longest completion, prefix included
+    stop: tuple[str, ...]  # the completion ends with the token that completes one of these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One sample to generate."""
+
+    request_id: int  # the lease, unique per issue
+    group_id: int  # requests of one group have the same prompt
+    prompt: str  # text; the engine tokenizes it
+    prefix_tokens: tuple[int, ...]  # completion tokens already received; generation continues behind them
+    sampling: Sampling
+    seed: int  # any 64 bits, signed or unsigned
+    pinned: bool  # must be generated under one weight version; the link loop sees to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one request gained in one step."""
+
+    request_id: int
+    tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included
+    logprobs: tuple[float, ...]  # one per token, at the sampling temperature, before top-p/top-k
+    version: int  # the weights that made these tokens
+    finish_reason: FinishReason | None  # None while running
+    text: str | None  # whole completion (prefix included), cut before a stop string; only when finished
+    prompt_tokens: tuple[int, ...] | None  # with the first delta of a request
+    error: str | None  # with finish_reason "error"
+
+
+class Engine(Protocol):
+    """Generates tokens for up to `slots` requests at once."""
+
+    @property
+    def slots(self) -> int:
+        """Requests that can be active at once."""
+
+    @property
+    def version(self) -> int | None:
+        """Version of the weights in the engine; None before the first `load_weights`."""
+
+    def active(self) -> int:
+        """Requests that hold a slot."""
+
+    def pinned_active(self) -> int:
+        """Of these, the pinned ones."""
+
+    def free(self) -> int:
+        """Slots that hold no request."""
+
+    def add(self, requests: Sequence[Request]) -> list[Delta]:
+        """Admit at most `free()` requests; needs weights.
+
+        Returns the last deltas of those that end at once: refused ones (finish reason "error"), and
+        those whose prefix is already complete.
+        """
+
+    def step(self) -> list[Delta]:
+        """One decode step for all active requests."""
+
+    def step_seconds(self) -> float:
+        """How long to wait before `step` has something to give; 0 for an engine that computes."""
+
+    def cancel(self, request_ids: Collection[int]) -> None:
+        """Forget these requests and free their slots; unknown ids are not an error (they may just have ended)."""
+
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+        """Replace the weights; active requests go on under the new ones. All or nothing: ValueError changes nothing."""
+
+    def tensor_specs(self) -> Mapping[str, TensorSpec]:
+        """The tensors that `load_weights` expects."""
+
+    def weights_hash(self) -> str:
+        """`tensors_hash` of the bytes now in the engine, in hexadecimal; needs weights."""

@@ -1,0 +1,1 @@
+"""Continuous batching over a transformers causal LM with the standard KV cache."""

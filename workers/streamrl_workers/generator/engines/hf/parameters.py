@@ -1,0 +1,77 @@
+"""The engine's weights as named raw bytes.
+
+Owns: checking and copying published tensors into the model, hashing what is there. Does not own: fetching,
+versions. Names are those of `state_dict()`. Where two names share one storage (tied embeddings), either or
+both may be published.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from transformers import PreTrainedModel
+
+from streamrl_workers.generator.engine import TensorBytes, TensorSpec
+
+
+class Parameters:
+    """A model's tensors by name."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._tensors: dict[str, torch.Tensor] = {name: t.detach() for name, t in model.state_dict().items()}
+        self._published: tuple[str, ...] = ()  # names of the last load
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Data type and shape of every tensor."""
+        return {name: TensorSpec(_dtype_name(t), tuple(t.shape)) for name, t in self._tensors.items()}
+
+    @torch.inference_mode()
+    def load(self, tensors: Mapping[str, TensorBytes]) -> None:
+        """Check all, then copy all."""
+        self._check_names(tensors)
+        for name, published in tensors.items():
+            self._check(name, published)
+        for name, published in tensors.items():
+            target = self._tensors[name]
+            if target.numel():  # copied once more because torch warns of a buffer that is read-only
+                target.copy_(torch.frombuffer(bytearray(published.data), dtype=target.dtype).view(target.shape))
+        self._published = tuple(sorted(tensors))
+
+    def snapshot(self) -> dict[str, TensorBytes]:
+        """A copy of the bytes now in the model, under all names."""
+        return {name: _bytes_of(tensor.clone()) for name, tensor in self._tensors.items()}
+
+    def loaded(self) -> dict[str, TensorBytes]:
+        """The bytes now in the model, under the names of the last load."""
+        return {name: _bytes_of(self._tensors[name]) for name in self._published}
+
+    def _check_names(self, tensors: Mapping[str, TensorBytes]) -> None:
+        unknown = sorted(tensors.keys() - self._tensors.keys())
+        if unknown:
+            raise ValueError(f"weights name tensors that the model does not have: {_few(unknown)}")
+        covered = {self._tensors[name].data_ptr() for name in tensors}
+        missing = sorted(name for name, tensor in self._tensors.items() if tensor.data_ptr() not in covered)
+        if missing:
+            raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
+
+    def _check(self, name: str, published: TensorBytes) -> None:
+        target = self._tensors[name]
+        expected = TensorSpec(_dtype_name(target), tuple(target.shape))
+        if (published.dtype, published.shape) != expected:
+            raise ValueError(
+                f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {expected.dtype} {list(expected.shape)}"
+            )
+        if published.data.nbytes != target.nbytes:
+            raise ValueError(f"tensor {name} has {published.data.nbytes} bytes, its shape needs {target.nbytes}")
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
+    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return TensorBytes(_dtype_name(tensor), tuple(tensor.shape), raw.data)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004 - that many are readable

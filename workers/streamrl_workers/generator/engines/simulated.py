@@ -1,0 +1,158 @@
+"""An engine that only takes time: for tests of the other parts, and for scale.
+
+Owns: simulated time and slots. Does not own: what a sample is (simulated_samples), sleeping (the caller waits
+`step_seconds`). Imports no torch.
+
+- A decode step takes `ptl(active) * time_scale`, read from the latency curve at the moment's batch size.
+  `step` gives what fits into the time since the last one, sequence ends and the faster steps behind them
+  included. With time_scale 0 it gives everything at once.
+- The length is log-normal with median `mean_tokens`, cut at max_tokens (finish reason "length"). Half of its
+  log-variance comes from the prompt and half from the seed: samples of a group resemble each other.
+- Tokens and log-probs are functions of (seed, position): a continuation of a prefix is the same sequence.
+- A correct completion's text is its prompt, stripped: data sets for simulated runs have the prompt as the
+  answer. Any other text is "wrong".
+"""
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamrl.spec.generators import PtlPoint
+from streamrl.spec.generators import SimulatedEngine as SimulatedSpec
+from streamrl_workers.generator.engine import Delta, Request, TensorBytes, TensorSpec
+from streamrl_workers.generator.engines.simulated_samples import Sample, draw_sample
+from streamrl_workers.weights.hashing import tensors_hash
+
+_TIME_SLACK = 1e-9
+"""Share of a step by which it may come early: sums of floats never miss the last step by rounding."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Active:
+    request: Request
+    sample: Sample
+    done: int  # tokens given, prefix included
+    reported: bool = False
+
+    @property
+    def remaining(self) -> int:
+        return self.sample.length - self.done
+
+
+def step_ms(curve: Sequence[PtlPoint], *, batch: int) -> float:
+    """Time of one decode step: linear between the curve's points, constant outside of them."""
+    place = bisect_left(curve, batch, key=lambda point: point.batch)
+    if place == 0 or place == len(curve):
+        return curve[min(place, len(curve) - 1)].milliseconds
+    low, high = curve[place - 1], curve[place]
+    share = (batch - low.batch) / (high.batch - low.batch)
+    return low.milliseconds + share * (high.milliseconds - low.milliseconds)
+
+
+class SimulatedEngine:
+    """Takes time, gives noise."""
+
+    def __init__(
+        self, *, spec: SimulatedSpec, slots: int, seed: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.slots = slots
+        self.version: int | None = None
+        self._spec = spec
+        self._seed = seed
+        self._clock = clock
+        self._now_s = clock()  # the moment up to which tokens have been given
+        self._active: dict[int, _Active] = {}  # by request, oldest first
+        self._weights: dict[str, TensorBytes] = {}
+        # Seconds per step at 0..slots active sequences.
+        self._step_s = [step_ms(spec.latency, batch=max(n, 1)) * spec.time_scale / 1e3 for n in range(slots + 1)]
+
+    def active(self) -> int:
+        return len(self._active)
+
+    def pinned_active(self) -> int:
+        return sum(a.request.pinned for a in self._active.values())
+
+    def free(self) -> int:
+        return self.slots - len(self._active)
+
+    def step_seconds(self) -> float:
+        """Time until the next token is due; 0 if it is, or if nothing is active."""
+        if not self._active:
+            return 0.0
+        return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
+
+    def tensor_specs(self) -> Mapping[str, TensorSpec]:
+        """Any tensors are accepted; these are the last."""
+        return {name: TensorSpec(dtype, shape) for name, (dtype, shape, _) in self._weights.items()}
+
+    def weights_hash(self) -> str:
+        assert self.version is not None, "no weights are loaded"
+        return tensors_hash(self._weights).hex()
+
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+        self._weights = {
+            name: TensorBytes(dtype, shape, memoryview(bytes(data))) for name, (dtype, shape, data) in tensors.items()
+        }
+        self.version = version
+
+    def add(self, requests: Sequence[Request]) -> list[Delta]:
+        assert self.version is not None, "requests were added before weights"
+        assert len(requests) <= self.free(), "more requests than free slots"
+        if not self._active:
+            self._now_s = self._clock()  # an idle engine does not save up time
+        admitted = [self._admit(request) for request in requests]
+        self._active.update({a.request.request_id: a for a in admitted if a.remaining > 0})
+        return [self._delta(a, tokens=0) for a in admitted if a.remaining <= 0]
+
+    def step(self) -> list[Delta]:
+        """What has become due since the last step; nothing if `step_seconds` is not over."""
+        gained = self._advance()
+        deltas = [self._delta(self._active[request_id], tokens=tokens) for request_id, tokens in gained.items()]
+        for request_id in gained:
+            if self._active[request_id].remaining == 0:
+                del self._active[request_id]
+        return deltas
+
+    def cancel(self, request_ids: Collection[int]) -> None:
+        for request_id in request_ids:
+            self._active.pop(request_id, None)
+
+    def _advance(self) -> dict[int, int]:
+        """Tokens that each request gains until now. Goes from one sequence's end to the next: in between the batch is constant."""
+        now_s = self._clock()
+        ends = sorted(a.remaining for a in self._active.values())
+        given = 0  # decode steps
+        for place, end in enumerate(ends):
+            one_s = self._step_s[len(ends) - place]
+            due = end - given if one_s == 0 else math.floor((now_s - self._now_s) / one_s + _TIME_SLACK)
+            steps = min(end - given, max(due, 0))
+            self._now_s += steps * one_s
+            given += steps
+            if given < end:
+                break
+        return {request_id: min(given, a.remaining) for request_id, a in self._active.items()} if given else {}
+
+    def _admit(self, request: Request) -> _Active:
+        sample = draw_sample(request, spec=self._spec, seed=self._seed)
+        return _Active(request=request, sample=sample, done=len(request.prefix_tokens))
+
+    def _delta(self, active: _Active, *, tokens: int) -> Delta:
+        """Give the next `tokens` of a sequence."""
+        assert self.version is not None
+        first, sample = active.done, active.sample
+        active.done += tokens
+        prompt_tokens = None if active.reported else tuple(active.request.prompt.encode())
+        active.reported = True
+        ended = active.remaining <= 0
+        return Delta(
+            request_id=active.request.request_id,
+            tokens=sample.tokens(first=first, count=tokens),
+            logprobs=sample.logprobs(first=first, count=tokens),
+            version=self.version,
+            finish_reason=sample.reason if ended else None,
+            text=sample.text if ended else None,
+            prompt_tokens=prompt_tokens,
+            error=None,
+        )

@@ -1,0 +1,151 @@
+"""The generator process.
+
+                        WeightsAvailable        pull (chunks, verified)
+      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's Weights service
+          ▲  │ commands       │                │ ready
+   events │  ▼                ▼                ▼
+        LINK reader ───▶ ENGINE LOOP ── one worker thread ──▶ ENGINE
+        LINK writer ◀── OUTBOX ◀──┘ deltas
+
+Loops: link reader and writer (`link.py`), engine loop (`loop.py`), pull (`puller.py`), bubble samples (`recorder.py`),
+signals port (`signals.py`). The first that ends, ends the process.
+
+Owns: wiring, exit codes (0 stopped by the scheduler, 2 user error, 75 scheduler lost or terminated).
+Invariant: nothing is stored here that anybody else relies on; a killed generator costs only time.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
+from streamrl.spec import parse_bytes
+from streamrl_workers.generator.engine import Engine
+from streamrl_workers.generator.engines import engine_creator
+from streamrl_workers.generator.link import Identity, Link, SchedulerLostError
+from streamrl_workers.generator.loop import EngineLoop
+from streamrl_workers.generator.outbox import Outbox
+from streamrl_workers.generator.puller import Announced, Pull
+from streamrl_workers.generator.settings import Settings, read_settings
+from streamrl_workers.generator.signal_pages import GeneratorPages
+from streamrl_workers.metrics.prometheus import Metrics
+from streamrl_workers.metrics.recorder import Recorder
+from streamrl_workers.metrics.signals import SignalsServer
+from streamrl_workers.metrics.sink import BubbleSink, Source
+from streamrl_workers.stream.auth import LOOPBACK
+from streamrl_workers.stream.endpoint import write_endpoint
+from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
+from streamrl_workers.weights.client import pull
+from streamrl_workers.weights.hashing import TensorBytes
+
+_ROLE = "generator"
+
+
+def main() -> int:
+    """Run a generator as the environment says; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        watch_lifeline(os.environ)
+        return asyncio.run(_run(read_settings(os.environ)))
+    except (UserError, UserErrors) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USER_ERROR
+    except SchedulerLostError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_RETRY
+
+
+async def _run(settings: Settings) -> int:
+    instance = uuid.uuid4().hex
+    source = Source(process=settings.process, role=_ROLE, instance=instance)
+    metrics = Metrics(role=_ROLE, process=settings.process)
+    sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
+    recorder = Recorder(sink=sink, metrics=metrics)
+    try:
+        engine = await asyncio.to_thread(_create_engine, settings)
+        return await _serve(settings, engine=engine, recorder=recorder, metrics=metrics, instance=instance)
+    finally:
+        recorder.close()
+
+
+async def _serve(settings: Settings, *, engine: Engine, recorder: Recorder, metrics: Metrics, instance: str) -> int:
+    outbox = Outbox()
+    loop = EngineLoop(engine, pull=_pull(settings), outbox=outbox, recorder=recorder)
+    link = Link(loop, outbox=outbox, recorder=recorder, identity=_identity(settings, instance=instance))
+    pages = GeneratorPages(loop, link=link, recorder=recorder, metrics=metrics)
+    signals = SignalsServer(pages.pages())
+    port = await signals.start(host=LOOPBACK, port=settings.signals_port)
+    write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{LOOPBACK}:{port}")
+    terminated = asyncio.Event()
+    on_terminate(asyncio.get_running_loop(), terminated.set)
+    try:
+        first = await _first_of(
+            link=link.run(), engine=loop.run(), samples=recorder.run(), terminated=terminated.wait()
+        )
+    finally:
+        await signals.close()
+    return EXIT_RETRY if first == "terminated" else EXIT_DONE
+
+
+async def _first_of(**parts: Coroutine[Any, Any, Any]) -> str:
+    """Run all until the first ends; its name, or its error. The others are cancelled and awaited."""
+    tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        first = next(task for task in tasks if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()
+    return first.get_name()
+
+
+def _identity(settings: Settings, *, instance: str) -> Identity:
+    return Identity(
+        generator_id=settings.process,
+        instance=instance,
+        pool=settings.pool.name,
+        scheduler_address=settings.scheduler_address,
+        token=settings.token,
+        lease_s=settings.spec.scheduling.lease_seconds,
+    )
+
+
+def _pull(settings: Settings) -> Pull:
+    """How this job moves weights."""
+    transport = settings.spec.weights.value
+
+    async def over_grpc(target: Announced) -> dict[str, TensorBytes]:
+        return await pull(
+            target.address,
+            version=target.version,
+            timeout_s=transport.timeout_seconds,
+            chunk_bytes=parse_bytes(transport.chunk_bytes),
+            token=settings.token,
+        )
+
+    return over_grpc
+
+
+def _create_engine(settings: Settings) -> Engine:
+    choice = settings.pool.engine
+    create = engine_creator(choice.key)
+    if choice.key == "simulated":
+        return create(spec=choice.value, slots=choice.value.slots, seed=settings.spec.seed)
+    if settings.model_path is None:
+        raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
+    try:
+        return create(
+            model_path=settings.model_path, slots=choice.value.slots, max_total_tokens=None, threads=settings.threads
+        )
+    except (ValueError, OSError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(field=f"model {settings.model_path}", rule=f"cannot be loaded: {first_line}") from error
