@@ -1,0 +1,123 @@
+"""Checkpoints on disk: order, damage, fall-back, how many are kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl_workers.trainer.checkpoint import CheckpointStore, Meta
+
+
+def _save(directory: Path) -> None:
+    (directory / "state").mkdir()
+    (directory / "state" / "tensors").write_bytes(b"weights")
+
+
+def _write(store: CheckpointStore, step: int) -> Path:
+    return store.write(Meta(step=step, attempt=1, history=("digest",) * step), save=_save, sync=lambda: None)
+
+
+def test_no_checkpoint_yet(tmp_path):
+    assert CheckpointStore(tmp_path / "checkpoints", keep_last=2).newest() is None
+
+
+def test_the_newest_is_found_with_its_meta(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    _write(store, 1)
+    directory = _write(store, 3)
+    found = store.newest()
+    assert found.directory == directory == tmp_path / "step-00000003"
+    assert (found.meta.step, found.meta.attempt, found.meta.history) == (3, 1, ("digest",) * 3)
+    document = json.loads((directory / "meta.json").read_text())
+    assert document["complete"] is True
+    assert list(document["files"]) == ["state/tensors"]
+
+
+def test_only_the_last_few_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2, 3, 4):
+        _write(store, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_it_is_renamed_only_after_the_journal_is_on_disk(tmp_path):
+    seen = []
+    CheckpointStore(tmp_path, keep_last=1).write(
+        Meta(step=1, attempt=1, history=("d",)),
+        save=_save,
+        sync=lambda: seen.extend(p.name for p in tmp_path.iterdir()),
+    )
+    assert seen == [".partial-step-00000001"]
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    with pytest.raises(ZeroDivisionError):
+        store.write(Meta(step=1, attempt=1, history=("d",)), save=_save, sync=lambda: 1 // 0)
+    assert store.newest() is None
+    store.clean()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _truncate(directory: Path) -> None:
+    (directory / "state" / "tensors").write_bytes(b"weig")
+
+
+def _flip(directory: Path) -> None:
+    (directory / "state" / "tensors").write_bytes(b"weightz")
+
+
+def _remove(directory: Path) -> None:
+    (directory / "state" / "tensors").unlink()
+
+
+def _break_meta(directory: Path) -> None:
+    (directory / "meta.json").write_text("{")
+
+
+def _foreign_meta(directory: Path) -> None:
+    meta = json.loads((directory / "meta.json").read_text())
+    (directory / "meta.json").write_text(json.dumps(meta | {"step": 9}))
+
+
+def _list_meta(directory: Path) -> None:
+    (directory / "meta.json").write_text("[]")
+
+
+DAMAGES = [_truncate, _flip, _remove, _break_meta, _foreign_meta, _list_meta]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_is_passed_over_with_one_warning(tmp_path, caplog, damage):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    _write(store, 1)
+    damage(_write(store, 2))
+    assert store.newest().meta.step == 1
+    assert len(caplog.records) == 1
+    assert "step-00000002 is damaged" in caplog.text
+    _write(store, 2)  # trained again
+    assert store.newest().meta.step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_if_all_are_damaged_the_user_is_told(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2):
+        _flip(_write(store, step))
+    with pytest.raises(
+        UserError, match=r"holds no good checkpoint \(step-00000002: state/tensors is not what was written"
+    ):
+        store.newest()
+
+
+def test_a_full_disk_is_the_users_error_and_keeps_what_is_there(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    _write(store, 1)
+
+    def fill_the_disk(_directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="a checkpoint cannot be written: No space left on device; free the disk"):
+        store.write(Meta(step=2, attempt=1, history=("d",) * 2), save=fill_the_disk, sync=lambda: None)
+    assert store.newest().meta.step == 1

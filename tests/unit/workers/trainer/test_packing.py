@@ -1,0 +1,62 @@
+"""Every sample is in exactly one batch, and batches keep to the budget."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, make_sample
+from support.trainer_groups import make_group
+
+
+def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> Sample:
+    return Sample(
+        tokens=array("i", [mark] * (prompt_tokens + completion_tokens)),
+        prompt_tokens=prompt_tokens,
+        behaviour=array("f", [0.0] * completion_tokens),
+        advantage=1.0,
+        fresh=((completion_tokens, True),),
+    )
+
+
+lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 600)), max_size=60)
+
+
+@given(lengths=lengths, budget_tokens=st.integers(16, 4096))
+def test_cut_covers_every_sample_once_within_the_budget(lengths, budget_tokens):
+    samples = [_sample(prompt, completion, mark=n) for n, (prompt, completion) in enumerate(lengths)]
+    batches = cut(samples, budget_tokens=budget_tokens)
+    assert sorted(sample.tokens[0] for batch in batches for sample in batch) == list(range(len(samples)))
+    for batch in batches:
+        longest = max(sample.inputs for sample in batch)
+        assert len(batch) == 1 or longest * len(batch) <= budget_tokens
+        assert sum(longest - sample.inputs for sample in batch) <= PADDING_TOKENS
+
+
+@given(lengths=lengths, idle=st.lists(st.booleans(), min_size=60, max_size=60))
+def test_pending_gives_every_sample_once(lengths, idle):
+    pending, given_out = Pending(budget_tokens=400), []
+    for n, (prompt, completion) in enumerate(lengths):
+        pending.add(_sample(prompt, completion, mark=n))
+        given_out += [sample for batch in pending.take(idle=idle[n]) for sample in batch]
+    given_out += [sample for batch in pending.take_all() for sample in batch]
+    assert sorted(sample.tokens[0] for sample in given_out) == list(range(len(lengths)))
+    assert pending.take_all() == []
+
+
+def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
+    pending = Pending(budget_tokens=40)
+    pending.add(_sample(1, 9, mark=0))  # 9 inputs
+    assert pending.take(idle=False) == [] == pending.take(idle=True)
+    pending.add(_sample(1, 1, mark=1))
+    assert pending.take(idle=False) == []
+    assert sum(map(len, pending.take(idle=True))) == 2
+    pending.add(_sample(1, 40, mark=2))
+    assert sum(map(len, pending.take(idle=False))) == 1
+
+
+def test_a_sample_knows_which_tokens_are_of_the_trained_version():
+    trajectory = make_group(0, step=3).trajectories[0]
+    assert make_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh[0][1]
+    assert not make_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh[0][1]
+    assert not make_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh[0][1]

@@ -1,0 +1,178 @@
+"""The conversation with the scheduler, without a connection: credit, breaks, endings."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.trainer.endings import Ending, RetryError, StoppedError, TerminatedError
+from streamrl_workers.trainer.session import Identity, Session
+from support.trainer_groups import make_group
+
+WINDOW_BYTES = 10_000
+
+
+class Wire:
+    """A session and all that it said."""
+
+    def __init__(self, *, step: int = 0) -> None:
+        identity = Identity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
+        self.session = Session(identity, step=step, window_bytes=WINDOW_BYTES)
+        self.said: list[pb.TrainerEvent] = []
+
+    def connect(self, *, attempt: int = 1) -> pb.TrainerHello:
+        hello = self.session.hello()
+        self.get(welcome=pb.TrainerWelcome(attempt=attempt, batch_groups=2, lease_seconds=2.0))
+        return hello
+
+    def get(self, **command: object) -> None:
+        self.session.received(pb.TrainerCommand(**command), send=self._send)
+
+    def _send(self, events: Sequence[pb.TrainerEvent]) -> None:
+        self.said += events
+
+    def heard(self) -> list[str]:
+        """Kinds of what was said since the last call."""
+        kinds = [event.WhichOneof("event") for event in self.said]
+        self.said.clear()
+        return kinds
+
+
+def test_a_new_trainer_says_hello_then_its_window():
+    wire = Wire(step=3)
+    hello = wire.connect()
+    assert (hello.step, hello.checkpoint_step, list(hello.held_groups)) == (3, 3, [])
+    assert not hello.HasField("unrecorded_step")
+    assert wire.session.wait_welcome().batch_groups == 2
+    assert [event.credit.bytes for event in wire.said] == [WINDOW_BYTES]
+
+
+def test_credit_comes_back_when_a_group_is_taken():
+    wire, group = Wire(), make_group(1)
+    wire.connect()
+    wire.said.clear()
+    wire.get(group=group)
+    assert wire.said == []
+    assert [g.group_id for g in wire.session.poll()] == [1]
+    assert [event.credit.bytes for event in wire.said] == [group.size_bytes]
+    assert wire.session.poll() == []
+
+
+def test_after_a_break_it_says_what_it_holds_and_takes_a_group_once():
+    wire, waiting = Wire(), make_group(2)
+    wire.connect()
+    wire.get(group=make_group(1))
+    wire.session.poll()
+    wire.get(group=waiting)
+    wire.session.disconnected()
+    wire.said.clear()
+    hello = wire.connect()
+    assert list(hello.held_groups) == [1, 2]
+    assert [event.credit.bytes for event in wire.said] == [WINDOW_BYTES - waiting.size_bytes]
+    wire.get(group=waiting)  # again: its credit comes back at once
+    assert [group.group_id for group in wire.session.poll()] == [2]
+    assert [event.credit.bytes for event in wire.said[1:]] == [waiting.size_bytes, waiting.size_bytes]
+
+
+def _do_step(wire: Wire, *, step: int) -> None:
+    wire.get(group=make_group(10 + step, step=step))
+    wire.session.poll()
+    wire.session.step_done(pb.StepDone(step=step, group_ids=[10 + step]))
+
+
+def test_a_step_whose_record_is_unknown_is_said_again():
+    wire = Wire()
+    wire.connect()
+    _do_step(wire, step=0)
+    wire.session.disconnected()
+    hello = wire.connect()
+    assert (hello.step, hello.unrecorded_step.step, list(hello.unrecorded_step.group_ids)) == (1, 0, [10])
+    wire.get(step_recorded=pb.StepRecorded(step=0))
+    wire.session.wait_recorded(1)
+    wire.session.disconnected()
+    assert not wire.connect().HasField("unrecorded_step")
+
+
+def test_what_happened_between_hello_and_welcome_is_said_after_it():
+    wire = Wire()
+    wire.connect()
+    wire.get(group=make_group(10))
+    wire.session.poll()
+    wire.session.disconnected()
+    wire.said.clear()
+    wire.session.hello()
+    wire.session.step_done(pb.StepDone(step=0, group_ids=[10]))
+    assert wire.said == []
+    wire.get(welcome=pb.TrainerWelcome(attempt=1, batch_groups=2, lease_seconds=2.0))
+    assert wire.heard() == ["credit", "step_done"]
+
+
+def test_version_and_checkpoint_are_said_after_every_welcome():
+    wire = Wire()
+    wire.connect()
+    wire.session.publish(pb.Published(version=pb.VersionName(attempt=1, step=0)))
+    wire.session.checkpointed(pb.Checkpointed(step=0, path="checkpoints/step-00000000", exported=True))
+    wire.session.disconnected()
+    wire.heard()
+    wire.connect()
+    assert wire.heard() == ["credit", "published", "checkpointed"]
+
+
+def test_a_scheduler_that_takes_it_for_another_attempt_ends_it():
+    wire = Wire()
+    wire.connect()
+    wire.connect(attempt=2)
+    with pytest.raises(RetryError, match="attempt 2, it is 1"):
+        wire.session.poll()
+
+
+def test_a_group_of_another_step_ends_it():
+    wire = Wire()
+    wire.connect()
+    wire.get(group=make_group(1, step=5))
+    with pytest.raises(RetryError, match="group 1 of step 5 while doing step 0"):
+        wire.session.poll()
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [({"stop": pb.Stop(reason="done")}, StoppedError), ({"restart": pb.Restart(reason="mismatch")}, RetryError)],
+)
+def test_stop_and_restart_end_every_wait(command, error):
+    wire = Wire()
+    wire.connect()
+    _do_step(wire, step=0)
+    wire.get(**command)
+    for wait in (wire.session.poll, wire.session.wait_stop, lambda: wire.session.wait_recorded(1)):
+        with pytest.raises(error):
+            wait()
+
+
+def test_asked_to_end_it_takes_no_more_groups_but_still_syncs_the_journal():
+    wire = Wire()
+    wire.connect()
+    _do_step(wire, step=0)
+    wire.session.terminate()
+    with pytest.raises(TerminatedError):
+        wire.session.poll()
+    wire.get(step_recorded=pb.StepRecorded(step=0))
+    wire.session.wait_recorded(1)
+
+
+def test_the_idle_cause_is_known_and_a_break_is_no_idleness():
+    wire = Wire()
+    assert wire.session.idle_cause == "disconnected"
+    wire.connect()
+    assert wire.session.idle_cause == "no_samples"
+    wire.get(idle=pb.Idle(cause="due_group"))
+    assert wire.session.idle_cause == "due_group"
+    wire.get(group=make_group(1))
+    assert wire.session.idle_cause == "no_samples"
+
+
+def test_the_first_ending_counts():
+    wire = Wire()
+    wire.session.end(Ending(kind="stop", reason="first"))
+    wire.session.end(Ending(kind="retry", reason="second"))
+    with pytest.raises(StoppedError, match="first"):
+        wire.session.wait_stop()

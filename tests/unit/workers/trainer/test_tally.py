@@ -1,0 +1,36 @@
+"""Numbers of a step that need no model."""
+
+import pytest
+
+from streamrl_workers.stream.packing import count_32
+from streamrl_workers.trainer.tally import Tally
+from support.trainer_groups import make_group
+
+
+def test_counts_masked_samples_variance_and_staleness():
+    groups = [
+        make_group(1, step=2, rewards=[0.0, 1.0, None, 1.0]),
+        make_group(2, step=0, rewards=[1.0, 1.0, 1.0]),
+        make_group(3, step=4, rewards=[None, None]),  # of an attempt that was rolled back: counts as fresh
+    ]
+    tally = Tally(step=2)
+    for group in groups:
+        tally.add(group)
+    trained = [t for group in groups for t in group.trajectories if t.HasField("reward")]
+    tokens = sum(count_32(t.tokens) for t in trained)
+    stale = sum(count_32(t.tokens) for t in groups[1].trajectories)
+    metrics = tally.metrics()
+    assert (metrics["groups"], metrics["zero_variance_groups"]) == (3, 2)
+    assert (metrics["samples"], metrics["masked_samples"], metrics["tokens"]) == (9, 3, tokens)
+    assert metrics["reward_mean"] == pytest.approx(5 / 6)
+    assert metrics["reward_std"] == pytest.approx((5 / 36) ** 0.5)
+    assert metrics["staleness_mean"] == pytest.approx(2 * stale / tokens)
+    assert metrics["staleness_max"] == 2
+
+
+def test_an_empty_step_has_the_same_keys():
+    tally = Tally(step=0)
+    empty = tally.metrics()
+    tally.add(make_group(1))
+    assert empty.keys() == tally.metrics().keys()
+    assert set(empty.values()) == {0.0}

@@ -1,0 +1,211 @@
+"""The torch engine on a tiny model: gradients, loss, checkpoints, export."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import RLJobSpec
+from streamrl_workers.stream.packing import unpack_float32, unpack_int32
+from streamrl_workers.trainer.algorithms import algorithm_creator
+from streamrl_workers.trainer.engines.torch_engine import Parts, TorchEngine
+from streamrl_workers.weights.hashing import tensors_hash
+from support.trainer_groups import make_group, trainer_spec
+
+VOCABULARY = 32
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def _model(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{n}": n for n in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+
+
+def _engine(spec: RLJobSpec, **model: int) -> TorchEngine:
+    algorithm = algorithm_creator("grpo")(spec.algorithm.value)
+    return TorchEngine(Parts(model=_model(**model), tokenizer=_tokenizer(), algorithm=algorithm), spec=spec)
+
+
+def _groups() -> list[pb.Group]:
+    return [
+        make_group(1),
+        make_group(2, rewards=[1.0, None, 0.0]),
+        make_group(3, rewards=[1.0, 1.0, 1.0]),  # nothing to learn
+        make_group(4, rewards=[0.2, 0.9]),
+    ]
+
+
+def _whole_step(engine: TorchEngine, groups: Sequence[pb.Group], *, step: int = 0) -> dict[str, float]:
+    engine.begin_step(step, attempt=1)
+    engine.add(groups)
+    return engine.finish_step()
+
+
+@pytest.mark.parametrize("aggregation", ["SequenceMean", "TokenMean"])
+def test_streamed_micro_batches_give_the_gradient_of_one_big_batch(aggregation):
+    whole = _engine(trainer_spec(algorithm={"aggregation": aggregation}))
+    streamed = _engine(trainer_spec(algorithm={"aggregation": aggregation}, microBatchTokens=40))
+    metrics = _whole_step(whole, _groups())
+    streamed.begin_step(0, attempt=1)
+    micro_steps = 0
+    for group in reversed(_groups()):
+        streamed.add([group])
+        micro_steps += streamed.advance(idle=False)
+    assert micro_steps >= 2
+    streamed_metrics = streamed.finish_step()
+    for name, gradient in whole.gradients().items():
+        difference = (streamed.gradients()[name] - gradient).norm()
+        assert difference <= 1e-5 * gradient.norm(), name
+    assert streamed_metrics.keys() == metrics.keys()
+    assert streamed_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
+
+
+def _reference_logprobs(model: torch.nn.Module, trajectory: pb.Trajectory, temperature: float) -> list[float]:
+    """One sequence at a time, no padding, float64."""
+    prompt, tokens = unpack_int32(trajectory.prompt_tokens), unpack_int32(trajectory.tokens)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits[0] / temperature
+    logprobs = torch.log_softmax(logits, -1)
+    return [float(logprobs[len(prompt) + place - 1, token]) for place, token in enumerate(tokens)]
+
+
+def _reference_loss(spec: RLJobSpec, groups: Sequence[pb.Group]) -> float:
+    """The loss of a step by plain loops over float64 numbers."""
+    grpo, model = spec.algorithm.value, _model().double().eval()
+    sequence_sums, lengths = [], []
+    for group in groups:
+        rewards = [t.reward for t in group.trajectories if t.HasField("reward")]
+        mean = sum(rewards) / len(rewards)
+        std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+        for trajectory in (t for t in group.trajectories if t.HasField("reward")):
+            advantage = (trajectory.reward - mean) / (std + 1e-6)
+            logprobs = _reference_logprobs(model, trajectory, spec.task.sampling.temperature)
+            total = 0.0
+            for logprob, behaviour in zip(logprobs, unpack_float32(trajectory.logprobs), strict=True):
+                ratio = math.exp(logprob - behaviour)
+                clipped = min(max(ratio, 1 - grpo.clip_low), 1 + grpo.clip_high)
+                total -= min(min(ratio, grpo.importance_cap) * advantage, clipped * advantage)
+            sequence_sums.append(total)
+            lengths.append(len(logprobs))
+    if grpo.aggregation == "TokenMean":
+        return sum(sequence_sums) / sum(lengths)
+    return sum(total / length for total, length in zip(sequence_sums, lengths, strict=True)) / len(lengths)
+
+
+@pytest.mark.parametrize("aggregation", ["SequenceMean", "TokenMean"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_loss_equals_an_independent_reference(aggregation, temperature):
+    spec = trainer_spec(algorithm={"aggregation": aggregation}, temperature=temperature)
+    metrics = _whole_step(_engine(spec), _groups())
+    assert metrics["loss"] == pytest.approx(_reference_loss(spec, _groups()), rel=1e-5, abs=1e-6)
+
+
+def test_metrics_of_samples_that_were_drawn_by_the_very_policy():
+    """A second engine's log-probs stand for the generator's: every ratio is 1."""
+    model, groups = _model().eval(), [make_group(1), make_group(3, rewards=[1.0, 1.0])]
+    for trajectory in (t for group in groups for t in group.trajectories):
+        logprobs = _reference_logprobs(model, trajectory, 1.0)
+        trajectory.logprobs = torch.tensor(logprobs).numpy().tobytes()
+    metrics = _whole_step(_engine(trainer_spec()), groups)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["mismatch"] < 1e-4
+    assert metrics["behaviour_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0.0
+    assert 0.0 < metrics["entropy"] < math.log(VOCABULARY)
+    assert metrics["skipped_tokens"] + metrics["forward_tokens"] == metrics["tokens"]
+    assert metrics["zero_variance_groups"] == 1
+    assert metrics["gradient_norm"] > 0
+    assert metrics["refused_updates"] == 0
+
+
+def test_a_step_with_nothing_to_learn_has_a_gradient_of_zero():
+    metrics = _whole_step(
+        _engine(trainer_spec()), [make_group(1, rewards=[1.0, 1.0]), make_group(2, rewards=[None, None])]
+    )
+    assert (metrics["gradient_norm"], metrics["loss"], metrics["forward_tokens"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
+    engine, group = _engine(trainer_spec()), make_group(1)
+    before = tensors_hash(engine.tensors())
+    group.trajectories[0].logprobs = torch.full((len(group.trajectories[0].tokens) // 4,), math.nan).numpy().tobytes()
+    assert _whole_step(engine, [group])["refused_updates"] == 1.0
+    assert tensors_hash(engine.tensors()) == before
+
+
+def test_training_resumes_bit_for_bit(tmp_path):
+    spec = trainer_spec(schedule="Cosine", warmUpSteps=1)
+    through, resumed = _engine(spec), _engine(spec, seed=9)
+    for step in range(2):
+        _whole_step(through, _groups(), step=step)
+    through.save(tmp_path)
+    resumed.load(tmp_path)
+    assert tensors_hash(resumed.tensors()) == tensors_hash(through.tensors())
+    for step in (2, 3):
+        assert _whole_step(through, _groups(), step=step) == _whole_step(resumed, _groups(), step=step)
+    assert tensors_hash(resumed.tensors()) == tensors_hash(through.tensors())
+
+
+def test_a_step_that_is_begun_again_forgets_what_it_had():
+    once, again = _engine(trainer_spec()), _engine(trainer_spec(microBatchTokens=16))
+    again.begin_step(0, attempt=1)
+    again.add([make_group(7)])
+    assert again.advance(idle=False)
+    again.add([make_group(8)])
+    assert _whole_step(again, _groups()) == pytest.approx(_whole_step(once, _groups()), rel=1e-4, abs=1e-6)
+
+
+def test_a_checkpoint_of_another_model_is_the_users_error(tmp_path):
+    engine = _engine(trainer_spec())
+    _whole_step(engine, _groups())
+    engine.save(tmp_path)
+    with pytest.raises(UserError, match="does not fit this model"):
+        _engine(trainer_spec(), hidden_size=32).load(tmp_path)
+
+
+def test_published_tensors_are_copies_with_tied_names_once():
+    engine = _engine(trainer_spec())
+    tensors = engine.tensors()
+    assert "lm_head.weight" not in tensors
+    assert tensors["model.embed_tokens.weight"].shape == (VOCABULARY, 16)
+    before = bytes(tensors["model.embed_tokens.weight"].data)
+    _whole_step(engine, _groups())
+    assert bytes(tensors["model.embed_tokens.weight"].data) == before
+    assert bytes(engine.tensors()["model.embed_tokens.weight"].data) != before
+
+
+def test_the_export_loads(tmp_path):
+    engine = _engine(trainer_spec())
+    _whole_step(engine, _groups())
+    engine.export(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    embedding = model.get_input_embeddings().weight.detach()
+    assert embedding.numpy().tobytes() == bytes(engine.tensors()["model.embed_tokens.weight"].data)
+    assert AutoTokenizer.from_pretrained(tmp_path).vocab_size == VOCABULARY

@@ -1,0 +1,203 @@
+"""Checkpoints on disk: `checkpoints/step-<8 digits>/`, whole or not there at all.
+
+Owns: atomicity, the order journal-then-rename, `meta.json`, which checkpoints are kept, which one is good. Does not
+own: the engine's files, the journal (`sync` is a callback).
+
+Invariants:
+- A directory with a checkpoint's name is complete: it was written under another name, synced to disk, and renamed.
+- It is renamed only after `sync`: every step it holds is durable in the journal (design invariant 1).
+- `meta.json` names size and hash of every file, so damage is found before anything is loaded.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamrl.errors import UserError
+
+_META_FILE = "meta.json"
+_PARTIAL_PREFIX = ".partial-"
+_NAME = re.compile(r"step-(\d{8,})")
+_HASH_BYTES = 16
+
+log = logging.getLogger(__name__)
+
+
+class DamagedError(ValueError):
+    """A checkpoint that is not what was written; the text says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What a checkpoint says of itself."""
+
+    step: int  # version; the history is the steps before it
+    attempt: int  # of the trainer that wrote it
+    history: tuple[str, ...]  # hex digest of each step's groups (stream/history.py)
+    complete: bool = True
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size_bytes", "hash"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A good checkpoint."""
+
+    directory: Path
+    meta: Meta
+
+
+class CheckpointStore:
+    """The checkpoints of one run; this process is the only writer."""
+
+    def __init__(self, root: Path, *, keep_last: int) -> None:
+        self._root = root
+        self._keep_last = keep_last
+
+    def write(self, meta: Meta, *, save: Callable[[Path], None], sync: Callable[[], None]) -> Path:
+        """Write a checkpoint: `save` fills a directory, `sync` returns when the journal holds its steps.
+
+        Raises:
+            UserError: the disk does not take it; the checkpoints before it are untouched.
+        """
+        try:
+            partial = self._fill(meta, save)
+            sync()
+            return self._publish(partial, step=meta.step)
+        except OSError as error:
+            raise _unwritable(self._root, error) from error
+
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of `step` is, or will be."""
+        return self._root / _name(step)
+
+    def newest(self) -> Found | None:
+        """The newest good checkpoint; damaged ones are named in the log and passed over. None: there is none yet.
+
+        Raises:
+            UserError: there are checkpoints, but all are damaged.
+        """
+        damage: list[str] = []
+        for directory in self._directories():
+            try:
+                return Found(directory=directory, meta=_read(directory))
+            except DamagedError as error:
+                damage.append(f"{directory.name}: {error}")
+                log.warning("checkpoint %s is damaged (%s); trying the one before", directory, error)
+        if not damage:
+            return None
+        raise UserError(
+            field=str(self._root),
+            rule=f"holds no good checkpoint ({'; '.join(damage)})",
+            fix="restore one from a copy, or start a new run",
+        )
+
+    def clean(self) -> None:
+        """Remove what a killed writer left."""
+        for leftover in self._root.glob(f"{_PARTIAL_PREFIX}*"):
+            shutil.rmtree(leftover)
+
+    def _fill(self, meta: Meta, save: Callable[[Path], None]) -> Path:
+        partial = self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}"
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        save(partial)
+        files = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
+        document = asdict(meta) | {"files": files}
+        (partial / _META_FILE).write_text(json.dumps(document), encoding="utf-8")
+        sync_tree(partial)
+        return partial
+
+    def _publish(self, partial: Path, *, step: int) -> Path:
+        target = self.path_of(step)
+        if target.exists():  # damaged, or of an attempt whose steps were rolled back
+            old = self._root / f"{_PARTIAL_PREFIX}replaced-{target.name}"
+            target.rename(old)
+            partial.rename(target)
+            shutil.rmtree(old)
+        else:
+            partial.rename(target)
+        _sync_path(self._root)
+        self._prune(newest_step=step)
+        return target
+
+    def _prune(self, *, newest_step: int) -> None:
+        """Keep the last few up to `newest_step`; a later one is of steps that were rolled back."""
+        directories = self._directories()
+        kept = [d for d in directories if _step(d) <= newest_step][: self._keep_last]
+        for directory in directories:
+            if directory not in kept:
+                shutil.rmtree(directory)
+
+    def _directories(self) -> list[Path]:
+        """Newest first."""
+        if not self._root.is_dir():
+            return []
+        return sorted((d for d in self._root.iterdir() if _NAME.fullmatch(d.name)), key=_step, reverse=True)
+
+
+def sync_tree(directory: Path) -> None:
+    """Bring a directory and all in it to the disk."""
+    for path in (*_files(directory), *(p for p in directory.rglob("*") if p.is_dir()), directory):
+        _sync_path(path)
+
+
+def _read(directory: Path) -> Meta:
+    meta = _read_meta(directory / _META_FILE)
+    if meta.step != _step(directory) or len(meta.history) != meta.step or not meta.complete:
+        raise DamagedError(f"{_META_FILE} does not belong to it")
+    for name, fingerprint in meta.files.items():
+        if not (directory / name).is_file():
+            raise DamagedError(f"{name} is missing")
+        if _fingerprint(directory / name) != fingerprint:
+            raise DamagedError(f"{name} is not what was written")
+    return meta
+
+
+def _read_meta(path: Path) -> Meta:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return Meta(**(document | {"history": tuple(document["history"])}))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DamagedError(f"{_META_FILE} cannot be read: {error}") from error
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_HASH_BYTES))
+    return {"size_bytes": path.stat().st_size, "hash": digest.hexdigest()}
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _step(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
+
+
+def _sync_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritable(root: Path, error: OSError) -> UserError:
+    return UserError(
+        field=str(root),
+        rule=f"a checkpoint cannot be written: {error.strerror or error}",
+        fix="free the disk, then resume the run",
+    )

@@ -1,0 +1,92 @@
+"""The trainer engine that only takes time, for kill tests and scale. Imports no torch, no numpy.
+
+Owns: how long a step takes, the bytes that stand for weights. Weights of version v are a function of (seed, v) alone,
+so that a restarted trainer publishes the same bytes. Time goes by through the injected `sleep`.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import SimulatedTrainer
+from streamrl_workers.stream.packing import count_32
+from streamrl_workers.trainer.tally import Tally
+from streamrl_workers.weights.hashing import TensorBytes
+
+_STATE_FILE = "simulated.json"
+_TENSOR = "weights"
+
+
+class SimulatedEngine:
+    """Sleeps for tokens and steps."""
+
+    def __init__(self, *, spec: SimulatedTrainer, seed: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._spec = spec
+        self._seed = seed
+        self._sleep = sleep
+        self._version = 0
+        self._waiting_tokens = 0
+        self._tally = Tally(step=0)
+
+    def begin_step(self, step: int, *, attempt: int) -> None:
+        """Begin; the attempt changes nothing here."""
+        del attempt
+        self._waiting_tokens = 0
+        self._tally = Tally(step=step)
+
+    def add(self, groups: Sequence[pb.Group]) -> None:
+        """Count them."""
+        for group in groups:
+            self._tally.add(group)
+            self._waiting_tokens += sum(count_32(trajectory.tokens) for trajectory in group.trajectories)
+
+    def advance(self, *, idle: bool) -> bool:
+        """Take the time of the tokens that wait, however few."""
+        del idle
+        if not self._waiting_tokens:
+            return False
+        self._pass(self._waiting_tokens * self._spec.seconds_per_token)
+        self._waiting_tokens = 0
+        return True
+
+    def finish_step(self) -> dict[str, float]:
+        """Take the time of a step."""
+        self.advance(idle=True)
+        self._pass(self._spec.seconds_per_step)
+        self._version = self._tally.step + 1
+        return self._tally.metrics() | {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
+
+    def tensors(self) -> dict[str, TensorBytes]:
+        """Bytes that differ for each (seed, version)."""
+        data = random.Random(f"{self._seed}/{self._version}").randbytes(self._spec.weight_bytes)
+        return {_TENSOR: TensorBytes("uint8", (len(data),), memoryview(data))}
+
+    def save(self, directory: Path) -> None:
+        """A small file."""
+        (directory / _STATE_FILE).write_text(
+            json.dumps({"seed": self._seed, "version": self._version}), encoding="utf-8"
+        )
+
+    def load(self, directory: Path) -> None:
+        """Read it back."""
+        try:
+            state = json.loads((directory / _STATE_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(
+                field=str(directory),
+                rule="is not a checkpoint of the simulated engine",
+                fix="resume with the engine that wrote it",
+            ) from None
+        self._version = state["version"]
+
+    def export(self, directory: Path) -> None:
+        """The same small file: there is no model."""
+        self.save(directory)
+
+    def _pass(self, seconds: float) -> None:
+        if seconds > 0:
+            self._sleep(seconds)

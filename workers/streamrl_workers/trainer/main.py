@@ -1,0 +1,186 @@
+"""The trainer process.
+
+        Group, StepRecorded, Stop, ..      poll                      micro-steps, optimiser
+     SCHEDULER ═════════▶ LINK ──▶ SESSION ──▶ STEP LOOP (a thread) ──────────────────────▶ ENGINE
+         ▲                 │         ▲  ▲          │ copy of the weights        │ save
+         └── StepDone, ────┘         │  └─ name ─ PUBLISHING (a thread)         ▼
+             Published, ..           │                │ bytes                CHECKPOINTS, on disk
+                                  SIGTERM             ▼
+                                               WEIGHT STORE ◀══ Weights service ◀══ GENERATORS
+
+Loops: link (`link.py`), step loop (`loop.py`), publishing (`publishing.py`), bubble samples (`recorder.py`), signals
+port (`signals.py`), Weights service (`weights/server.py`). The step loop runs in a thread, everything else but hashing in
+the event loop of the main thread, so weights are served and heartbeats sent while a step is computed.
+
+Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler lost or history rolled back).
+Invariant: what is not in a checkpoint is nowhere; a killed trainer costs the steps behind it, which are trained again.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import uuid
+from dataclasses import dataclass
+
+import grpc.aio
+
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS
+from streamrl_workers.metrics.prometheus import Metrics
+from streamrl_workers.metrics.recorder import Recorder
+from streamrl_workers.metrics.signals import SignalsServer
+from streamrl_workers.metrics.sink import BubbleSink, Source
+from streamrl_workers.stream.auth import LOOPBACK
+from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.endpoint import write_endpoint
+from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
+from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
+from streamrl_workers.trainer.checkpoint import CheckpointStore
+from streamrl_workers.trainer.endings import Ending, RetryError
+from streamrl_workers.trainer.engine import TrainEngine
+from streamrl_workers.trainer.engines import EngineSetup, engine_creator
+from streamrl_workers.trainer.link import Address, Link
+from streamrl_workers.trainer.loop import Plan, StepLoop, Tools
+from streamrl_workers.trainer.session import Identity, Session
+from streamrl_workers.trainer.settings import Settings, read_settings
+from streamrl_workers.trainer.signal_pages import TrainerPages
+from streamrl_workers.trainer.thread import run_in_thread
+from streamrl_workers.weights.publisher import WeightStore
+from streamrl_workers.weights.server import WeightsService
+
+_ROLE = "trainer"
+_UNLINK_S = 2.0
+"""For the link's farewell when the step loop has ended."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A trainer at its checkpoint."""
+
+    engine: TrainEngine
+    checkpoints: CheckpointStore
+    history: tuple[str, ...]
+
+
+def main() -> int:
+    """Run a trainer as the environment says; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        watch_lifeline(os.environ)
+        asyncio.run(_run(read_settings(os.environ)))
+    except (UserError, UserErrors) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USER_ERROR
+    except RetryError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_RETRY
+    return EXIT_DONE
+
+
+async def _run(settings: Settings) -> None:
+    instance = uuid.uuid4().hex
+    source = Source(process=settings.process, role=_ROLE, instance=instance)
+    metrics = Metrics(role=_ROLE, process=settings.process)
+    sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
+    recorder = Recorder(sink=sink, metrics=metrics)
+    store = WeightStore()
+    server = make_server(settings.token)
+    add_WeightsServicer_to_server(WeightsService(store), server)  # type: ignore[no-untyped-call] # generated
+    pages = TrainerPages(recorder, metrics=metrics)
+    signals = SignalsServer(pages.pages())
+    samples = asyncio.create_task(recorder.run(), name="trainer-bubble-samples")
+    try:
+        identity = await _open_ports(settings, server=server, signals=signals, instance=instance)
+        await _train(settings, identity=identity, store=store, recorder=recorder, pages=pages)
+    finally:
+        samples.cancel()
+        await signals.close()
+        await server.stop(None)
+        recorder.close()
+
+
+async def _open_ports(
+    settings: Settings, *, server: grpc.aio.Server, signals: SignalsServer, instance: str
+) -> Identity:
+    address = bind(server, port=settings.grpc_port)
+    await server.start()
+    port = await signals.start(host=LOOPBACK, port=settings.signals_port)
+    write_endpoint(settings.run_dir, process=settings.process, grpc=address, signals=f"{LOOPBACK}:{port}")
+    return Identity(trainer_id=settings.process, instance=instance, weights_address=address)
+
+
+async def _train(
+    settings: Settings, *, identity: Identity, store: WeightStore, recorder: Recorder, pages: TrainerPages
+) -> None:
+    """Prepare, connect, train until the end; the first part that fails ends the process."""
+    on_terminate(asyncio.get_running_loop(), _end_before_training)
+    prepared = await run_in_thread(lambda: _prepare(settings), name="trainer-start")
+    session = Session(identity, step=len(prepared.history), window_bytes=settings.window_bytes)
+    on_terminate(asyncio.get_running_loop(), session.terminate)
+    tools = Tools(
+        engine=prepared.engine, session=session, checkpoints=prepared.checkpoints, weights=store, recorder=recorder
+    )
+    loop = StepLoop(tools, plan=_plan(settings), history=prepared.history)
+    pages.attach(loop, session=session)
+    address = Address(scheduler=settings.scheduler_address, token=settings.token)
+    link = Link(session, address=address, recorder=recorder)
+    linking = asyncio.create_task(link.run(), name="trainer-link")
+    linking.add_done_callback(lambda task: _link_ended(task, session))
+    try:
+        await run_in_thread(loop.run, name="trainer-steps")
+    finally:
+        await _unlink(link, linking)
+
+
+async def _unlink(link: Link, linking: asyncio.Task[None]) -> None:
+    """Say the last words. Raises the link's own error: it is the cause of what ended the step loop."""
+    link.close()
+    await asyncio.wait([linking], timeout=_UNLINK_S)
+    linking.cancel()
+    await asyncio.wait([linking])
+    if not linking.cancelled():
+        linking.result()
+
+
+def _prepare(settings: Settings) -> Prepared:
+    """Engine at the newest good checkpoint; the slow part of a start."""
+    checkpoints = CheckpointStore(
+        settings.run_dir / DIR_CHECKPOINTS, keep_last=settings.spec.storage.checkpoints.keep_last
+    )
+    checkpoints.clean()
+    found = checkpoints.newest()
+    setup = EngineSetup(spec=settings.spec, model_path=settings.model_path, threads=settings.threads)
+    engine = engine_creator(settings.spec.trainer.engine.key)(setup)
+    if found is None:
+        return Prepared(engine=engine, checkpoints=checkpoints, history=())
+    engine.load(found.directory)
+    log.info("goes on from %s", found.directory)
+    return Prepared(engine=engine, checkpoints=checkpoints, history=found.meta.history)
+
+
+def _plan(settings: Settings) -> Plan:
+    spec = settings.spec
+    return Plan(
+        steps=spec.pipeline.steps,
+        checkpoint_interval_steps=spec.storage.checkpoints.interval_steps,
+        run_dir=settings.run_dir,
+    )
+
+
+def _link_ended(task: asyncio.Task[None], session: Session) -> None:
+    """Wake the step loop: without a link nothing can come any more."""
+    if task.cancelled():
+        return
+    error = task.exception()
+    reason = "the link to the scheduler has ended" if error is None else f"the link to the scheduler failed: {error}"
+    session.end(Ending(kind="retry", reason=reason))
+
+
+def _end_before_training() -> None:
+    """SIGTERM while the model is loaded: nothing is to be kept, and a loading thread cannot be interrupted."""
+    log.info("asked to end before the first step: nothing to keep")
+    logging.shutdown()
+    os._exit(EXIT_DONE)

@@ -1,0 +1,286 @@
+"""What the scheduler and this trainer know of each other: the conversation without the connection.
+
+Owns: the groups that wait for the step loop, what is recorded and what is not, what has to be said again after a
+break. Does not own: gRPC (`link.py`), training (`loop.py`). Thread-safe: the link calls from its event loop, the
+step loop from its thread; every wait has a deadline or ends with the link, which has one.
+
+Invariants:
+- A group is handed to the step loop once, also when the scheduler sends it again.
+- Bytes of groups that wait stay within the window: credit is given when the step loop takes a group.
+- At most one step is done and not recorded.
+- What is said while no scheduler listens is not queued: `welcome` says the whole state again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.trainer.endings import Ending, RetryError, TerminatedError
+
+_ANSWER_TIMEOUT_S = 300.0
+"""For an answer of a scheduler that listens: a journal on a busy disk takes seconds; beyond this it hangs."""
+_LAST_ANSWER_S = 5.0
+"""The same once this process is asked to end: the whole farewell is to take some ten seconds."""
+
+Send = Callable[[Sequence[pb.TrainerEvent]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a trainer process says of itself."""
+
+    trainer_id: str
+    instance: str  # new at every process start
+    weights_address: str  # host:port
+
+
+def _drop(_events: Sequence[pb.TrainerEvent]) -> None:
+    """Nobody listens."""
+
+
+class Session:
+    """One trainer process's side of the conversation."""
+
+    def __init__(self, identity: Identity, *, step: int, window_bytes: int) -> None:
+        """`step`: version of the checkpoint that this process starts from."""
+        self._identity = identity
+        self._window_bytes = window_bytes
+        self._changed = threading.Condition()
+        self._send: Send = _drop
+        self._step = step  # the one being done, or done next
+        self._checkpoint = pb.Checkpointed(step=step)
+        self._inbox: deque[pb.Group] = deque()
+        self._held: set[int] = set()  # groups of `_step`, taken or not
+        self._unrecorded: pb.StepDone | None = None
+        self._told_unrecorded: pb.StepDone | None = None  # what the last hello said of it
+        self._published: pb.Published | None = None
+        self._syncing: int | None = None
+        self._synced = step
+        self._welcome: pb.TrainerWelcome | None = None
+        self._listening = False
+        self._cause = "no_samples"
+        self._ending: Ending | None = None
+        self._leave_by_s: float | None = None
+
+    # ---------------------------------------------------------------- called by the link
+
+    def hello(self) -> pb.TrainerHello:
+        """The first message of a connection."""
+        with self._changed:
+            self._told_unrecorded = self._unrecorded
+            return pb.TrainerHello(
+                trainer_id=self._identity.trainer_id,
+                instance=self._identity.instance,
+                weights_address=self._identity.weights_address,
+                step=self._step,
+                held_groups=sorted(self._held),
+                unrecorded_step=self._unrecorded,
+                checkpoint_step=self._checkpoint.step,
+            )
+
+    def received(self, command: pb.TrainerCommand, *, send: Send) -> None:
+        """Take one command; `send` reaches the scheduler that it came from."""
+        kind = command.WhichOneof("command")
+        with self._changed:
+            if kind == "welcome":
+                self._welcomed(command.welcome, send)
+            elif kind == "group":
+                self._arrived(command.group)
+            elif kind == "step_recorded":
+                self._recorded(command.step_recorded.step)
+            elif kind == "journal_synced":
+                self._synced = max(self._synced, command.journal_synced.step)
+                self._syncing = None
+            elif kind == "idle":
+                self._cause = command.idle.cause
+            elif kind == "stop":
+                self._end(Ending(kind="stop", reason=command.stop.reason))
+            elif kind == "restart":
+                self._end(
+                    Ending(
+                        kind="retry",
+                        reason=f"the scheduler asks to go back to the checkpoint: {command.restart.reason}",
+                    )
+                )
+            self._changed.notify_all()
+
+    def disconnected(self) -> None:
+        """Nobody listens until the next welcome."""
+        with self._changed:
+            self._send = _drop
+            self._listening = False
+            self._changed.notify_all()
+
+    def end(self, ending: Ending) -> None:
+        """End all waits, now and later, with `ending`; the first one counts."""
+        with self._changed:
+            self._end(ending)
+            self._changed.notify_all()
+
+    def terminate(self) -> None:
+        """The process is asked to end: no more groups, short deadlines."""
+        with self._changed:
+            if self._leave_by_s is None:
+                self._leave_by_s = time.monotonic() + _LAST_ANSWER_S
+            self._changed.notify_all()
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the process was asked to end."""
+        return self._leave_by_s is not None
+
+    @property
+    def waiting_groups(self) -> int:
+        """Groups that the step loop has not taken yet."""
+        return len(self._inbox)
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why it is over, or None."""
+        return self._ending
+
+    # ---------------------------------------------------------------- called by the step loop
+
+    def wait_welcome(self) -> pb.TrainerWelcome:
+        """The first welcome. As long as there is no connection, the link's own deadline counts."""
+        self._wait(lambda: self._welcome is not None, what="the scheduler's welcome", until_terminated=True)
+        assert self._welcome is not None, "waited for it"
+        return self._welcome
+
+    def poll(self) -> list[pb.Group]:
+        """The groups that have come, maybe none. Raises what ended the session."""
+        with self._changed:
+            self._raise_ending(until_terminated=True)
+            groups = list(self._inbox)
+            self._inbox.clear()
+            taken_bytes = sum(group.size_bytes for group in groups)
+            if taken_bytes:
+                self._send([pb.TrainerEvent(credit=pb.Credit(bytes=taken_bytes))])
+        return groups
+
+    def wait_change(self, *, seen_cause: str, timeout_s: float) -> None:
+        """Until a group is there, the cause is no longer `seen_cause`, the end, or `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._inbox or self.idle_cause != seen_cause or self._ending or self._leave_by_s, timeout_s
+            )
+
+    @property
+    def idle_cause(self) -> str:
+        """Why no group comes; `disconnected` when nobody listens."""
+        return self._cause if self._listening else "disconnected"
+
+    def step_done(self, done: pb.StepDone) -> None:
+        """Say that the step is done; waits until the one before is recorded."""
+        self.wait_recorded(done.step)
+        with self._changed:
+            assert done.step == self._step, f"step {done.step} done while doing {self._step}"
+            assert not self._inbox, "groups left over"
+            self._unrecorded = done
+            self._step += 1
+            self._held.clear()
+            self._cause = "no_samples"
+            self._send([pb.TrainerEvent(step_done=done)])
+
+    def wait_recorded(self, version: int) -> None:
+        """Until every step before `version` is in the journal."""
+        self._wait(
+            lambda: self._unrecorded is None or self._unrecorded.step >= version,
+            what=f"the record of step {version - 1} in the journal",
+        )
+
+    def publish(self, published: pb.Published) -> None:
+        """Announce a version that can be pulled."""
+        with self._changed:
+            self._published = published
+            self._send([pb.TrainerEvent(published=published)])
+
+    def sync_journal(self, step: int) -> None:
+        """Until everything before version `step` is durable in the journal."""
+        self.wait_recorded(step)
+        with self._changed:
+            self._syncing = step
+            self._synced = min(self._synced, step - 1)
+            self._send([pb.TrainerEvent(sync_journal=pb.SyncJournal(step=step))])
+        self._wait(lambda: self._synced >= step, what=f"the journal on disk up to step {step}")
+
+    def checkpointed(self, checkpointed: pb.Checkpointed) -> None:
+        """Say that a checkpoint is on disk."""
+        with self._changed:
+            self._checkpoint = checkpointed
+            self._send([pb.TrainerEvent(checkpointed=checkpointed)])
+
+    def wait_stop(self) -> None:
+        """Until the scheduler ends the run; returns by raising only. Ends with the link, which has a deadline."""
+        with self._changed:
+            while True:
+                self._raise_ending(until_terminated=True)
+                self._changed.wait()
+
+    # ---------------------------------------------------------------- inside, under the lock
+
+    def _welcomed(self, welcome: pb.TrainerWelcome, send: Send) -> None:
+        if self._welcome is not None and self._welcome.attempt != welcome.attempt:
+            text = f"the scheduler takes this trainer for attempt {welcome.attempt}, it is {self._welcome.attempt}"
+            self._end(Ending(kind="retry", reason=text))
+            return
+        self._welcome, self._listening, self._send = welcome, True, send
+        send(self._whole_state())
+
+    def _whole_state(self) -> list[pb.TrainerEvent]:
+        waiting_bytes = sum(group.size_bytes for group in self._inbox)
+        events = [pb.TrainerEvent(credit=pb.Credit(bytes=max(0, self._window_bytes - waiting_bytes)))]
+        if self._unrecorded is not None and self._unrecorded is not self._told_unrecorded:
+            events.append(pb.TrainerEvent(step_done=self._unrecorded))
+        if self._published is not None:
+            events.append(pb.TrainerEvent(published=self._published))
+        if self._checkpoint.path:
+            events.append(pb.TrainerEvent(checkpointed=self._checkpoint))
+        if self._syncing is not None:
+            events.append(pb.TrainerEvent(sync_journal=pb.SyncJournal(step=self._syncing)))
+        return events
+
+    def _arrived(self, group: pb.Group) -> None:
+        if group.step != self._step:
+            self._end(
+                Ending(
+                    kind="retry",
+                    reason=f"got group {group.group_id} of step {group.step} while doing step {self._step}",
+                )
+            )
+            return
+        if group.group_id in self._held:
+            self._send([pb.TrainerEvent(credit=pb.Credit(bytes=group.size_bytes))])
+            return
+        self._held.add(group.group_id)
+        self._inbox.append(group)
+        self._cause = "no_samples"
+
+    def _recorded(self, step: int) -> None:
+        if self._unrecorded is not None and self._unrecorded.step <= step:
+            self._unrecorded = None
+
+    def _end(self, ending: Ending) -> None:
+        self._ending = self._ending or ending
+
+    def _raise_ending(self, *, until_terminated: bool = False) -> None:
+        if self._ending is not None:
+            self._ending.throw()
+        if until_terminated and self._leave_by_s is not None:
+            raise TerminatedError
+
+    def _wait(self, arrived: Callable[[], bool], *, what: str, until_terminated: bool = False) -> None:
+        """Wait for the scheduler. Time without a connection does not count here: the link bounds it."""
+        with self._changed:
+            left_s = _ANSWER_TIMEOUT_S
+            while not arrived():
+                self._raise_ending(until_terminated=until_terminated)
+                begun_s = time.monotonic()
+                limit_s = left_s if self._leave_by_s is None else min(left_s, self._leave_by_s - begun_s)
+                if limit_s <= 0:
+                    raise RetryError(f"waited in vain for {what}")
+                self._changed.wait(limit_s)
+                left_s -= (time.monotonic() - begun_s) if self._listening else 0.0

@@ -1,0 +1,80 @@
+"""What can be said of a step's groups without a model: counts, rewards, lengths, staleness.
+
+Owns: sums and counts (a mean is formed once, at the end). Does not own: anything that needs log-probs. No torch.
+The key set is stable, zeros included.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.packing import count_32
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Sums over the groups of one step."""
+
+    step: int
+    groups: int = 0
+    zero_variance_groups: int = 0  # all known rewards equal: nothing to learn
+    samples: int = 0
+    masked_samples: int = 0  # no reward, or no token
+    sequences: int = 0  # the others
+    tokens: int = 0  # completion tokens of these
+    rewarded: int = 0
+    reward_sum: float = 0.0
+    reward_square_sum: float = 0.0
+    stale_token_steps: int = 0
+    staleness_max: int = 0  # steps, of any first token
+
+    def add(self, group: pb.Group) -> None:
+        """Count one group."""
+        self.groups += 1
+        rewards = [t.reward for t in group.trajectories if t.HasField("reward")]
+        self.zero_variance_groups += len(set(rewards)) <= 1
+        self.rewarded += len(rewards)
+        self.reward_sum += sum(rewards)
+        self.reward_square_sum += sum(reward * reward for reward in rewards)
+        for trajectory in group.trajectories:
+            self._add_sample(trajectory)
+
+    def _add_sample(self, trajectory: pb.Trajectory) -> None:
+        self.samples += 1
+        if not is_trained(trajectory):
+            self.masked_samples += 1
+            return
+        self.sequences += 1
+        self.tokens += count_32(trajectory.tokens)
+        self.stale_token_steps += sum(span.tokens * max(0, self.step - span.step) for span in trajectory.spans)
+        self.staleness_max = max(self.staleness_max, *_first_token_staleness(trajectory.spans, step=self.step))
+
+    def metrics(self) -> dict[str, float]:
+        """The step's numbers."""
+        mean = _ratio(self.reward_sum, self.rewarded)
+        variance = max(0.0, _ratio(self.reward_square_sum, self.rewarded) - mean * mean)
+        return {
+            "groups": float(self.groups),
+            "zero_variance_groups": float(self.zero_variance_groups),
+            "samples": float(self.samples),
+            "masked_samples": float(self.masked_samples),
+            "tokens": float(self.tokens),
+            "completion_tokens_mean": _ratio(self.tokens, self.sequences),
+            "reward_mean": mean,
+            "reward_std": variance**0.5,
+            "staleness_mean": _ratio(self.stale_token_steps, self.tokens),
+            "staleness_max": float(self.staleness_max),
+        }
+
+
+def is_trained(trajectory: pb.Trajectory) -> bool:
+    """Whether a sample takes part in the loss: it has a reward and at least one token."""
+    return trajectory.HasField("reward") and bool(trajectory.tokens)
+
+
+def _first_token_staleness(spans: Iterable[pb.VersionSpan], *, step: int) -> list[int]:
+    return [step - span.step for span in spans][:1] or [0]
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0
