@@ -58,6 +58,8 @@ class Planned:
 
     group_id: int
     prompt_index: int
+    prompt_key: int = 0
+    """Stable 63-bit hash of the prompt's text: lengths are remembered by it. 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,17 @@ class ToTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandGroup:
+    """Send a finished group to the trainer (a `TrainerCommand` with a `Group`). Its samples stay serialized."""
+
+    group_id: int
+    step: int
+    trajectories: tuple[bytes, ...]
+    """Serialized `Trajectory`, by sample index."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     """Append to the journal. The shell answers `core.committed(sequence)` when it is durable; sequences rise by 1."""
 
@@ -181,7 +194,14 @@ class Finished:
     step: int
 
 
-Effect = NeedPrompts | ScoreSample | ToGenerator | ToTrainer | Write | Finished
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The run cannot go on (every group is dropped): stop everybody, say `reason` on one line, exit 2."""
+
+    reason: str
+
+
+Effect = NeedPrompts | ScoreSample | ToGenerator | ToTrainer | HandGroup | Write | Finished | Failed
 
 
 # ---------------------------------------------------------------- recovery
@@ -209,12 +229,14 @@ class Recovered:
     """Trainer instance of that attempt."""
     checkpoint_step: int
     step: int
-    """Steps taken in the effective history (steps of older attempts behind a rollback do not count)."""
+    """Steps taken in the effective history (steps of older attempts behind a rollback do not count): the newest
+    `AttemptStarted.step`, plus the steps that this attempt has taken since."""
     groups: tuple[RecoveredGroup, ...]
     """Live groups and the groups of steps not yet covered by a checkpoint."""
     compositions: Mapping[int, tuple[int, ...]]
-    """step -> groups, for the effective steps >= `checkpoint_step`."""
+    """step -> groups, newest record of every step >= `checkpoint_step`. Steps >= `step` were undone by a rollback:
+    the attempt takes them again with exactly these groups."""
     evaluated_steps: frozenset[int]
     prompt_lengths: Mapping[int, float]
-    """EMA of completion tokens by prompt index, for length prediction."""
+    """EMA of completion tokens by prompt key, for length prediction."""
     ended: bool

@@ -1,0 +1,348 @@
+"""The processes of `benchmarks/scheduler.py`: the scheduler with a trivial pool, its clients, a bare stream.
+
+Each role prints one line of JSON at its end.
+"""
+
+import asyncio
+import cProfile
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import main as scheduler_main
+from streamrl_workers.scheduler import service
+from streamrl_workers.scheduler.environment import Environment
+from streamrl_workers.scheduler.journal import Journal, JournalListener
+from streamrl_workers.scheduler.shell.connection import Context, Events
+from streamrl_workers.scheduler.shell.link import Link
+from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.channel import bind, connect, make_server
+from streamrl_workers.stream.endpoint import write_endpoint
+from streamrl_workers.stream.packing import pack_float32, pack_int32
+from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
+from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult
+
+TOKENS = 64
+SLOTS = 16
+CONNECT_S = 30.0
+CREDIT_BYTES = 1 << 34
+ISSUE_TAG = pb.GeneratorCommand.ISSUE_FIELD_NUMBER << 3 | 2
+"""First byte of a serialized IssueBatch command."""
+
+
+class TrivialPool:
+    """Prompts and rewards that cost nothing."""
+
+    held_out_size: int | None = None
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def prompts(self, *, split: fx.Split, first_index: int, count: int) -> Sequence[PromptItem]:
+        """Numbered questions."""
+        return [PromptItem(split=split, index=i, text=f"question {i}") for i in range(first_index, first_index + count)]
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+        """Every second sample is right."""
+        return [
+            ScoreResult(group_id=r.group_id, sample_index=r.sample_index, reward=float(r.sample_index % 2), parts={})
+            for r in requests
+        ]
+
+
+class Stopwatch:
+    """Dispatch latency: from a ProgressBatch in our hands to the next IssueBatch on that link written out."""
+
+    def __init__(self) -> None:
+        self.dispatch_s: list[float] = []
+        self.lag_s: list[float] = []
+        self._freed: dict[str, float] = {}
+        took, wrote = service._Generator._on_progress, Link._write_one
+
+        def on_progress(generator: service._Generator, batch: pb.ProgressBatch) -> None:
+            self._freed.setdefault(generator.link.peer, time.perf_counter())
+            took(generator, batch)
+
+        async def write_one(link: Link, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+            await wrote(link, write, data)
+            if data[0] == ISSUE_TAG and link.peer in self._freed:
+                freed_s = self._freed.pop(link.peer, None)
+                if freed_s is not None:
+                    self.dispatch_s.append(time.perf_counter() - freed_s)
+
+        service._Generator._on_progress = on_progress  # type: ignore[method-assign]
+        Link._write_one = write_one  # type: ignore[method-assign]
+
+    async def watch_lag(self) -> None:
+        """How late the loop wakes a sleeper."""
+        while True:
+            due_s = time.perf_counter() + 0.01
+            await asyncio.sleep(0.01)
+            self.lag_s.append(time.perf_counter() - due_s)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """In milliseconds."""
+    return 1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+async def run_scheduler() -> None:
+    """Role `scheduler`: until the run is over."""
+    gc.set_threshold(*scheduler_main._GC_THRESHOLDS)
+    environment = Environment.read(os.environ)
+    job = scheduler_main.load_job(environment.run_dir / "job.json")
+    watch = Stopwatch()
+    lag = asyncio.create_task(watch.watch_lag(), name="lag")
+    await scheduler_main.serve(environment, job=job, make_pool=lambda _job, _dir: TrivialPool())
+    lag.cancel()
+    numbers = {
+        "cpu_s": time.process_time(),
+        "dispatches": len(watch.dispatch_s),
+        "p50_ms": quantile(watch.dispatch_s, 0.5),
+        "p99_ms": quantile(watch.dispatch_s, 0.99),
+        "max_ms": quantile(watch.dispatch_s, 1.0),
+        "lag_p99_ms": quantile(watch.lag_s, 0.99),
+        "lag_max_ms": quantile(watch.lag_s, 1.0),
+    }
+    print(json.dumps(numbers))
+
+
+class FakeGenerator:
+    """Answers every request at its next tick."""
+
+    tokens = pack_int32(range(TOKENS))
+    logprobs = pack_float32([-0.5] * TOKENS)
+
+    def __init__(self, number: int, stub: SchedulerStub, *, tick_s: float) -> None:
+        self._id = f"generator-sim-{number}"
+        self._call = stub.Generate(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+        self._writing = asyncio.Lock()
+        self._active: list[pb.SampleRequest] = []
+        self._version = pb.VersionName()
+        self._tick_s = tick_s
+        self._phase_s = tick_s * (number % 64) / 64
+
+    async def run(self) -> None:
+        """Until told to stop."""
+        hello = pb.GeneratorHello(generator_id=self._id, instance="1", pool="sim", slots=SLOTS)
+        await self._call.write(pb.GeneratorEvent(hello=hello))
+        ticks = asyncio.create_task(self._ticks(), name=self._id)
+        try:
+            while (command := await self._call.read()) is not grpc.aio.EOF and not command.HasField("stop"):
+                if command.HasField("issue"):
+                    self._active.extend(command.issue.items)
+                elif command.HasField("weights"):
+                    self._version = command.weights.version
+                    await self._say(pb.GeneratorEvent(weights_loaded=pb.WeightsLoaded(version=self._version)))
+        finally:
+            ticks.cancel()
+
+    async def _ticks(self) -> None:
+        await asyncio.sleep(self._phase_s)
+        while True:
+            await asyncio.sleep(self._tick_s)
+            ended, self._active = self._active, []
+            if ended:
+                batch = pb.ProgressBatch(items=[self._finished(request) for request in ended])
+                await self._say(pb.GeneratorEvent(progress=batch))
+
+    async def _say(self, event: pb.GeneratorEvent) -> None:
+        async with self._writing:
+            await self._call.write(event)
+
+    def _finished(self, request: pb.SampleRequest) -> pb.Progress:
+        span = pb.VersionSpan(tokens=TOKENS, step=self._version.step, attempt=self._version.attempt)
+        return pb.Progress(
+            lease=request.lease,
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            spans=[span],
+            finish_reason="stop",
+            text="4",
+            prompt_tokens=self.tokens[:64],
+            generate_s=0.1,
+        )
+
+
+class FakeTrainer:
+    """Takes a step as soon as it has the groups, and says that a checkpoint covers it."""
+
+    def __init__(self, stub: SchedulerStub, *, stop_at_groups: int = 0) -> None:
+        self._call = stub.Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+        self._stop_at_groups = stop_at_groups
+        self.samples = 0
+        self.bytes = 0
+        self.first_s = self.last_s = self.credit_s = 0.0
+        self._attempt = self._batch = self._step = 0
+        self._groups: list[int] = []
+
+    async def run(self) -> None:
+        """Until told to stop."""
+        await self._call.write(
+            pb.TrainerEvent(hello=pb.TrainerHello(trainer_id="t", instance="1", weights_address="-"))
+        )
+        while (command := await self._call.read()) is not grpc.aio.EOF and not command.HasField("stop"):
+            if command.HasField("welcome"):
+                self._attempt, self._batch = command.welcome.attempt, command.welcome.batch_groups
+                await self._publish()
+                self.credit_s = time.perf_counter()
+                await self._call.write(pb.TrainerEvent(credit=pb.Credit(bytes=CREDIT_BYTES)))
+            elif command.HasField("group"):
+                if self._take(command.group):
+                    return
+                if len(self._groups) == self._batch:
+                    await self._take_step()
+
+    def _take(self, group: pb.Group) -> bool:
+        self.last_s = time.perf_counter()
+        self.first_s = self.first_s or self.last_s
+        self.samples += len(group.trajectories)
+        self.bytes += group.ByteSize()
+        self._groups.append(group.group_id)
+        return len(self._groups) == self._stop_at_groups
+
+    async def _take_step(self) -> None:
+        done = pb.StepDone(step=self._step, group_ids=self._groups)
+        await self._call.write(pb.TrainerEvent(step_done=done))
+        while not (command := await self._call.read()).HasField("step_recorded"):
+            assert not command.HasField("restart"), command.restart.reason
+        self._groups, self._step = [], self._step + 1
+        await self._publish()
+        covered = pb.Checkpointed(step=self._step, path=f"step-{self._step}", exported=True)
+        await self._call.write(pb.TrainerEvent(checkpointed=covered))
+
+    async def _publish(self) -> None:
+        version = pb.VersionName(attempt=self._attempt, step=self._step)
+        await self._call.write(pb.TrainerEvent(published=pb.Published(version=version)))
+
+
+async def run_clients(address: str, generators: int, tick_s: float) -> None:
+    """Role `clients`: all generators and the trainer."""
+    channels = [await connect(address, timeout_s=CONNECT_S, who="the scheduler") for _ in range(16)]
+    trainer = FakeTrainer(SchedulerStub(channels[0]))
+    began_s = time.perf_counter()
+    fakes = [
+        FakeGenerator(number, SchedulerStub(channels[number % len(channels)]), tick_s=tick_s)
+        for number in range(generators)
+    ]
+    tasks = [asyncio.create_task(fake.run(), name="generator") for fake in fakes]
+    await trainer.run()
+    await asyncio.gather(*tasks)
+    print(json.dumps({"samples": trainer.samples, "seconds": trainer.last_s - began_s}))
+
+
+async def run_drain(address: str, groups: int) -> None:
+    """Role `drain`: take finished groups, nothing else."""
+    channel = await connect(address, timeout_s=CONNECT_S, who="the scheduler")
+    trainer = FakeTrainer(SchedulerStub(channel), stop_at_groups=groups)
+    await trainer.run()
+    print(json.dumps({"bytes": trainer.bytes, "seconds": trainer.last_s - trainer.credit_s}))
+
+
+def sample(group_id: int, index: int, tokens: int) -> pb.Trajectory:
+    """A finished sample."""
+    return pb.Trajectory(
+        group_id=group_id,
+        sample_index=index,
+        prompt_tokens=pack_int32(range(32)),
+        tokens=pack_int32(range(tokens)),
+        logprobs=pack_float32([-0.5] * tokens),
+        spans=[pb.VersionSpan(tokens=tokens, step=0, attempt=1)],
+        finish_reason="stop",
+        reward=float(index % 2),
+        generator_id="generator-sim-0",
+    )
+
+
+async def fill(path: str, groups: int, tokens: int) -> None:
+    """Role `fill`: a journal with finished groups."""
+    journal = Journal(Path(path), limit_bytes=1 << 30)
+    journal.open()
+    journal.start(JournalListener(on_committed=lambda _sequence: None, on_fault=print))
+    for group in range(groups):
+        samples = tuple(sample(group, index, tokens).SerializeToString() for index in range(8))
+        size_bytes = sum(map(len, samples))
+        records: list[fx.Record] = [
+            fx.Planned(group_id=group, prompt_index=group, prompt_key=group + 1),
+            fx.Scored(group_id=group, begun_step=0, trajectories=samples, size_bytes=size_bytes),
+        ]
+        for number, record in enumerate(records):
+            journal.append(fx.Write(sequence=2 * group + number + 1, record=record))
+    journal.close()
+
+
+class BareService(SchedulerServicer):  # type: ignore[misc]  # generated, without types
+    """Sends prepared messages as fast as the stream takes them."""
+
+    def __init__(self, messages: list[pb.TrainerCommand]) -> None:
+        self._messages = messages
+
+    async def Train(self, events: Events, context: Context) -> None:  # noqa: N802 - generated name
+        """Send all."""
+        await anext(events)
+        for message in self._messages:
+            await context.write(message)
+
+
+async def run_bare(groups: int, tokens: int) -> None:
+    """Role `bare`: a server without a scheduler."""
+    messages = [
+        pb.TrainerCommand(
+            group=pb.Group(group_id=g, trajectories=[sample(g, i, tokens) for i in range(8)], size_bytes=1)
+        )
+        for g in range(groups)
+    ]
+    server = make_server(os.environ["STREAMRL_TOKEN"])
+    address = bind(server, port=0)
+    add_SchedulerServicer_to_server(BareService(messages), server)
+    await server.start()
+    write_endpoint(Path(os.environ["STREAMRL_RUN_DIR"]), process="bare", grpc=address, signals=None)
+    await server.wait_for_termination()
+
+
+async def read_bare(address: str) -> None:
+    """Role `read_bare`: count what a bare stream brings."""
+    channel = await connect(address, timeout_s=CONNECT_S, who="the bare server")
+    call = SchedulerStub(channel).Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+    began_s, size_bytes = time.perf_counter(), 0
+    await call.write(pb.TrainerEvent(credit=pb.Credit(bytes=1)))
+    while (command := await call.read()) is not grpc.aio.EOF:
+        size_bytes += command.group.ByteSize()
+    print(json.dumps({"bytes": size_bytes, "seconds": time.perf_counter() - began_s}))
+
+
+def main(core: str, role: str, *args: str) -> None:
+    """Run one role, pinned to a core."""
+    os.sched_setaffinity(0, {int(core) % (os.cpu_count() or 1)})
+    if role == "scheduler":
+        profile = cProfile.Profile() if args[0] else None
+        if profile:
+            profile.enable()
+        asyncio.run(run_scheduler())
+        if profile:
+            profile.dump_stats(args[0])
+        return
+    roles = {
+        "clients": lambda: run_clients(args[0], int(args[1]), float(args[2])),
+        "drain": lambda: run_drain(args[0], int(args[1])),
+        "fill": lambda: fill(args[0], int(args[1]), int(args[2])),
+        "bare": lambda: run_bare(int(args[0]), int(args[1])),
+        "read_bare": lambda: read_bare(args[0]),
+    }
+    asyncio.run(roles[role]())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

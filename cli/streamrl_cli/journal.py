@@ -1,0 +1,70 @@
+"""`streamrl journal check RUN` and `streamrl journal show RUN GROUP`: what a run's journal proves and tells.
+
+check: every planned group is in exactly one step, or dropped with one reason, or live; the newest
+checkpoint agrees. Exit code 0, or 1 with what is violated. Both also work while the run goes on.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamrl.errors import EXIT_DONE, EXIT_FAULT
+from streamrl_cli import console
+
+_SHOWN_VIOLATIONS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `streamrl journal`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="check|show")
+    check = actions.add_parser("check", help="prove that every group was trained exactly once")
+    check.add_argument("run", type=Path, help="the run folder")
+    show = actions.add_parser("show", help="tell one group's life")
+    show.add_argument("run", type=Path, help="the run folder")
+    show.add_argument("group", type=int, help="number of the group")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check or show."""
+    if args.action == "show":
+        return _show(args.run, group_id=args.group)
+    return _check(args.run)
+
+
+def _check(run_dir: Path) -> int:
+    from streamrl_workers.scheduler.journal_check import check
+    from streamrl_workers.scheduler.journal_facts import read_facts, read_rules
+
+    report = check(read_facts(run_dir), rules=read_rules(run_dir))
+    dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
+    console.out(f"planned    {report.planned} groups")
+    console.out(f"consumed   {report.consumed} groups in {report.steps} steps")
+    console.out(f"dropped    {sum(report.dropped.values())} groups{': ' if dropped else ''}{dropped}")
+    console.out(f"live       {report.live} groups; the run has {'ended' if report.ended else 'not ended'}")
+    checkpoint = report.checkpoint
+    console.out(f"checkpoint {f'{checkpoint.path} of attempt {checkpoint.attempt}' if checkpoint else 'none'}")
+    for line in report.damaged:
+        console.out(f"damaged    {line}")
+    for line in _verdict(report.violations):
+        console.out(line)
+    return EXIT_FAULT if report.violations else EXIT_DONE
+
+
+def _verdict(violations: tuple[str, ...]) -> Iterator[str]:
+    if not violations:
+        yield "verdict    every group is accounted for exactly once"
+        return
+    yield f"verdict    VIOLATED in {len(violations)} cases"
+    yield from (f"  {violation}" for violation in violations[:_SHOWN_VIOLATIONS])
+    if len(violations) > _SHOWN_VIOLATIONS:
+        yield f"  and {len(violations) - _SHOWN_VIOLATIONS} more"
+
+
+def _show(run_dir: Path, *, group_id: int) -> int:
+    from streamrl_workers.scheduler.journal_facts import snapshot
+    from streamrl_workers.scheduler.journal_show import describe
+
+    with snapshot(run_dir) as connection:
+        for line in describe(connection, group_id):
+            console.out(line)
+    return EXIT_DONE

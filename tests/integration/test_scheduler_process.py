@@ -1,0 +1,165 @@
+"""The scheduler's process on its own: how light it starts, whom it lets in, and how it ends when something is wrong."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from streamrl import keys
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.channel import connect
+from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from support.jobs import simulated_job, write_prompts
+from support.runs import wait_for
+from support.worker_processes import Workers
+
+HEAVY = ("torch", "numpy", "transformers", "reasoning_gym", "rich", "pandas", "scipy")
+START_CPU_S = 1.0
+"""Of CPU, not of the wall: other tests may run beside this one."""
+RSS_LIMIT_BYTES = 80e6
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    write_prompts(tmp_path / "prompts.jsonl")
+    started = Workers.prepare(simulated_job(), folder=tmp_path / "run")
+    yield started
+    started.close()
+
+
+def test_starts_light(workers: Workers) -> None:
+    child = workers.start_scheduler()
+    process = psutil.Process(child.pid)
+    times = process.cpu_times()
+    assert times.user + times.system < START_CPU_S
+    wait_for(lambda: workers.page("healthz").strip() == "ok", what="the scheduler to be ready")
+    assert process.memory_info().rss < RSS_LIMIT_BYTES
+    mapped = [Path(entry.path).parts for entry in process.memory_maps()]
+    assert not [parts for parts in mapped if set(parts) & set(HEAVY)]
+
+
+def test_imports_nothing_heavy() -> None:
+    code = "import sys, streamrl_workers.scheduler.main; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    modules = set(child.stdout.split())
+    assert "streamrl_workers.scheduler.main" in modules
+    assert not modules & set(HEAVY)
+
+
+async def _first_answer(workers: Workers, *, token: str, event: pb.GeneratorEvent) -> pb.GeneratorCommand:
+    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
+    try:
+        call = SchedulerStub(channel).Generate(metadata=call_metadata(token))
+        await call.write(event)
+        async with asyncio.timeout(30):
+            answer: pb.GeneratorCommand = await call.read()
+            if answer is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(await call.code(), None, None, details=await call.details())
+            return answer
+    finally:
+        await channel.close()
+
+
+HELLO = pb.GeneratorEvent(hello=pb.GeneratorHello(generator_id="g", instance="i", pool="sim", slots=4))
+
+
+async def test_token_and_hello_are_demanded(workers: Workers) -> None:
+    workers.start_scheduler()
+    answer = await _first_answer(workers, token=workers.token, event=HELLO)
+    assert answer.WhichOneof("command") == "welcome"
+    with pytest.raises(grpc.aio.AioRpcError, match="UNAUTHENTICATED"):
+        await _first_answer(workers, token="wrong", event=HELLO)
+    with pytest.raises(grpc.aio.AioRpcError, match="must be its hello"):
+        await _first_answer(workers, token=workers.token, event=pb.GeneratorEvent(heartbeat=pb.Heartbeat()))
+    assert workers.token not in workers.text("scheduler")
+
+
+async def test_second_hello_loses_the_connection_alone(workers: Workers) -> None:
+    workers.start_scheduler()
+    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
+    call = SchedulerStub(channel).Generate(metadata=call_metadata(workers.token))
+    await call.write(HELLO)
+    await call.write(HELLO)
+    async with asyncio.timeout(30):
+        with pytest.raises(grpc.aio.AioRpcError, match="ABORTED"):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+    await channel.close()
+    assert "hello twice" in workers.text("scheduler")
+    assert not workers.ended("scheduler")
+
+
+def _fails(workers: Workers, **environment: str) -> str:
+    child = workers.start("scheduler", **environment)
+    assert child.wait(60) == 2, workers.text("scheduler")
+    lines = workers.text("scheduler").strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def test_bad_surroundings_are_one_line_each(workers: Workers) -> None:
+    assert keys.ENV_TOKEN in _fails(workers, **{keys.ENV_TOKEN: ""})
+
+
+def test_bad_port_number(workers: Workers) -> None:
+    assert "must be a port" in _fails(workers, **{keys.ENV_GRPC_PORT: "99999"})
+
+
+@pytest.mark.parametrize("key", [keys.ENV_GRPC_PORT, keys.ENV_SIGNALS_PORT])
+def test_port_in_use(workers: Workers, key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert port in _fails(workers, **{key: port})
+
+
+def test_missing_job(workers: Workers) -> None:
+    (workers.folder / keys.FILE_JOB).unlink()
+    assert "job.json: cannot be read" in _fails(workers)
+
+
+def test_spoilt_journal(workers: Workers) -> None:
+    (workers.folder / keys.FILE_JOURNAL).write_bytes(b"no journal" * 1000)
+    assert "not a journal" in _fails(workers)
+
+
+def test_missing_data_set(workers: Workers) -> None:
+    (workers.folder.parent / "prompts.jsonl").unlink()
+    assert "prompts.jsonl" in _fails(workers)
+    assert json.loads((workers.folder / keys.FILE_RESULT).read_text())["status"] == "failed"
+
+
+def test_second_scheduler_of_the_run(workers: Workers) -> None:
+    first = workers.start_scheduler()
+    assert "in use by another scheduler" in _fails(workers)
+    assert first.poll() is None
+    first.kill()
+    first.wait(30)
+
+
+def test_ends_when_its_parent_is_gone(workers: Workers) -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(reader, True)
+    try:
+        child = _start_with_pipe(workers, reader)
+        began_s = time.monotonic()
+        os.close(writer)
+        assert child.wait(30) == os.EX_TEMPFAIL
+        assert time.monotonic() - began_s < 10
+    finally:
+        os.close(reader)
+
+
+def _start_with_pipe(workers: Workers, reader: int):
+    child = workers.start("scheduler", pass_fds=(reader,), **{keys.ENV_LIFELINE_FD: str(reader)})
+    workers.endpoint("scheduler")
+    return child

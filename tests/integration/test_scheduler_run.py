@@ -1,0 +1,86 @@
+"""The scheduler with a simulated trainer and generators, each a real process: a whole run, deaths, ends."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.jobs import simulated_job, write_prompts
+from support.runs import streamrl, wait_for
+from support.worker_processes import Workers
+
+STEPS = 12
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    write_prompts(tmp_path / "prompts.jsonl")
+    started = Workers.prepare(simulated_job(steps=STEPS), folder=tmp_path / "run")
+    yield started
+    started.close()
+
+
+def assert_exact(workers: Workers) -> str:
+    check = streamrl("journal", "check", str(workers.folder))
+    assert check.returncode == 0, check.stdout + check.stderr + workers.text("scheduler")
+    return check.stdout
+
+
+def test_whole_run(workers: Workers) -> None:
+    workers.start_all(generators=2)
+    wait_for(lambda: len(workers.lines("steps.jsonl")) >= 2 or workers.ended("scheduler"), what="two steps")
+    assert workers.page("healthz").strip() == "ok"
+    numbers = workers.numbers()
+    assert len(numbers["generators"]) == 2
+    assert numbers["steps"] == STEPS
+    assert "streamrl_step" in workers.page("metrics")
+    live = streamrl("journal", "check", str(workers.folder))
+    assert "verdict" in live.stdout
+    for process in ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1"):
+        assert workers.wait(process) == 0, workers.text(process) + workers.text("scheduler")
+    result = json.loads((workers.folder / "result.json").read_text())
+    assert (result["status"], result["steps"]) == ("succeeded", STEPS)
+    assert result["evaluations"][0]["step"] == 0
+    assert result["final_reward"] == result["evaluations"][-1]["mean_reward"]
+    lines = workers.lines("steps.jsonl")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert all(line["staleness_max"] <= 1 for line in lines)
+    assert "ended" in assert_exact(workers)
+    shown = streamrl("journal", "show", str(workers.folder), "0")
+    assert "consumed by step" in shown.stdout
+
+
+def test_scheduler_killed_and_started_again(workers: Workers) -> None:
+    workers.start_all()
+    for steps in (2, 5, 8):
+        wait_for(lambda steps=steps: len(workers.lines("steps.jsonl")) >= steps, what=f"{steps} steps")
+        workers.kill("scheduler")
+        assert_exact(workers)
+        workers.start_scheduler()
+    for process in ("scheduler", "trainer-0", "generator-sim-0"):
+        assert workers.wait(process) == 0, workers.text(process) + workers.text("scheduler")
+    assert_exact(workers)
+
+
+def test_asked_to_end_it_goes_on_later(workers: Workers) -> None:
+    workers.start_all()
+    wait_for(lambda: len(workers.lines("steps.jsonl")) >= 2, what="two steps")
+    assert workers.terminate("scheduler") == os.EX_TEMPFAIL
+    assert "asked to end" in workers.text("scheduler")
+    assert_exact(workers)
+    workers.start_scheduler()
+    assert workers.wait("scheduler") == 0, workers.text("scheduler")
+    assert_exact(workers)
+
+
+def test_started_after_the_end_it_tells_everybody(workers: Workers) -> None:
+    workers.start_all()
+    assert workers.wait("scheduler") == 0, workers.text("scheduler")
+    workers.wait("trainer-0")
+    workers.start_scheduler()
+    trainer = workers.start("trainer-0")
+    assert workers.wait("scheduler") == 0
+    assert trainer.wait(60) == 0, workers.text("trainer-0")
+    assert_exact(workers)

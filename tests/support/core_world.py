@@ -1,0 +1,423 @@
+"""A small world around the scheduler's core: links, a journal, generators, a trainer, all driven by hand.
+
+Everything that a real shell does asynchronously is a queue here, so that a test decides what happens
+next: deliver a command, make tokens, commit, kill. Checks invariants 1 and 2 as steps are taken.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
+from streamrl_workers.scheduler.replay import replay
+from streamrl_workers.scheduler.settings import Settings
+
+
+def settings(**changes) -> Settings:
+    values = {
+        "batch_groups": 3,
+        "staleness": 1,
+        "steps": 4,
+        "group_size": 2,
+        "sampling": pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=8),
+        "seed": 7,
+        "evaluation_prompts": 2,
+        "evaluation_interval": 2,
+        "lease_s": 10.0,
+        "max_buffer_bytes": 1 << 20,
+        "dispatch": "lateBinding",
+        "use_history": True,
+        "prompt_look_ahead": 8,
+    }
+    return Settings(**{**values, **changes})
+
+
+@dataclass
+class SimGenerator:
+    """Holds leases; makes tokens when told to."""
+
+    name: str
+    instance: str
+    slots: int
+    version: tuple[int, int] | None = None
+    inbox: deque = field(default_factory=deque)
+    active: dict[int, pb.SampleRequest] = field(default_factory=dict)
+    wanted: pb.VersionName | None = None
+    connected: bool = True
+    idle: str = ""
+
+
+@dataclass
+class SimTrainer:
+    """Collects groups, takes steps."""
+
+    instance: str
+    step: int
+    attempt: int = 0
+    welcomed: bool = False
+    inbox: deque = field(default_factory=deque)
+    held: dict[int, pb.Group] = field(default_factory=dict)
+    unrecorded: pb.StepDone | None = None
+    connected: bool = True
+    credit: int = 1_000_000
+    owed: int = 0
+    """Bytes of groups that it has taken and not yet paid for."""
+
+
+class World:
+    """The core and everybody around it."""
+
+    def __init__(self, job: Settings, *, slots: tuple[int, ...] = (3, 2)) -> None:
+        self.job = job
+        self.now_s = 0.0
+        self.durable: list[fx.Record] = []
+        self.unsynced: deque[fx.Write] = deque()
+        self.scores: deque[fx.ScoreSample] = deque()
+        self.prompts: deque[fx.NeedPrompts] = deque()
+        self.slots = slots
+        self.lives = 0
+        self.instances = 0
+        self.checkpoint = 0
+        self.finished = False
+        self.failed = ""
+        self.trainer: SimTrainer | None = None
+        self.generators: dict[str, SimGenerator] = {}
+        self.begun: dict[int, int] = {}
+        self.history: dict[int, tuple[int, ...]] = {}
+        self.staleness_seen: set[int] = set()
+        self.boot()
+
+    # ---- the scheduler
+
+    def boot(self) -> None:
+        """A scheduler starts from what is durable; everybody's link is new."""
+        self.lives += 1
+        self.unsynced.clear()
+        self.scores.clear()
+        self.prompts.clear()
+        self.core = Core(self.job, replay(self.durable), first_lease=self.lives * 1_000_000)
+        self.do(self.core.start(self.now_s))
+        for generator in self.generators.values():
+            generator.connected = False
+        if self.trainer is not None:
+            self.trainer.connected = False
+
+    def do(self, effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Write():
+                    self.unsynced.append(effect)
+                case fx.ScoreSample():
+                    self.scores.append(effect)
+                case fx.NeedPrompts():
+                    self.prompts.append(effect)
+                case fx.ToGenerator():
+                    if effect.generator_id in self.generators and self.generators[effect.generator_id].connected:
+                        self.generators[effect.generator_id].inbox.append(effect.command)
+                case fx.ToTrainer():
+                    if self.trainer is not None and self.trainer.connected:
+                        self.trainer.inbox.append(effect.command)
+                case fx.HandGroup():
+                    if self.trainer is not None and self.trainer.connected:
+                        self.trainer.inbox.append(_group_command(effect))
+                case fx.Finished():
+                    self.finished = True
+                case fx.Failed():
+                    self.failed = effect.reason
+        self.check()
+
+    def check(self) -> None:
+        view = self.core.view()
+        assert view.groups_by_state["planned"] <= (1 + self.job.staleness) * self.job.batch_groups
+        live = sum(view.groups_by_state[s] for s in ("planned", "issued", "running", "finished"))
+        assert live <= (1 + self.job.staleness) * self.job.batch_groups
+        assert view.waiting_samples <= (1 + self.job.staleness) * self.job.batch_groups * self.job.group_size + 2
+        assert view.prompts_ready <= self.job.prompt_look_ahead
+        for generator in self.generators.values():
+            assert len(generator.active) <= generator.slots or not generator.connected
+
+    def commit(self, count: int) -> None:
+        taken = [self.unsynced.popleft() for _ in range(min(count, len(self.unsynced)))]
+        self.durable.extend(write.record for write in taken)
+        if taken:
+            self.do(self.core.committed(taken[-1].sequence))
+
+    # ---- the task pool
+
+    def deliver_prompts(self) -> None:
+        need = self.prompts.popleft()
+        indices = range(need.first_index, need.first_index + need.count)
+        texts = [fx.Prompt(split=need.split, index=i, text=f"{need.split} {i % 5}") for i in indices]
+        self.do(self.core.prompts_arrived(texts))
+
+    def score(self, *, fail: bool) -> None:
+        ask = self.scores.popleft()
+        score = fx.Score(
+            group_id=ask.group_id,
+            sample_index=ask.sample_index,
+            reward=None if fail else 1.0,
+            parts={},
+            error="it hung" if fail else "",
+        )
+        self.do(self.core.scores_arrived([score]))
+
+    # ---- generators
+
+    def join_generator(self, name: str) -> None:
+        generator = self.generators.get(name)
+        if generator is None:
+            self.instances += 1
+            slots = self.slots[len(self.generators) % len(self.slots)]
+            generator = self.generators[name] = SimGenerator(name, f"i{self.instances}", slots)
+        generator.connected = True
+        generator.inbox.clear()
+        generator.active.clear()
+        generator.wanted = None
+        attempt, step = generator.version or (None, None)
+        info = fx.GeneratorInfo(
+            generator_id=name, instance=generator.instance, pool="p", slots=generator.slots, step=step, attempt=attempt
+        )
+        self.do(self.core.generator_joined(info, now_s=self.now_s))
+
+    def kill_generator(self, name: str) -> None:
+        del self.generators[name]
+        self.do(self.core.generator_left(name, reason="killed", now_s=self.now_s))
+
+    def deliver_generator(self, generator: SimGenerator) -> None:
+        command = generator.inbox.popleft()
+        match command.WhichOneof("command"):
+            case "issue":
+                for request in command.issue.items:
+                    generator.active[request.lease] = request
+            case "cancel":
+                for lease in command.cancel.leases:
+                    generator.active.pop(lease, None)
+            case "weights":
+                generator.wanted = command.weights.version
+            case "idle":
+                generator.idle = command.idle.cause
+
+    def load_weights(self, generator: SimGenerator) -> None:
+        assert generator.wanted is not None
+        assert generator.version is None or generator.wanted.step >= generator.version[1], "a version's number fell"
+        generator.version = (generator.wanted.attempt, generator.wanted.step)
+        loaded, generator.wanted = generator.wanted, None
+        recorded = {record.step for record in self.durable if isinstance(record, fx.StepTaken)}
+        assert loaded.step == 0 or loaded.step - 1 in recorded, "a version was announced whose step has no record"
+        self.do(self.core.weights_loaded(generator.name, version=loaded, now_s=self.now_s))
+
+    def fail_weights(self, generator: SimGenerator) -> None:
+        assert generator.wanted is not None
+        failed, generator.wanted = generator.wanted, None
+        self.do(self.core.weights_failed(generator.name, version=failed, error="gone", now_s=self.now_s))
+
+    def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
+        request = generator.active[lease]
+        attempt, step = generator.version
+        assert request.pinned == is_evaluation(request)
+        if request.pinned:
+            assert request.group_id == group_number(step, request.group_id & 0xFFFFF), "evaluation of another version"
+        item = pb.Progress(
+            lease=lease,
+            tokens=bytes(4),
+            logprobs=bytes(4),
+            spans=[pb.VersionSpan(tokens=1, step=step, attempt=attempt)],
+            finish_reason=finish,
+            text="t" if finish else "",
+            prompt_tokens=bytes(8),
+        )
+        if finish:
+            del generator.active[lease]
+        self.do(self.core.generator_progress(generator.name, items=[item], now_s=self.now_s))
+
+    # ---- the trainer
+
+    def start_trainer(self, *, credit: int = 1_000_000) -> None:
+        """A new process, from the newest checkpoint."""
+        self.instances += 1
+        self.trainer = SimTrainer(f"t{self.instances}", self.checkpoint, credit=credit)
+        self.join_trainer()
+
+    def join_trainer(self) -> None:
+        trainer = self.trainer
+        trainer.connected, trainer.welcomed = True, False
+        trainer.inbox.clear()
+        hello = pb.TrainerHello(
+            trainer_id="trainer-0",
+            instance=trainer.instance,
+            step=trainer.step,
+            held_groups=list(trainer.held),
+            unrecorded_step=trainer.unrecorded,
+            weights_address="h:1",
+            checkpoint_step=self.checkpoint,
+        )
+        self.do(self.core.trainer_joined(hello, now_s=self.now_s))
+
+    def deliver_trainer(self) -> None:
+        trainer = self.trainer
+        command = trainer.inbox.popleft()
+        match command.WhichOneof("command"):
+            case "welcome":
+                trainer.attempt, trainer.welcomed = command.welcome.attempt, True
+                assert command.welcome.batch_groups == self.job.batch_groups
+                trainer.owed = 0
+                self.do(self.core.credit(trainer.credit))
+                self.publish()
+            case "group":
+                assert command.group.step == trainer.step
+                assert command.group.group_id not in trainer.held
+                trainer.held[command.group.group_id] = command.group
+                trainer.owed += command.group.size_bytes
+            case "step_recorded":
+                if trainer.unrecorded is not None and command.step_recorded.step == trainer.unrecorded.step:
+                    trainer.unrecorded = None
+            case "restart":
+                raise AssertionError(f"restart: {command.restart.reason}")
+
+    def pay(self) -> None:
+        """The trainer has room again for what it has taken."""
+        paid, self.trainer.owed = self.trainer.owed, 0
+        self.do(self.core.credit(paid))
+
+    def publish(self) -> None:
+        name = pb.VersionName(attempt=self.trainer.attempt, step=self.trainer.step, hash=b"h")
+        self.do(self.core.published(pb.Published(version=name, size_bytes=1), address="h:1"))
+
+    def take_step(self) -> None:
+        trainer = self.trainer
+        done = pb.StepDone(step=trainer.step, group_ids=list(trainer.held))
+        self.check_step(trainer.step, list(trainer.held.values()))
+        trainer.unrecorded = done
+        trainer.held = {}
+        trainer.step += 1
+        self.do(self.core.step_done(done))
+        self.publish()
+
+    def check_step(self, step: int, groups: list[pb.Group]) -> None:
+        """Invariants 1 and 2, from what the trainer really got."""
+        ids = tuple(sorted(group.group_id for group in groups))
+        recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, fx.StepTaken) and r.step == step]
+        assert all(ids == before for before in recorded), "a step was repeated with other groups"
+        others = {g for s, taken in self.history.items() if s < step for g in taken}
+        assert not others & set(ids), "a group is in two steps"
+        self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
+        for group in groups:
+            assert len(group.trajectories) == self.job.group_size
+            first = min(trajectory.spans[0].step for trajectory in group.trajectories)
+            assert step - first <= self.job.staleness
+            self.staleness_seen.add(step - first)
+
+    def write_checkpoint(self) -> None:
+        """Journal first, then the file, then the word to the scheduler."""
+        trainer = self.trainer
+        self.checkpoint = trainer.step
+        exported = trainer.step == self.job.steps
+        done = pb.Checkpointed(step=trainer.step, path=f"step-{trainer.step}", exported=exported)
+        self.do(self.core.checkpointed(done))
+
+    # ---- what can be done now
+
+    def can_take_step(self) -> bool:
+        trainer = self.trainer
+        ready = trainer is not None and trainer.connected and trainer.welcomed and trainer.unrecorded is None
+        return ready and len(trainer.held) == self.job.batch_groups
+
+    def can_checkpoint(self) -> bool:
+        trainer = self.trainer
+        ready = trainer is not None and trainer.connected and trainer.welcomed and trainer.unrecorded is None
+        recorded = ready and trainer.step <= self.core.view().step and not trainer.held
+        return recorded and (trainer.step > self.checkpoint or trainer.step == self.job.steps)
+
+    def progress_some(self, chance: Random, *, pace: float, finish: float) -> None:
+        """Each thing that can happen happens with chance `pace`; a sample that gains a token ends with `finish`."""
+        while self.prompts and chance.random() < pace:
+            self.deliver_prompts()
+        self.commit(int(len(self.unsynced) * min(1.0, 2 * pace * chance.random())))
+        while self.scores and chance.random() < pace:
+            self.score(fail=False)
+        for generator in [g for g in self.generators.values() if g.connected]:
+            while generator.inbox and chance.random() < pace:
+                self.deliver_generator(generator)
+            pinned = any(request.pinned for request in generator.active.values())
+            if generator.wanted is not None and not pinned and chance.random() < pace:
+                self.load_weights(generator)
+            for lease in [lease for lease in generator.active if chance.random() < pace]:
+                self.make_token(generator, lease, finish="stop" if chance.random() < finish else "")
+        while self.trainer is not None and self.trainer.connected and self.trainer.inbox and chance.random() < pace:
+            self.deliver_trainer()
+        if self.trainer is not None and self.trainer.owed and self.trainer.connected:
+            self.pay()
+        if self.can_take_step() and chance.random() < pace:
+            self.take_step()
+
+    def progress_once(self) -> bool:
+        """Everything that can happen happens once; whether anything did."""
+        acted = False
+        while self.prompts:
+            self.deliver_prompts()
+            acted = True
+        if self.unsynced:
+            self.commit(len(self.unsynced))
+            acted = True
+        while self.scores:
+            self.score(fail=False)
+            acted = True
+        for generator in list(self.generators.values()):
+            while generator.connected and generator.inbox:
+                self.deliver_generator(generator)
+                acted = True
+            pinned = any(request.pinned for request in generator.active.values())
+            if generator.connected and generator.wanted is not None and not pinned:
+                self.load_weights(generator)
+                acted = True
+            for lease in list(generator.active):
+                self.make_token(generator, lease, finish="stop")
+                acted = True
+        while self.trainer is not None and self.trainer.connected and self.trainer.inbox:
+            self.deliver_trainer()
+            acted = True
+        if self.trainer is not None and self.trainer.owed:
+            self.pay()
+            acted = True
+        if self.can_take_step():
+            self.take_step()
+            acted = True
+        return acted
+
+    def run_out(self, *, rounds: int = 400) -> None:
+        """With everybody alive and given time, the run must end."""
+        if self.trainer is None:
+            self.start_trainer()
+        if not self.trainer.connected:
+            self.join_trainer()
+        for name in ("a", "b"):
+            if name not in self.generators or not self.generators[name].connected:
+                self.join_generator(name)
+        for _ in range(rounds):
+            if self.finished:
+                return
+            acted = self.progress_once()
+            if self.trainer.step == self.job.steps and self.can_checkpoint():
+                self.write_checkpoint()
+                acted = True
+            if not acted:
+                self.now_s += 0.1
+                for generator in self.generators.values():
+                    self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
+                self.do(self.core.tick(self.now_s))
+        raise AssertionError(f"the run does not end: {self.core.view()}")
+
+
+def is_evaluation(request: pb.SampleRequest) -> bool:
+    return request.group_id >= GROUP_BASE
+
+
+def _group_command(effect: fx.HandGroup) -> pb.TrainerCommand:
+    trajectories = [pb.Trajectory.FromString(data) for data in effect.trajectories]
+    group = pb.Group(
+        group_id=effect.group_id, step=effect.step, trajectories=trajectories, size_bytes=effect.size_bytes
+    )
+    return pb.TrainerCommand(group=group)

@@ -1,0 +1,84 @@
+"""Builds journals for tests: runs records through the real journal and waits until they are durable."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.journal import Journal, JournalListener
+from streamrl_workers.scheduler.journal_store import JournalFaultError
+from streamrl_workers.stream.packing import pack_int32
+
+DEADLINE_S = 30.0
+
+
+def trajectory(group_id: int, index: int, *, tokens: int = 3, padding: int = 0) -> bytes:
+    """A stored sample."""
+    message = pb.Trajectory(
+        group_id=group_id,
+        sample_index=index,
+        tokens=pack_int32(range(tokens)),
+        logprobs=bytes(padding),
+        finish_reason="stop",
+        reward=1.0,
+        spans=[pb.VersionSpan(tokens=tokens, step=0, attempt=1)],
+        generator_id="generator-a-0",
+        generate_s=0.25,
+    )
+    return message.SerializeToString()
+
+
+def scored(group_id: int, *, begun: int = 0, samples: int = 2, tokens: int = 3, padding: int = 0) -> fx.Scored:
+    """A group's samples."""
+    blobs = tuple(trajectory(group_id, index, tokens=tokens, padding=padding) for index in range(samples))
+    return fx.Scored(group_id=group_id, begun_step=begun, trajectories=blobs, size_bytes=sum(map(len, blobs)))
+
+
+class OpenJournal:
+    """A journal with its writer running; `write` returns when the records are durable or the disk refused them."""
+
+    def __init__(self, path: Path) -> None:
+        self.journal = Journal(path)
+        self.recovered = self.journal.open()
+        self.faults: list[JournalFaultError] = []
+        self.acknowledged = 0
+        self._sequence = 0
+        self._news = asyncio.Event()
+        self.journal.start(JournalListener(on_committed=self._committed, on_fault=self._fault))
+
+    def _committed(self, sequence: int) -> None:
+        assert sequence > self.acknowledged
+        self.acknowledged = sequence
+        self._news.set()
+
+    def _fault(self, fault: JournalFaultError) -> None:
+        self.faults.append(fault)
+        self._news.set()
+
+    async def write(self, records: Sequence[fx.Record]) -> None:
+        """Append and wait."""
+        for record in records:
+            self._sequence += 1
+            self.journal.append(fx.Write(sequence=self._sequence, record=record))
+        async with asyncio.timeout(DEADLINE_S):
+            while self.acknowledged < self._sequence and not self.faults:
+                await self._news.wait()
+                self._news.clear()
+
+
+async def write_journal(path: Path, records: Sequence[fx.Record]) -> None:
+    """A closed journal that holds `records`."""
+    opened = OpenJournal(path)
+    await opened.write(records)
+    opened.journal.close()
+    assert not opened.faults
+
+
+def read_back(path: Path) -> fx.Recovered:
+    """What the journal gives a scheduler that starts again."""
+    journal = Journal(path)
+    try:
+        return journal.open()
+    finally:
+        journal.close()

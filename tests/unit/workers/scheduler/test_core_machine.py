@@ -1,0 +1,214 @@
+"""The core under arbitrary orders of events: staleness, exactly once, no deadlock.
+
+Random lengths, deaths and joins of generators, lagging and failing weights, failing rewards, lost links,
+trainers that go back to a checkpoint, schedulers that restart from what was durable. `World` checks each
+step as the trainer takes it; at the end of every example the run is driven to its end with everybody alive.
+"""
+
+from random import Random
+
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from streamrl_workers.scheduler.effects import Evaluated, StepTaken
+from support.core_world import World, settings
+
+NAMES = ("a", "b", "c")
+FAILURES = 10
+"""Failed samples allowed in one example: more in a row would end the run, as they should."""
+
+
+class CoreMachine(RuleBasedStateMachine):
+    """One run; subclasses fix S."""
+
+    staleness = 1
+
+    @initialize(
+        dispatch=st.sampled_from(["fifo", "lateBinding"]),
+        buffer_bytes=st.sampled_from([1, 600, 1 << 20, 1 << 20]),
+        slots=st.sampled_from([(1, 2), (3, 2), (8, 6), (12, 12)]),
+    )
+    def begin(self, dispatch: str, buffer_bytes: int, slots: tuple[int, int]) -> None:
+        job = settings(staleness=self.staleness, steps=6, dispatch=dispatch, max_buffer_bytes=buffer_bytes)
+        self.world = World(job, slots=slots)
+        self.failures = 0
+        self.world.start_trainer()
+        self.world.join_generator("a")
+        self.world.join_generator("b")
+
+    # ---- the run goes on
+
+    @rule(rounds=st.integers(1, 6))
+    def everything(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.world.progress_once()
+
+    @rule(seed=st.integers(0, 2**32), rounds=st.integers(1, 40), pace=st.floats(0.2, 1), finish=st.floats(0.05, 1))
+    def unevenly(self, seed: int, rounds: int, pace: float, finish: float) -> None:
+        chance = Random(seed)
+        for _ in range(rounds):
+            self.world.progress_some(chance, pace=pace, finish=finish)
+
+    @precondition(lambda self: self.world.prompts)
+    @rule()
+    def prompts(self) -> None:
+        self.world.deliver_prompts()
+
+    @precondition(lambda self: self.world.unsynced)
+    @rule(count=st.integers(1, 5))
+    def commit(self, count: int) -> None:
+        self.world.commit(count)
+
+    @precondition(lambda self: self.world.scores)
+    @rule(fail=st.booleans())
+    def score(self, fail: bool) -> None:
+        fail = fail and self.failures < FAILURES
+        self.failures += fail
+        self.world.score(fail=fail)
+
+    # ---- generators
+
+    @rule(name=st.sampled_from(NAMES))
+    def join(self, name: str) -> None:
+        self.world.join_generator(name)
+
+    @precondition(lambda self: self.world.generators)
+    @rule(data=st.data())
+    def kill(self, data: st.DataObject) -> None:
+        self.world.kill_generator(data.draw(st.sampled_from(sorted(self.world.generators))))
+
+    @precondition(lambda self: self.world.generators)
+    @rule(data=st.data())
+    def silence(self, data: st.DataObject) -> None:
+        """One generator is not heard for longer than a lease, then speaks again."""
+        silent = data.draw(st.sampled_from(sorted(self.world.generators)))
+        world = self.world
+        world.now_s += world.job.lease_s * 0.6
+        for _ in range(2):
+            for name in sorted(world.generators):
+                if name != silent:
+                    world.do(world.core.generator_alive(name, now_s=world.now_s))
+            world.now_s += world.job.lease_s * 0.6
+            world.do(world.core.tick(world.now_s))
+        world.do(world.core.generator_alive(silent, now_s=world.now_s))
+
+    @precondition(lambda self: any(g.inbox for g in self.world.generators.values()))
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        names = sorted(name for name, g in self.world.generators.items() if g.inbox and g.connected)
+        if names:
+            self.world.deliver_generator(self.world.generators[data.draw(st.sampled_from(names))])
+
+    @precondition(lambda self: any(g.active and g.connected for g in self.world.generators.values()))
+    @rule(data=st.data(), finish=st.sampled_from(["", "", "stop", "stop", "length", "error"]))
+    def token(self, data: st.DataObject, finish: str) -> None:
+        busy = sorted(name for name, g in self.world.generators.items() if g.active and g.connected)
+        generator = self.world.generators[data.draw(st.sampled_from(busy))]
+        if finish == "error":
+            finish = finish if self.failures < FAILURES else "stop"
+            self.failures += finish == "error"
+        self.world.make_token(generator, data.draw(st.sampled_from(sorted(generator.active))), finish=finish)
+
+    @precondition(lambda self: any(self.loadable()))
+    @rule(data=st.data(), fails=st.booleans())
+    def weights(self, data: st.DataObject, fails: bool) -> None:
+        generator = self.world.generators[data.draw(st.sampled_from(self.loadable()))]
+        if fails:
+            self.world.fail_weights(generator)
+        else:
+            self.world.load_weights(generator)
+
+    def loadable(self) -> list[str]:
+        return sorted(
+            name
+            for name, g in self.world.generators.items()
+            if g.connected and g.wanted is not None and not any(request.pinned for request in g.active.values())
+        )
+
+    # ---- the trainer
+
+    @precondition(lambda self: self.world.trainer.connected and self.world.trainer.inbox)
+    @rule()
+    def deliver_trainer(self) -> None:
+        self.world.deliver_trainer()
+
+    @precondition(lambda self: self.world.trainer.connected and self.world.trainer.owed)
+    @rule()
+    def pay(self) -> None:
+        self.world.pay()
+
+    @precondition(lambda self: self.world.can_take_step())
+    @rule()
+    def step(self) -> None:
+        self.world.take_step()
+
+    @precondition(lambda self: self.world.can_checkpoint())
+    @rule(said=st.booleans())
+    def checkpoint(self, said: bool) -> None:
+        if said:
+            self.world.write_checkpoint()
+        else:
+            self.world.checkpoint = self.world.trainer.step  # on disk, but it dies before it can say so
+            self.world.start_trainer()
+
+    @rule()
+    def lose_trainer_link(self) -> None:
+        self.world.trainer.connected = False
+        self.world.do(self.world.core.trainer_left(now_s=self.world.now_s))
+
+    @precondition(lambda self: not self.world.trainer.connected)
+    @rule()
+    def rejoin_trainer(self) -> None:
+        self.world.join_trainer()
+
+    @rule(credit=st.sampled_from([1, 300, 1_000_000]))
+    def restart_trainer(self, credit: int) -> None:
+        self.world.start_trainer(credit=credit)
+
+    # ---- the scheduler
+
+    @rule(trainer_too=st.booleans())
+    def crash(self, trainer_too: bool) -> None:
+        self.world.boot()
+        if trainer_too:
+            self.world.start_trainer()
+
+    # ---- what always holds
+
+    @invariant()
+    def evaluated_once(self) -> None:
+        if hasattr(self, "world"):
+            evaluated = [record.step for record in self.world.durable if isinstance(record, Evaluated)]
+            assert len(evaluated) == len(set(evaluated))
+            assert not self.world.failed
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.run_out()
+        assert world.core.view().step == world.job.steps
+        taken = {record.step: record.group_ids for record in world.durable if isinstance(record, StepTaken)}
+        assert sorted(taken) == list(range(world.job.steps))
+        groups = [group_id for group_ids in taken.values() for group_id in group_ids]
+        assert len(groups) == len(set(groups)) == world.job.steps * world.job.batch_groups
+
+
+def machine(staleness: int) -> type[RuleBasedStateMachine]:
+    """The machine for one S, as a test case."""
+    found = type(f"Staleness{staleness}", (CoreMachine,), {"staleness": staleness})
+    found.TestCase.settings = hypothesis_settings(
+        max_examples=40,
+        stateful_step_count=60,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+    return found.TestCase
+
+
+TestStaleness0 = machine(0)
+TestStaleness1 = machine(1)
+TestStaleness2 = machine(2)
+TestStaleness4 = machine(4)

@@ -1,0 +1,246 @@
+"""The journal through its public door: what comes back after a restart, what it refuses, how it stays small."""
+
+import asyncio
+import resource
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl.errors import UserError
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.journal import Journal
+from streamrl_workers.scheduler.replay import replay
+from support.journals import OpenJournal, read_back, scored, write_journal
+
+
+def plan(first: int, count: int) -> list[fx.Record]:
+    return [fx.Planned(group_id=i, prompt_index=i, prompt_key=i + 100) for i in range(first, first + count)]
+
+
+def step(number: int, groups: tuple[int, ...], *, attempt: int = 1) -> fx.StepTaken:
+    return fx.StepTaken(attempt=attempt, step=number, group_ids=groups)
+
+
+def attempt(number: int, at: int) -> fx.AttemptStarted:
+    return fx.AttemptStarted(attempt=number, instance=f"trainer-{number}", step=at)
+
+
+async def test_new_journal_is_empty(tmp_path: Path) -> None:
+    recovered = read_back(tmp_path / "j.sqlite")
+    assert recovered.next_group_id == 0
+    assert recovered.groups == ()
+    assert (recovered.attempt, recovered.step, recovered.checkpoint_step, recovered.ended) == (0, 0, 0, False)
+
+
+async def test_everything_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    groups = [scored(0, tokens=4), scored(1, begun=0, tokens=8)]
+    evaluated = fx.Evaluated(step=1, mean_reward=0.5, prompts=8, failed=0, mean_tokens=4.0)
+    dropped = fx.Dropped(group_id=2, reason="reward_failed")
+    await write_journal(path, [*plan(0, 4), attempt(1, 0), *groups, dropped, step(0, (0,)), evaluated])
+    recovered = read_back(path)
+    assert recovered.next_group_id == 4
+    assert (recovered.attempt, recovered.instance, recovered.step) == (1, "trainer-1", 1)
+    assert recovered.compositions == {0: (0,)}
+    assert [group.group_id for group in recovered.groups] == [0, 1, 3]
+    assert recovered.groups[0].trajectories == groups[0].trajectories
+    assert recovered.groups[2].begun_step is None
+    assert recovered.evaluated_steps == {1}
+    assert recovered.prompt_lengths == {100: 4.0, 101: 8.0}
+
+
+async def test_rollback_keeps_the_recorded_composition(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    records = [*plan(0, 4), attempt(1, 0), *map(scored, range(4)), step(0, (0,)), step(1, (2,)), step(2, (1,))]
+    await write_journal(path, [*records, fx.Checkpointed(step=1, path="c"), attempt(2, 1), step(1, (2,), attempt=2)])
+    recovered = read_back(path)
+    assert (recovered.step, recovered.checkpoint_step) == (2, 1)
+    assert recovered.compositions == {1: (2,), 2: (1,)}
+    assert [group.group_id for group in recovered.groups] == [1, 2, 3]
+    assert all(group.trajectories for group in recovered.groups)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[fx.Record]:
+    """Records of a possible run: groups are planned, scored, dropped, trained, taken back, covered by checkpoints."""
+    records: list[fx.Record] = [attempt(1, 0)]
+    planned, ready, taken = 0, [], []
+    attempts, step_now, checkpoint = 1, 0, 0
+    for event in draw(
+        st.lists(st.sampled_from(["plan", "score", "drop", "step", "checkpoint", "restart"]), max_size=40)
+    ):
+        gone = {group for groups in taken for group in groups}
+        waiting = [i for i in range(planned) if i not in ready and i not in gone]
+        if event == "plan":
+            records += [fx.Planned(group_id=planned, prompt_index=planned, prompt_key=draw(st.integers(0, 3)))]
+            planned += 1
+        elif event == "score" and waiting:
+            group = draw(st.sampled_from(waiting))
+            records.append(scored(group, begun=step_now, tokens=draw(st.integers(1, 9))))
+            ready.append(group)
+        elif event == "drop" and waiting:
+            group = draw(st.sampled_from(waiting))
+            records.append(fx.Dropped(group_id=group, reason="reward_failed"))
+            taken.append([group])  # never again
+        elif event == "step" and step_now < frontier(records):
+            again = next(r for r in reversed(records) if isinstance(r, fx.StepTaken) and r.step == step_now)
+            records.append(step(step_now, again.group_ids, attempt=attempts))
+            step_now += 1
+        elif event == "step" and ready:
+            group = ready.pop()
+            taken.append([group])
+            records.append(step(step_now, (group,), attempt=attempts))
+            step_now += 1
+        elif event == "checkpoint" and step_now > checkpoint:
+            checkpoint = step_now
+            records.append(fx.Checkpointed(step=checkpoint, path="c"))
+        elif event == "restart":
+            attempts, step_now = attempts + 1, checkpoint
+            records.append(attempt(attempts, checkpoint))
+    return records
+
+
+def frontier(records: list[fx.Record]) -> int:
+    return max((r.step + 1 for r in records if isinstance(r, fx.StepTaken)), default=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_file_means_what_its_records_mean(records: list[fx.Record]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "j.sqlite"
+        asyncio.run(write_journal(path, records))
+        found, meant = read_back(path), replay(records)
+    assert found.prompt_lengths == pytest.approx(meant.prompt_lengths)
+    assert replace(found, prompt_lengths={}) == replace(meant, prompt_lengths={})
+
+
+async def test_end_drops_what_lives(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    await write_journal(path, [*plan(0, 3), attempt(1, 0), scored(0), scored(1), step(0, (0,)), fx.RunEnded(step=1)])
+    recovered = read_back(path)
+    assert recovered.ended
+    assert [group.group_id for group in recovered.groups] == [0]
+
+
+async def test_file_stays_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    opened = OpenJournal(path)
+    await opened.write([attempt(1, 0)])
+    sizes = []
+    for number in range(60):
+        groups = tuple(range(number * 8, number * 8 + 8))
+        samples = [scored(group, begun=number, padding=20_000) for group in groups]
+        await opened.write(
+            [*plan(groups[0], 8), *samples, step(number, groups), fx.Checkpointed(step=number + 1, path="c")]
+        )
+        sizes.append(path.stat().st_size)
+    opened.journal.close()
+    assert max(sizes[30:]) <= 1.5 * max(sizes[:30])
+    assert path.stat().st_size < 16 * 2**20  # 19 MiB of samples went through
+
+
+async def test_close_writes_what_is_queued(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    opened = OpenJournal(path)
+    for number, record in enumerate(plan(0, 500), start=1):
+        opened.journal.append(fx.Write(sequence=number, record=record))
+    opened.journal.close()
+    assert read_back(path).next_group_id == 500
+
+
+async def test_second_scheduler_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "j.sqlite"
+    opened = OpenJournal(path)
+    with pytest.raises(UserError, match="in use by another scheduler"):
+        Journal(path).open()
+    opened.journal.close()
+    read_back(path)
+
+
+def _newer(path: Path) -> None:
+    read_back(path)
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE meta SET value = '99'")
+    connection.commit()
+    connection.close()
+
+
+def _cut(path: Path) -> None:
+    read_back(path)
+    path.write_bytes(path.read_bytes()[:5000] + bytes(3000))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (
+            lambda path: path.write_text("no database at all, but long enough to be looked at" * 40),
+            "not a journal or is damaged",
+        ),
+        (_cut, "damaged|malformed"),
+        (_newer, "schema 99"),
+        (lambda path: path.mkdir(), "cannot be used as a journal"),
+    ],
+    ids=["foreign", "cut", "newer", "directory"],
+)
+def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, spoil, text: str) -> None:
+    path = tmp_path / "j.sqlite"
+    spoil(path)
+    with pytest.raises(UserError, match=text) as caught:
+        read_back(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        read_back(tmp_path / "no" / "j.sqlite")
+
+
+_FULL_DISK = """
+import asyncio, sys
+from pathlib import Path
+from support.journals import OpenJournal, scored
+from streamrl_workers.scheduler.effects import Planned
+
+async def fill():
+    opened = OpenJournal(Path(sys.argv[1]))
+    for group in range(1000):
+        before = opened.acknowledged
+        await opened.write([Planned(group_id=group, prompt_index=0), scored(group, padding=50_000)])
+        if opened.faults:
+            print(group, opened.faults[0])
+            return
+        print(group)
+
+asyncio.run(fill())
+"""
+
+
+def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
+    """A limit on file size is what a full disk looks like from inside the process."""
+    path = tmp_path / "j.sqlite"
+    child = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[3],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)),
+    )
+    *durable, last = child.stdout.splitlines()
+    assert str(path) in last
+    assert "cannot be written" in last
+    assert durable
+    recovered = read_back(path)
+    kept = [group for group in recovered.groups if len(group.trajectories) == 2]
+    assert [group.group_id for group in kept] == [int(line) for line in durable]

@@ -1,0 +1,143 @@
+"""Who takes what: fills free slots from the evaluation and the central queue.
+
+Owns the binding of samples to generators, late: nothing is bound before a slot is free. The least
+loaded generator is served first, one group at a time, so that a group's samples share a prefill and
+the load stays even. Tells generators without work why there is none.
+
+    1. samples of the evaluation, at its version
+    2. samples of begun groups, oldest version first
+    3. the next group by the policy, if the staleness window and the buffer let one begin
+"""
+
+from collections import Counter
+from heapq import heapify, heappop, heappush
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.fleet import Generator
+from streamrl_workers.scheduler.groups import Group
+from streamrl_workers.scheduler.parts import Parts
+
+CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "ended")
+
+
+class Assignment:
+    """Fills slots."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._settings = parts.settings
+        self._outbox = parts.outbox
+        self._groups = parts.groups
+        self._window = parts.window
+        self._fleet = parts.fleet
+        self._waiting = parts.waiting
+        self._production = parts.production
+        self._evaluator = parts.evaluator
+        self._planner = parts.planner
+        self._last: tuple[object, ...] = ()
+        self.open = False
+        """False until the trainer has said what it holds: before that the room in its step is not known."""
+        self.ended = False
+
+    def fill(self) -> None:
+        """Give every free slot what it can take."""
+        candidates = self._candidates()
+        heap = [(_load(generator), generator.generator_id) for generator in candidates]
+        heapify(heap)
+        while heap:
+            generator = self._fleet.free[heappop(heap)[1]]
+            if self._give(generator):
+                if generator.free > 0:
+                    heappush(heap, (_load(generator), generator.generator_id))
+            else:
+                self._tell_idle(generator)
+        waiting = self._waiting.samples + self._evaluator.waiting > 0
+        for generator in candidates:
+            self._tell_waiting(generator, waiting=waiting)
+
+    def _candidates(self) -> list[Generator]:
+        """Generators to look at: all with free slots if anything changed that bears on them, else those whose slots did."""
+        situation = (
+            self._waiting.revision,
+            self._waiting.samples > 0,
+            self._evaluator.version,
+            self._evaluator.waiting,
+            self._window.situation(),
+            self._pressed(),
+            self._planner.may_plan(),
+            self._planner.all_planned(),
+            self.open,
+            self.ended,
+        )
+        names = self._fleet.take_touched()
+        if situation == self._last:
+            return [self._fleet.free[name] for name in names if name in self._fleet.free]
+        self._last = situation
+        return list(self._fleet.free.values())
+
+    def causes(self) -> dict[str, int]:
+        """Cause -> generators that have a free slot and nothing to take."""
+        found = Counter(generator.idle_cause for generator in self._fleet.free.values())
+        return {cause: found[cause] for cause in CAUSES}
+
+    # ---- inside
+
+    def _give(self, generator: Generator) -> bool:
+        """One portion for the generator, if there is any."""
+        version = generator.step
+        if version is None or version > self._window.step or self.ended:
+            return False
+        if self._evaluator.wants(generator):
+            self._evaluator.issue(generator)
+            return True
+        if not self.open:
+            return False
+        group = self._waiting.first_open()
+        if group is None or not self._may_go_on(group, version=version):
+            group = self._waiting.first_fresh()
+            if group is None or not self._may_begin(version):
+                return False
+        self._give_group(group, generator)
+        return True
+
+    def _give_group(self, group: Group, generator: Generator) -> None:
+        for _ in range(min(generator.free, len(group.waiting))):
+            self._production.issue(group, generator)
+        self._waiting.replace(group)
+
+    def _may_go_on(self, group: Group, *, version: int) -> bool:
+        assert group.begun is not None
+        return version >= group.begun or self._window.may_lower(group.begun, to=version)
+
+    def _may_begin(self, version: int) -> bool:
+        return self._window.may_begin(version) and not self._pressed()
+
+    def _pressed(self) -> bool:
+        """Whether the buffer is full. What the current step needs may always begin: else it would never be done."""
+        full = self._groups.buffered_bytes > self._settings.max_buffer_bytes
+        return full and self._window.live >= self._window.room
+
+    # ---- why nothing
+
+    def _tell_idle(self, generator: Generator) -> None:
+        cause = self._cause(generator)
+        if generator.idle_cause != cause:
+            generator.idle_cause = cause
+            self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(idle=pb.Idle(cause=cause)))
+
+    def _cause(self, generator: Generator) -> str:
+        if self.ended or (self._planner.all_planned() and not self._waiting.samples and not self._evaluator.waiting):
+            return "ended"
+        if generator.step is None or not self.open:
+            return "no_weights"
+        if self._waiting.samples:
+            return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else "staleness"
+        return "no_prompts" if self._planner.may_plan() else "staleness"
+
+    def _tell_waiting(self, generator: Generator, *, waiting: bool) -> None:
+        if generator.told_waiting != waiting:
+            generator.told_waiting = waiting
+            self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(queue=pb.QueueState(waiting=waiting)))
+
+
+def _load(generator: Generator) -> float:
+    return len(generator.leases) / generator.slots

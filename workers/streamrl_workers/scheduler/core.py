@@ -1,0 +1,418 @@
+"""The scheduler's decisions: takes one event, changes its state, returns what is to be done.
+
+Owns the whole state of a run between two events. Synchronous and pure: no I/O, no clock (`now_s` comes
+with the event), no randomness. The shell (`service.py`, `main.py`) brings events and carries the effects
+out in order. The parts decide one thing each:
+
+    prompts.py      which groups are planned            staleness.py    who may begin, who may be handed over
+    assignment.py   who takes what                      production.py   a group from planned to scored
+    evaluation.py   held-out evaluation                 announce.py     which weights generators use
+    handover.py     trainer, steps, attempts            life.py         which event may follow which state
+
+Invariants: those of design.md section 7, numbers 1 and 2 first of all; every method leaves a state in
+which nothing that can be done now is left undone.
+"""
+
+from collections.abc import Sequence
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.accounting import CoreView, StepSummary
+from streamrl_workers.scheduler.announce import Announcer
+from streamrl_workers.scheduler.assignment import Assignment
+from streamrl_workers.scheduler.dispatch import policy
+from streamrl_workers.scheduler.effects import (
+    Dropped,
+    Effect,
+    Evaluated,
+    Failed,
+    Finished,
+    GeneratorInfo,
+    Prompt,
+    Recovered,
+    RunEnded,
+    Score,
+)
+from streamrl_workers.scheduler.evaluation import GROUP_BASE, PATIENCE_LEASES, Evaluator
+from streamrl_workers.scheduler.fleet import Fleet, Generator, welcome
+from streamrl_workers.scheduler.groups import GroupTable
+from streamrl_workers.scheduler.handover import HandOver, HistoryError, MismatchError
+from streamrl_workers.scheduler.lengths import LengthHistory
+from streamrl_workers.scheduler.life import Event, State
+from streamrl_workers.scheduler.outbox import Outbox
+from streamrl_workers.scheduler.parts import Parts
+from streamrl_workers.scheduler.production import Production
+from streamrl_workers.scheduler.prompts import Planner
+from streamrl_workers.scheduler.recovery import frontier, restore
+from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.staleness import Window
+from streamrl_workers.scheduler.waiting import WaitingGroups
+
+MIN_DROPS_TO_FAIL = 16
+"""So many groups dropped in a row (or two batches, if that is more) and none scored: the run is not getting anywhere."""
+
+
+class Core:
+    """Every method takes one event and returns its effects, in order."""
+
+    def __init__(self, settings: Settings, recovered: Recovered, *, first_lease: int = 1) -> None:
+        """Take up a run where its journal ends; `replay([])` is an empty one.
+
+        Args:
+            settings: the job.
+            recovered: what the journal holds.
+            first_lease: leases are numbered from here; above every number of an earlier scheduler of the run.
+        """
+        self._settings = settings
+        self._recovered = recovered
+        self._parts = _make_parts(settings, recovered, first_lease=first_lease)
+        self._outbox = self._parts.outbox
+        self._handover = HandOver(self._parts, recovered)
+        self._announcer = Announcer(self._outbox, fleet=self._parts.fleet, evaluator=self._parts.evaluator)
+        self._assignment = Assignment(self._parts)
+        self._parts.production.on_scored = self._handover.scored
+        self._exported = False
+        self._ending = recovered.ended
+        self._ended = recovered.ended
+        self._failed = False
+        self._ignored_progress = 0
+
+    def start(self, now_s: float) -> list[Effect]:
+        """First call, once. A run that had ended already answers Finished."""
+        if self._ended:
+            return [Finished(step=self._recovered.step)]
+        self._restore()
+        self._parts.evaluator.need_prompts()
+        self._parts.evaluator.tick(now_s, patience_s=self._patience_s)
+        return self._settle()
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Call several times a lease: silent generators, deadlines, repeated announcements."""
+        for generator in self._parts.fleet:
+            if not generator.silent and now_s - generator.heard_s > self._settings.lease_s:
+                self._revoke(generator, cancel=True)
+                generator.silent = True
+                self._parts.fleet.settle(generator)
+            if generator.failed:
+                generator.failed, generator.told = False, None
+                self._announcer.changed()
+        self._parts.evaluator.tick(now_s, patience_s=self._patience_s)
+        return self._settle()
+
+    # ---- task pool
+
+    def prompts_arrived(self, prompts: Sequence[Prompt]) -> list[Effect]:
+        """Answer to NeedPrompts, in any portions."""
+        for prompt in prompts:
+            if prompt.split == "held_out":
+                self._parts.evaluator.arrived(prompt)
+            else:
+                self._parts.planner.arrived(prompt)
+        return self._settle()
+
+    def scores_arrived(self, scores: Sequence[Score]) -> list[Effect]:
+        """Answers to ScoreSample."""
+        for score in scores:
+            if score.group_id >= GROUP_BASE:
+                self._parts.evaluator.scored(score)
+            else:
+                self._parts.production.scored(score)
+        return self._settle()
+
+    # ---- journal
+
+    def committed(self, sequence: int) -> list[Effect]:
+        """Every Write up to `sequence` is durable. At most one step becomes recorded in one call: `last_step`."""
+        self._outbox.committed(sequence)
+        return self._settle()
+
+    # ---- generators
+
+    def generator_joined(self, info: GeneratorInfo, *, now_s: float) -> list[Effect]:
+        """A generator has said hello; the first command to it is GeneratorWelcome. It is taken to hold nothing."""
+        self._remove(info.generator_id)
+        self._parts.fleet.join(info, now_s=now_s)
+        self._outbox.to_generator(info.generator_id, welcome(self._settings.lease_s))
+        if self._ended:
+            self._stop_generator(info.generator_id)
+        self._announcer.changed()
+        return self._settle()
+
+    def generator_left(self, generator_id: str, *, reason: str, now_s: float) -> list[Effect]:
+        """The link is closed: what the generator held is issued again."""
+        self._remove(generator_id)
+        self._announcer.changed()
+        return self._settle()
+
+    def generator_progress(self, generator_id: str, *, items: Sequence[pb.Progress], now_s: float) -> list[Effect]:
+        """Tokens and finished samples."""
+        if self._heard(generator_id, now_s) is None:
+            return []
+        for item in items:
+            self._progress(generator_id, item)
+        return self._settle()
+
+    def generator_alive(self, generator_id: str, *, now_s: float) -> list[Effect]:
+        """A heartbeat."""
+        generator = self._parts.fleet.get(generator_id)
+        if generator is None or not generator.silent:
+            if generator is not None:
+                generator.heard_s = now_s
+            return []
+        self._heard(generator_id, now_s)
+        return self._settle()
+
+    def weights_loaded(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
+        """The generator's next tokens are of this version."""
+        generator = self._heard(generator_id, now_s)
+        if generator is not None:
+            generator.version = (version.attempt, version.step)
+            self._parts.fleet.settle(generator)
+            self._announcer.changed()
+        return self._settle()
+
+    def weights_failed(self, generator_id: str, *, version: pb.VersionName, error: str, now_s: float) -> list[Effect]:
+        """The generator keeps its version; it is told again at the next tick."""
+        generator = self._heard(generator_id, now_s)
+        if generator is not None:
+            generator.failed = generator.told == (version.attempt, version.step)
+        return self._settle()
+
+    def generator_drained(self, generator_id: str, *, now_s: float) -> list[Effect]:
+        """The generator holds nothing and takes nothing more."""
+        generator = self._heard(generator_id, now_s)
+        if generator is not None:
+            self._revoke(generator, cancel=False)
+            generator.drained = True
+            self._parts.fleet.settle(generator)
+        return self._settle()
+
+    # ---- trainer
+
+    def trainer_joined(self, hello: pb.TrainerHello, *, now_s: float) -> list[Effect]:
+        """Answered by TrainerWelcome once the attempt is durable, or by Restart, or by Stop.
+
+        After every Welcome the trainer says Credit and Published (of its own version) again.
+        """
+        if self._ended:
+            self._stop_trainer()
+            return self._settle()
+        try:
+            if self._handover.knows(hello):
+                self._handover.resume(hello)
+            else:
+                self._handover.begin(hello)
+                self._announcer.clear()
+            self._assignment.open = True
+        except MismatchError as error:
+            self._restart_trainer(error)
+        except HistoryError as error:
+            self._fail(str(error))
+        return self._settle()
+
+    def trainer_left(self, *, now_s: float) -> list[Effect]:
+        """The link is closed."""
+        self._handover.left()
+        return self._settle()
+
+    def credit(self, size_bytes: int) -> list[Effect]:
+        """The trainer can take so many more bytes of groups."""
+        self._handover.give(size_bytes)
+        return self._settle()
+
+    def step_done(self, done: pb.StepDone) -> list[Effect]:
+        """The trainer has taken a step; StepRecorded follows when that is durable."""
+        try:
+            self._handover.step_done(done)
+        except MismatchError as error:
+            self._restart_trainer(error)
+        return self._settle()
+
+    def published(self, published: pb.Published, *, address: str) -> list[Effect]:
+        """The trainer serves this version at `address` (host:port)."""
+        if published.version.attempt == self._handover.attempt:
+            self._announcer.published(published.version, address=address)
+        return self._settle()
+
+    def sync_journal(self, sync: pb.SyncJournal) -> list[Effect]:
+        """JournalSynced comes out of this call or of a later `committed`."""
+        command = pb.TrainerCommand(journal_synced=pb.JournalSynced(step=sync.step))
+        self._outbox.when_all_durable(lambda: self._outbox.to_trainer(command))
+        return self._settle()
+
+    def checkpointed(self, checkpointed: pb.Checkpointed) -> list[Effect]:
+        """A checkpoint is on disk; `exported`: the model of the last step as well."""
+        try:
+            self._handover.checkpointed(checkpointed)
+        except MismatchError as error:
+            self._restart_trainer(error)
+        else:
+            self._exported |= checkpointed.exported and checkpointed.step == self._settings.steps
+        return self._settle()
+
+    # ---- what metrics read
+
+    @property
+    def last_step(self) -> StepSummary | None:
+        """Summary of the newest step recorded by this scheduler."""
+        return self._handover.last_step
+
+    @property
+    def last_evaluation(self) -> Evaluated | None:
+        """Newest evaluation recorded by this scheduler."""
+        return self._parts.evaluator.last
+
+    def view(self) -> CoreView:
+        """The state in numbers."""
+        parts, announced, evaluating = self._parts, self._announcer.announced, self._parts.evaluator.version
+        return CoreView(
+            attempt=self._handover.attempt,
+            step=self._handover.step,
+            steps=self._settings.steps,
+            ended=self._ended,
+            groups_by_state={state.value: parts.groups.counts[state] for state in State},
+            waiting_samples=parts.waiting.samples + parts.evaluator.waiting,
+            active_leases=parts.fleet.leases,
+            buffered_bytes=parts.groups.buffered_bytes,
+            handed_groups=self._handover.handed,
+            generators=len(parts.fleet),
+            idle_causes=self._assignment.causes(),
+            announced_step=None if announced is None else announced[1],
+            evaluating_step=None if evaluating is None else evaluating[1],
+            prompts_ready=parts.planner.ready,
+            ignored_progress=self._ignored_progress,
+            reissued_samples=parts.production.reissued,
+            dropped_groups=dict(parts.groups.dropped),
+        )
+
+    # ---- inside: generators
+
+    def _heard(self, generator_id: str, now_s: float) -> Generator | None:
+        generator = self._parts.fleet.get(generator_id)
+        if generator is not None:
+            generator.heard_s = now_s
+            if generator.silent:
+                generator.silent = False
+                self._parts.fleet.settle(generator)
+        return generator
+
+    def _progress(self, generator_id: str, item: pb.Progress) -> None:
+        lease = self._parts.fleet.find(item.lease, generator_id=generator_id)
+        if lease is None:
+            self._ignored_progress += 1
+            if not item.finish_reason:
+                self._outbox.cancel(generator_id, item.lease)
+        elif lease.evaluation:
+            self._parts.evaluator.progress(lease, item)
+        else:
+            self._parts.production.progress(lease, item, newest_step=self._parts.window.step)
+
+    def _revoke(self, generator: Generator, *, cancel: bool) -> None:
+        for lease in list(generator.leases.values()):
+            if lease.number not in generator.leases:
+                continue  # its group was dropped with another sample of this generator
+            if cancel:
+                self._outbox.cancel(generator.generator_id, lease.number)
+            if lease.evaluation:
+                self._parts.evaluator.lost(lease)
+            else:
+                self._parts.production.lost(lease)
+
+    def _remove(self, generator_id: str) -> None:
+        generator = self._parts.fleet.get(generator_id)
+        if generator is not None:
+            self._revoke(generator, cancel=False)
+            self._parts.fleet.remove(generator_id)
+            self._outbox.forget(generator_id)
+
+    # ---- inside: the whole
+
+    def _restore(self) -> None:
+        parts, restored = self._parts, restore(self._recovered)
+        for group in [*restored.recorded, *restored.planned]:
+            parts.groups.add(group)
+        for group in restored.scored:
+            if group.begun is not None and parts.window.may_begin(group.begun):
+                parts.groups.add(group)
+                self._handover.scored(group)
+            else:
+                self._outbox.write(Dropped(group_id=group.group_id, reason=Event.TOO_STALE.value))
+        parts.planner.restore(restored.planned)
+
+    def _settle(self) -> list[Effect]:
+        """Do everything that the event has made possible."""
+        if not (self._ending or self._failed):
+            self._announcer.advance(recorded_steps=self._handover.step)
+            self._parts.planner.plan()
+            self._handover.hand_over()
+            self._assignment.fill()
+            self._fail_if_hopeless()
+            self._end_if_done()
+        return self._outbox.take()
+
+    def _fail_if_hopeless(self) -> None:
+        drops = self._parts.groups.drops_in_a_row
+        if drops >= max(MIN_DROPS_TO_FAIL, 2 * self._settings.batch_groups):
+            error = self._parts.production.last_error or "no error was given"
+            self._fail(f"{drops} groups in a row could not be used ({', '.join(self._parts.groups.dropped)}): {error}")
+
+    def _fail(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._outbox.add(Failed(reason=reason))
+
+    def _end_if_done(self) -> None:
+        steps, evaluator = self._settings.steps, self._parts.evaluator
+        if self._handover.step < steps or not self._exported or evaluator.version is not None or evaluator.due(steps):
+            return
+        self._ending = self._assignment.ended = True
+        self._outbox.write(RunEnded(step=steps), then=self._end)
+
+    def _end(self) -> None:
+        self._ended = True
+        for group in self._parts.groups:
+            if not group.recorded:
+                self._parts.groups.drop(group, Event.RUN_ENDED)
+        for generator in self._parts.fleet:
+            self._stop_generator(generator.generator_id)
+        self._stop_trainer()
+        self._outbox.add(Finished(step=self._settings.steps))
+
+    def _stop_generator(self, generator_id: str) -> None:
+        self._outbox.to_generator(generator_id, pb.GeneratorCommand(stop=pb.Stop(reason="the run has ended")))
+
+    def _stop_trainer(self) -> None:
+        self._outbox.to_trainer(pb.TrainerCommand(stop=pb.Stop(reason="the run has ended")))
+
+    def _restart_trainer(self, error: MismatchError) -> None:
+        self._handover.left()
+        self._outbox.to_trainer(pb.TrainerCommand(restart=pb.Restart(reason=str(error))))
+
+    @property
+    def _patience_s(self) -> float:
+        return PATIENCE_LEASES * self._settings.lease_s
+
+
+def _make_parts(settings: Settings, recovered: Recovered, *, first_lease: int) -> Parts:
+    outbox = Outbox()
+    window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
+    groups = GroupTable(window)
+    fleet = Fleet(first_lease=first_lease)
+    history = LengthHistory(recovered.prompt_lengths)
+    waiting = WaitingGroups(
+        groups,
+        policy=policy(settings.dispatch),
+        history=history if settings.use_history else None,
+        batch_groups=settings.batch_groups,
+    )
+    first = recovered.next_group_id
+    return Parts(
+        settings=settings,
+        outbox=outbox,
+        groups=groups,
+        window=window,
+        fleet=fleet,
+        waiting=waiting,
+        production=Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, history=history),
+        evaluator=Evaluator(settings, outbox, fleet=fleet, done=recovered.evaluated_steps),
+        planner=Planner(settings, outbox, groups=groups, window=window, waiting=waiting, first=first),
+    )

@@ -1,0 +1,16 @@
+"""Longest predicted first, within the batch that a group was planned in.
+
+    key(g) = (group_id // B, -predicted tokens, group_id)
+
+A long completion that begins last keeps one slot busy while all others are idle; begun first, it is
+hidden behind the short ones. The order holds within one batch of B groups only: over all of them
+short prompts would always wait behind newly planned long ones, and the end of the run would train on
+short prompts alone. Prompts without a past count as the mean; equal ones go in the order of planning.
+"""
+
+from streamrl_workers.scheduler.dispatch.policy import Candidate, Key
+
+
+def late_binding(candidate: Candidate) -> Key:
+    """Longest predicted first within a batch."""
+    return (candidate.wave, -candidate.predicted_tokens, candidate.group_id)

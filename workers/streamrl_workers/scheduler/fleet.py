@@ -1,0 +1,146 @@
+"""The generators that are connected, and what each holds.
+
+Owns leases: which sample is with which generator, under which number. A lease ends once: the sample
+finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
+Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
+can be told apart. Owns nothing of groups: what a lost lease means is decided by `production.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.effects import GeneratorInfo
+
+Version = tuple[int, int]
+"""Attempt, step."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One sample with one generator."""
+
+    number: int
+    generator_id: str
+    group_id: int
+    sample_index: int
+    version_step: int
+    """Version that the generator had at issue: its tokens are of this one or a newer one."""
+    evaluation: bool = False
+
+
+@dataclass(slots=True)
+class Generator:
+    """One connected generator."""
+
+    generator_id: str
+    instance: str
+    pool: str
+    slots: int
+    version: Version | None
+    heard_s: float
+    leases: dict[int, Lease] = field(default_factory=dict)
+    told: Version | None = None
+    """Newest version that it was told to load."""
+    failed: bool = False
+    """It could not load that version; it is told again at the next tick."""
+    silent: bool = False
+    """Not heard for a lease: it holds nothing and gets nothing until it speaks."""
+    drained: bool = False
+    idle_cause: str = ""
+    """The cause last told; empty: it has work."""
+    told_waiting: bool | None = None
+
+    @property
+    def step(self) -> int | None:
+        """Its weight version, if it has weights."""
+        return None if self.version is None else self.version[1]
+
+    @property
+    def free(self) -> int:
+        """Slots without a lease that can be filled."""
+        return 0 if self.silent or self.drained else self.slots - len(self.leases)
+
+
+class Fleet:
+    """All connected generators, and all leases."""
+
+    def __init__(self, *, first_lease: int) -> None:
+        self._next_lease = first_lease
+        self._generators: dict[str, Generator] = {}
+        self._leases: dict[int, Lease] = {}
+        self.free: dict[str, Generator] = {}
+        """Generators with free slots."""
+        self._touched: set[str] = set()
+
+    def __iter__(self) -> Iterator[Generator]:
+        return iter(self._generators.values())
+
+    def __len__(self) -> int:
+        return len(self._generators)
+
+    @property
+    def leases(self) -> int:
+        """Samples that are out."""
+        return len(self._leases)
+
+    def get(self, generator_id: str) -> Generator | None:
+        """The generator, if it is connected."""
+        return self._generators.get(generator_id)
+
+    def join(self, info: GeneratorInfo, *, now_s: float) -> Generator:
+        """A generator has said hello; it holds nothing."""
+        assert info.generator_id not in self._generators, f"{info.generator_id} is here already"
+        version = None if info.step is None else (info.attempt or 0, info.step)
+        generator = Generator(info.generator_id, info.instance, info.pool, info.slots, version, now_s)
+        self._generators[info.generator_id] = generator
+        self.settle(generator)
+        return generator
+
+    def remove(self, generator_id: str) -> None:
+        """The generator is gone; its leases were revoked before."""
+        del self._generators[generator_id]
+        self.free.pop(generator_id, None)
+
+    def settle(self, generator: Generator) -> None:
+        """Its slots or its version may have changed."""
+        self._touched.add(generator.generator_id)
+        if generator.free > 0:
+            self.free[generator.generator_id] = generator
+        else:
+            self.free.pop(generator.generator_id, None)
+
+    def take_touched(self) -> set[str]:
+        """Names of the generators whose slots or versions changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def lend(self, generator: Generator, *, group_id: int, sample_index: int, evaluation: bool = False) -> Lease:
+        """A new lease for a sample that goes to the generator."""
+        assert generator.step is not None, "a generator without weights gets no samples"
+        lease = Lease(self._next_lease, generator.generator_id, group_id, sample_index, generator.step, evaluation)
+        self._next_lease += 1
+        generator.leases[lease.number] = lease
+        self._leases[lease.number] = lease
+        generator.idle_cause = ""
+        self.settle(generator)
+        return lease
+
+    def find(self, number: int, *, generator_id: str) -> Lease | None:
+        """The lease, if this generator holds it."""
+        lease = self._leases.get(number)
+        return lease if lease is not None and lease.generator_id == generator_id else None
+
+    def end(self, number: int) -> Lease | None:
+        """The lease is over."""
+        lease = self._leases.pop(number, None)
+        if lease is not None:
+            generator = self._generators[lease.generator_id]
+            del generator.leases[number]
+            self.settle(generator)
+        return lease
+
+
+def welcome(lease_s: float) -> pb.GeneratorCommand:
+    """First command to a generator."""
+    return pb.GeneratorCommand(welcome=pb.GeneratorWelcome(lease_seconds=lease_s))

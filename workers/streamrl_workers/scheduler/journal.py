@@ -1,0 +1,188 @@
+"""The journal: the durable truth about every group, written by one thread with group commit.
+
+Owns the queue of records between the scheduler's loop and the disk, the writer thread, and the
+order in which records become durable. Does not own what records mean (`journal_apply.py`).
+
+    scheduler's loop -- append --> queue (bounded in bytes) --> writer thread -- one commit for all
+           ^                                                        |          that is waiting
+           +------------- on_committed(highest sequence) <----------+
+
+Writer thread: consumes the queue; produces durable records and acknowledgements; waits for records
+(unblocked by `append` and `close`) and for the disk.
+
+Invariants: records become durable in the order of their sequences; an acknowledged record survives
+the death of the process and of the machine; after a fault nothing is acknowledged any more.
+"""
+
+import asyncio
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamrl_workers.scheduler.effects import Recovered, Scored, Write
+from streamrl_workers.scheduler.journal_apply import apply_record, delete_settled_trajectories, delete_trajectories
+from streamrl_workers.scheduler.journal_load import load
+from streamrl_workers.scheduler.journal_store import JournalFaultError, WriterLock, open_for_writing, translated
+
+QUEUE_LIMIT_BYTES = 64 * 2**20
+"""Records that wait for the disk; above this the scheduler stops reading from its links."""
+_RECORD_BYTES = 128
+"""What a record without samples counts for in the queue."""
+_GARBAGE_PORTION = 64
+"""Groups whose samples are deleted in one transaction: keeps the pause between two commits short."""
+_CLOSE_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalListener:
+    """Called on the scheduler's loop."""
+
+    on_committed: Callable[[int], None]
+    """All records up to this sequence are durable."""
+    on_fault: Callable[[JournalFaultError], None]
+    """The disk refuses; nothing more becomes durable."""
+
+
+class Journal:
+    """One run's journal, opened for writing by one scheduler."""
+
+    def __init__(self, path: Path, *, limit_bytes: int = QUEUE_LIMIT_BYTES) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._lock = WriterLock(path)
+        self._connection: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Condition()
+        self._queue: deque[Write] = deque()
+        self._queue_bytes = 0
+        self._closing = False
+        self._garbage: deque[int] = deque()
+        self._room = asyncio.Event()
+
+    def open(self) -> Recovered:
+        """Open or make the file and read what it holds.
+
+        Raises:
+            UserError: it cannot be used: not writable, damaged, newer, or in use by another scheduler.
+        """
+        self._lock.acquire()
+        try:
+            self._connection = open_for_writing(self._path)
+            with translated(self._path):
+                delete_settled_trajectories(self._connection)
+                return load(self._connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, listener: JournalListener) -> None:
+        """Start the writer thread; call on the loop that shall hear of commits."""
+        loop = asyncio.get_running_loop()
+        self._room.set()
+        self._thread = threading.Thread(target=self._write_all, args=(loop, listener), name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits for the disk."""
+        return self._queue_bytes
+
+    def append(self, write: Write) -> None:
+        """Queue a record. Never blocks; callers that produce many wait with `wait_for_room`."""
+        with self._wake:
+            self._queue.append(write)
+            self._queue_bytes += _cost_bytes(write)
+            if self._queue_bytes > self._limit_bytes:
+                self._room.clear()
+            self._wake.notify()
+
+    async def wait_for_room(self, *, timeout_s: float = 60.0) -> None:
+        """Return once the queue is below its bound.
+
+        Raises:
+            JournalFaultError: the disk did not take the records in time.
+        """
+        if self._room.is_set():
+            return
+        try:
+            await asyncio.wait_for(self._room.wait(), timeout_s)
+        except TimeoutError:
+            raise JournalFaultError(
+                f"{self._path}: the disk did not take {self._queue_bytes} bytes within {timeout_s:g} s"
+            ) from None
+
+    def close(self) -> None:
+        """Write what is queued, fold the log into the file, give up the lock."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                raise JournalFaultError(f"{self._path}: the disk did not finish writing within {_CLOSE_TIMEOUT_S:g} s")
+            self._thread = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._lock.release()
+
+    # ---- writer thread
+
+    def _write_all(self, loop: asyncio.AbstractEventLoop, listener: JournalListener) -> None:
+        try:
+            while (batch := self._next_batch()) is not None:
+                self._commit(batch)
+                if batch:
+                    _tell(loop, self._settle, batch, listener)
+        except (sqlite3.Error, OSError) as error:
+            fault = JournalFaultError(f"{self._path}: cannot be written: {error}; what was acknowledged is safe")
+            _tell(loop, listener.on_fault, fault)
+
+    def _next_batch(self) -> list[Write] | None:
+        """What is queued; empty if there is only garbage to remove; None at the end."""
+        with self._wake:
+            while not (self._queue or self._garbage or self._closing):
+                self._wake.wait()
+            if self._closing and not self._queue:
+                return None
+            batch = list(self._queue)
+            self._queue.clear()
+            return batch
+
+    def _commit(self, batch: list[Write]) -> None:
+        connection = self._connection
+        assert connection is not None, "the journal is open while its writer runs"
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for write in batch:
+                self._garbage.extend(apply_record(connection, write.record))
+            portion = [self._garbage.popleft() for _ in range(min(_GARBAGE_PORTION, len(self._garbage)))]
+            delete_trajectories(connection, portion)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _settle(self, batch: list[Write], listener: JournalListener) -> None:
+        """On the scheduler's loop: the batch is durable."""
+        with self._wake:
+            self._queue_bytes -= sum(map(_cost_bytes, batch))
+            if self._queue_bytes <= self._limit_bytes:
+                self._room.set()
+        listener.on_committed(batch[-1].sequence)
+
+
+def _cost_bytes(write: Write) -> int:
+    record = write.record
+    return _RECORD_BYTES + (record.size_bytes if isinstance(record, Scored) else 0)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: object) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:  # the loop is closed: the process is ending and nobody waits for the news
+        assert loop.is_closed()

@@ -1,0 +1,86 @@
+"""One group's life, read from the journal. Owns the reading and the words; judges nothing."""
+
+import sqlite3
+from collections.abc import Iterator
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.journal_apply import newest_checkpoint
+from streamrl_workers.scheduler.journal_facts import effective_steps, has_ended
+from streamrl_workers.scheduler.journal_store import SAMPLE_BITS
+from streamrl_workers.stream.packing import count_32, unpack_int64
+
+
+def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
+    """Lines that tell the group's life.
+
+    Raises:
+        UserError: the journal does not know the group.
+    """
+    row = connection.execute(
+        "SELECT prompt_index, begun_step, size_bytes, drop_reason FROM groups WHERE group_id = ?", (group_id,)
+    ).fetchone()
+    if row is None:
+        raise UserError(field=f"group {group_id}", rule="is not in this journal", fix=_known(connection))
+    prompt_index, begun_step, size_bytes, drop_reason = row
+    step = _step_of(connection, group_id)
+    lines = [f"group {group_id}: train prompt {prompt_index}"]
+    if begun_step is None:
+        lines.append("not scored yet")
+    else:
+        lines.append(f"begun at version {begun_step}; {size_bytes} bytes of samples")
+    lines.append(_fate(connection, step=step, begun_step=begun_step, drop_reason=drop_reason))
+    lines.extend(_undone(connection, group_id, step=step))
+    lines.extend(_samples(connection, group_id, covered=step is not None and step < newest_checkpoint(connection)))
+    return lines
+
+
+def _known(connection: sqlite3.Connection) -> str:
+    first, last = connection.execute("SELECT min(group_id), max(group_id) FROM groups").fetchone()
+    return "it has no groups yet" if first is None else f"it has groups {first} to {last}"
+
+
+def _step_of(connection: sqlite3.Connection, group_id: int) -> int | None:
+    return next((step for step, ids in effective_steps(connection).items() if group_id in ids), None)
+
+
+def _fate(connection: sqlite3.Connection, *, step: int | None, begun_step: int | None, drop_reason: str | None) -> str:
+    if drop_reason is not None:
+        return f"dropped: {drop_reason}"
+    if step is not None:
+        age = "" if begun_step is None else f", staleness {step - begun_step}"
+        return f"consumed by step {step}{age}"
+    if has_ended(connection):
+        return "live, though the run has ended"
+    return "live"
+
+
+def _undone(connection: sqlite3.Connection, group_id: int, *, step: int | None) -> Iterator[str]:
+    """Steps of earlier attempts that were taken back."""
+    rows = connection.execute("SELECT step, attempt, group_ids FROM steps ORDER BY attempt, step").fetchall()
+    holders = [(taken, attempt) for taken, attempt, ids in rows if group_id in unpack_int64(ids)]
+    for taken, attempt in holders:
+        counts = taken == step and attempt == holders[-1][1]
+        yield f"attempt {attempt} step {taken}: {'counts' if counts else 'taken back by a restart'}"
+
+
+def _samples(connection: sqlite3.Connection, group_id: int, *, covered: bool) -> Iterator[str]:
+    bounds = (group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS)
+    rows = connection.execute(
+        "SELECT data FROM trajectories WHERE key >= ? AND key < ? ORDER BY key", bounds
+    ).fetchall()
+    if not rows:
+        yield "samples: removed, a checkpoint covers them" if covered else "samples: none stored"
+    for (data,) in rows:
+        yield _sample(pb.Trajectory.FromString(data))
+
+
+def _sample(trajectory: pb.Trajectory) -> str:
+    reward = (
+        f"reward {trajectory.reward:g}" if trajectory.HasField("reward") else f"no reward ({trajectory.reward_error})"
+    )
+    spans = " ".join(f"{span.tokens}@{span.attempt}.{span.step}" for span in trajectory.spans)
+    return (
+        f"sample {trajectory.sample_index}: {count_32(trajectory.tokens)} tokens, {reward}, {trajectory.finish_reason}, "
+        f"tokens@attempt.version {spans}, by {trajectory.generator_id} in {trajectory.generate_s:.3f} s"
+    )

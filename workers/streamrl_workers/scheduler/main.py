@@ -1,0 +1,209 @@
+"""The scheduler's process: wires the parts, waits for the end, cleans up.
+
+```
+   generators ══ gRPC ══╗                          ┌── journal (writer thread) ── journal.sqlite
+   trainer ═════ gRPC ══╬══ service ── executor ── core (pure)
+   task pool ── taskdesk ╝        └── numbers ── metrics/*.jsonl, signals port
+```
+Owns the order of start and end, and the exit code. Decides nothing about groups.
+
+Loops: one reader and one writer per connection (`service.py`, `shell/link.py`), tick, prompts and
+scores (`shell/loops.py`), the journal's writer thread (`journal.py`). All calls of the core happen
+on the event loop's thread.
+
+Exit codes: 0 the run is over; 2 the user must change something; 75 start again, the journal has
+everything; 1 a fault of our own.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.keys import FILE_JOB, FILE_JOURNAL
+from streamrl.spec import RLJob, parse_job
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.effects import Recovered
+from streamrl_workers.scheduler.environment import Environment
+from streamrl_workers.scheduler.journal import Journal, JournalListener
+from streamrl_workers.scheduler.journal_store import JournalFaultError
+from streamrl_workers.scheduler.service import Parts, SchedulerService
+from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.shell.ending import Ending, EndingBox
+from streamrl_workers.scheduler.shell.executor import Executor
+from streamrl_workers.scheduler.shell.front import Front
+from streamrl_workers.scheduler.shell.loops import Loops, report
+from streamrl_workers.scheduler.shell.result import remove_result, write_failure, write_success
+from streamrl_workers.scheduler.shell.signal_pages import Numbers
+from streamrl_workers.scheduler.shell.switchboard import Switchboard
+from streamrl_workers.scheduler.shell.taskdesk import TaskDesk, TaskSource
+from streamrl_workers.stream.lifeline import watch_lifeline
+from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.values import TaskPoolError
+
+LINGER_S = 10.0
+"""At the end, for the trainer and the generators to hear of it."""
+_GC_THRESHOLDS = (50_000, 20, 100)
+"""A deep queue is many live objects: full collections at Python's default pace would stall dispatch for nothing."""
+_LEASE_BITS = 20
+"""Lease numbers start at milliseconds << this: above every lease of an earlier life."""
+
+
+class Pool(TaskSource, Protocol):
+    """The task pool as the scheduler uses it."""
+
+    held_out_size: int | None
+
+    async def start(self) -> None:
+        """Start its processes."""
+
+    async def close(self) -> None:
+        """End its processes."""
+
+
+MakePool = Callable[[RLJob, Path], Pool]
+
+
+def main() -> int:
+    """Run the scheduler; the exit code."""
+    gc.set_threshold(*_GC_THRESHOLDS)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    try:
+        environment = Environment.read(os.environ)
+        watch_lifeline(os.environ)
+        job = load_job(environment.run_dir / FILE_JOB)
+        ending = asyncio.run(serve(environment, job=job))
+    except (UserError, UserErrors) as error:
+        ending = Ending(exit_code=EXIT_USER_ERROR, line=str(error))
+    except (JournalFaultError, TaskPoolError) as error:
+        ending = Ending(exit_code=EXIT_RETRY, line=str(error))
+    if ending.line:
+        print(ending.line, file=sys.stderr, flush=True)  # noqa: T201 - the line that says why we end
+    return ending.exit_code
+
+
+def load_job(path: Path) -> RLJob:
+    """The job of the run folder."""
+    try:
+        return parse_job(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UserError(field=str(path), rule=f"is not JSON: {error}") from None
+
+
+def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
+    """The real task pool."""
+    return TaskPool(job, base_dir=base_dir)
+
+
+async def serve(environment: Environment, *, job: RLJob, make_pool: MakePool = make_task_pool) -> Ending:
+    """Run the scheduler until the run or the process ends."""
+    journal = Journal(environment.run_dir / FILE_JOURNAL)
+    recovered = journal.open()
+    try:
+        ending = EndingBox()
+        pool = make_pool(job, environment.code_dir)
+        front = await Front.open(environment, ending=ending)
+        try:
+            return await _run(
+                Run(environment=environment, job=job, journal=journal, pool=pool, ending=ending), recovered, front
+            )
+        finally:
+            await front.close()
+            await pool.close()
+    finally:
+        journal.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run is made of before its core is there."""
+
+    environment: Environment
+    job: RLJob
+    journal: Journal
+    pool: Pool
+    ending: EndingBox
+
+
+async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
+    """1 task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
+    remove_result(run.environment.run_dir)
+    early = None if recovered.ended else await _start_pool(run)
+    if early is not None:
+        return _failed(run, early)
+    core = Core(_settings(run), recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
+    switchboard = Switchboard()
+    front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
+    executor = Executor(core, journal=run.journal, switchboard=switchboard, numbers=numbers, ending=run.ending)
+    desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores)
+    executor.attach(desk)
+    listener = JournalListener(on_committed=executor.on_committed, on_fault=lambda fault: run.ending.retry(str(fault)))
+    run.journal.start(listener)
+    executor.run(core.start(time.monotonic()))
+    loops = Loops(run.ending)
+    loops.start(
+        desk=desk, tick=lambda: executor.run(core.tick(time.monotonic())), lease_s=run.job.spec.scheduling.lease_seconds
+    )
+    parts = Parts(
+        core=core,
+        executor=executor,
+        journal=run.journal,
+        switchboard=switchboard,
+        ending=run.ending,
+        clock_s=time.monotonic,
+    )
+    SchedulerService(parts).add_to(front.server)
+    await front.server.start()
+    ending = await run.ending.wait()
+    await loops.stop()
+    return await _end(run, ending, switchboard)
+
+
+async def _start_pool(run: Run) -> Ending | None:
+    """Start the task pool; an ending if one came first (asked to end, or the pool cannot start)."""
+    start = asyncio.create_task(run.pool.start(), name="start task pool")
+    end = asyncio.create_task(run.ending.wait(), name="early end")
+    await asyncio.wait({start, end}, return_when=asyncio.FIRST_COMPLETED)
+    if start.done() and start.exception() is not None:
+        report(start.exception() or AssertionError(), ending=run.ending)
+    for task in (start, end):
+        task.cancel()
+    await asyncio.gather(start, end, return_exceptions=True)
+    return run.ending.ending
+
+
+def _settings(run: Run) -> Settings:
+    settings = Settings.from_job(run.job.spec)
+    held_out = run.pool.held_out_size
+    if held_out is None:
+        return settings
+    return replace(settings, evaluation_prompts=min(settings.evaluation_prompts, held_out))
+
+
+async def _end(run: Run, ending: Ending, switchboard: Switchboard) -> Ending:
+    """Tell everybody who must know, write how it ended."""
+    if ending.exit_code not in (EXIT_DONE, EXIT_USER_ERROR):
+        return ending
+    switchboard.stop_all(ending.line or "the run has ended", already_told=ending.finished_step is not None)
+    run.journal.close()
+    if ending.exit_code == EXIT_USER_ERROR:
+        return _failed(run, ending)
+    write_success(run.environment.run_dir, steps=ending.finished_step or 0)
+    await switchboard.wait_until_told(timeout_s=LINGER_S)
+    return ending
+
+
+def _failed(run: Run, ending: Ending) -> Ending:
+    if ending.exit_code == EXIT_USER_ERROR:
+        write_failure(run.environment.run_dir, reason=ending.line)
+    return ending

@@ -1,0 +1,226 @@
+"""A group's way from planned to scored: issue, tokens, lost generators, scores.
+
+Owns what each of these does to samples, groups and the queue. Decides nothing about who gets what
+(`assignment.py`) or what is handed over (`handover.py`).
+
+Invariant: a group's `begun` is never newer than the version of its first token. A sample that is out
+without a token counts at the version that its generator had at issue; generators only load newer
+versions, so the token can only be newer, and a token that claims an older one is refused.
+"""
+
+from collections.abc import Callable
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.accounting import stats_of
+from streamrl_workers.scheduler.effects import Dropped, Score, Scored, ScoreSample
+from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
+from streamrl_workers.scheduler.groups import Group, GroupTable, Sample
+from streamrl_workers.scheduler.lengths import LengthHistory
+from streamrl_workers.scheduler.life import Event, SampleEvent, SampleState, State
+from streamrl_workers.scheduler.outbox import Outbox
+from streamrl_workers.scheduler.seeds import sample_seed
+from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.waiting import WaitingGroups
+
+MIN_REWARDS = 2
+"""A group with fewer rewards has no advantage to learn from."""
+
+
+class Production:
+    """Groups that are being made."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        outbox: Outbox,
+        *,
+        groups: GroupTable,
+        fleet: Fleet,
+        waiting: WaitingGroups,
+        history: LengthHistory,
+    ) -> None:
+        self._settings = settings
+        self._outbox = outbox
+        self._groups = groups
+        self._fleet = fleet
+        self._waiting = waiting
+        self._history = history
+        self.on_scored: Callable[[Group], None] = lambda group: None
+        """Called when a group's record is durable."""
+        self.reissued = 0
+        self.last_error = ""
+
+    # ---- to a generator
+
+    def issue(self, group: Group, generator: Generator) -> None:
+        """The group's next waiting sample goes to the generator."""
+        sample = group.samples[self._waiting.take(group)]
+        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index)
+        sample.follow(SampleEvent.ISSUE)
+        sample.lease = lease.number
+        sample.generator_id = generator.generator_id
+        if sample.issues:
+            self.reissued += 1
+        sample.issues += 1
+        if group.state is State.PLANNED:
+            self._groups.follow(group, Event.ISSUE)
+        if not sample.spans:
+            self._groups.rebound(group, sample, to=lease.version_step)
+        self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
+
+    def _request(self, group: Group, sample: Sample, *, lease: int) -> pb.SampleRequest:
+        return pb.SampleRequest(
+            lease=lease,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            prompt=group.prompt,
+            prefix_tokens=sample.tokens,
+            sampling=self._settings.sampling,
+            seed=sample_seed(self._settings.seed, group_id=group.group_id, sample_index=sample.index),
+        )
+
+    # ---- from a generator
+
+    def progress(self, lease: Lease, item: pb.Progress, *, newest_step: int) -> None:
+        """Tokens, and perhaps the end, of one sample."""
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        if item.finish_reason == "error":
+            self.last_error = item.error
+            self._drop(group, Event.GENERATION_FAILED)
+            return
+        if fault := _fault(lease, sample, item, newest_step=newest_step):
+            self.last_error = f"{lease.generator_id}: {fault}"
+            self._outbox.cancel(lease.generator_id, lease.number)
+            self.lost(lease)
+            return
+        self._begin(group, sample, item)
+        sample.add(item)
+        if item.finish_reason:
+            self._finish(group, sample, item)
+
+    def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+        if not (item.spans or item.finish_reason):
+            return
+        if group.state is State.ISSUED:
+            self._groups.follow(group, Event.BEGIN)
+        if item.spans and not sample.spans:
+            self._groups.rebound(group, sample, to=item.spans[0].step)
+
+    def _finish(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+        assert sample.lease is not None
+        self._fleet.end(sample.lease)
+        sample.lease = None
+        sample.follow(SampleEvent.FINISH)
+        sample.finish_reason = item.finish_reason
+        sample.generate_s = item.generate_s
+        self._groups.buffer(group, sample.size_bytes)
+        group.unfinished -= 1
+        if not group.unfinished:
+            self._groups.follow(group, Event.FINISH)
+        self._outbox.add(
+            ScoreSample(
+                group_id=group.group_id,
+                sample_index=sample.index,
+                split="train",
+                prompt_index=group.prompt_index,
+                completion=item.text,
+            )
+        )
+
+    # ---- lost
+
+    def lost(self, lease: Lease) -> None:
+        """The lease is revoked: its sample waits again, with the tokens that had arrived."""
+        self._fleet.end(lease.number)
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        sample.lease = None
+        sample.follow(SampleEvent.LOSE)
+        if sample.issues >= self._settings.max_issues:
+            self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
+            self._drop(group, Event.GENERATION_FAILED)
+            return
+        if not sample.spans:
+            self._groups.rebound(group, sample, to=None)
+        if group.state is State.ISSUED and group.begun is None:
+            self._groups.follow(group, Event.LOSE)
+        self._waiting.put(group, [sample.index])
+
+    def _drop(self, group: Group, event: Event) -> None:
+        """The group will not be trained: take it back from everybody."""
+        for sample in group.samples:
+            if sample.lease is not None:
+                lease = self._fleet.end(sample.lease)
+                if lease is not None:
+                    self._outbox.cancel(lease.generator_id, lease.number)
+        self._waiting.discard(group)
+        self._groups.drop(group, event)
+        self._outbox.write(Dropped(group_id=group.group_id, reason=event.value))
+
+    # ---- scored
+
+    def scored(self, score: Score) -> None:
+        """The result for one sample; late ones of groups that are gone are left alone."""
+        group = self._groups.get(score.group_id)
+        if group is None or not score.sample_index < len(group.samples):
+            return
+        sample = group.samples[score.sample_index]
+        if sample.state is not SampleState.FINISHED:
+            return
+        sample.follow(SampleEvent.SCORE)
+        sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
+        group.unscored -= 1
+        if not group.unscored:
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        if sum(sample.reward is not None for sample in group.samples) < MIN_REWARDS:
+            self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
+            self._drop(group, Event.REWARD_FAILED)
+            return
+        assert group.begun is not None
+        trajectories = [_trajectory(group, sample) for sample in group.samples]
+        group.stats = stats_of(trajectories, begun=group.begun)
+        self._history.learn(group.prompt_key, mean_tokens=group.stats.tokens_sum / group.stats.samples)
+        group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
+        group.size_bytes = sum(map(len, group.trajectories))
+        group.samples, group.prompt = [], ""
+        self._groups.unbuffer(group)
+        self._groups.buffer(group, group.size_bytes)
+        self._groups.follow(group, Event.SCORE)
+        self._groups.drops_in_a_row = 0
+        self._record(group, begun=group.begun)
+
+    def _record(self, group: Group, *, begun: int) -> None:
+        record = Scored(
+            group_id=group.group_id, begun_step=begun, trajectories=group.trajectories, size_bytes=group.size_bytes
+        )
+        self._outbox.write(record, then=lambda: self.on_scored(group))
+
+
+def _fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int) -> str:
+    """What is wrong with what a generator says; empty if nothing is. It is not believed, but made again."""
+    tokens = sum(span.tokens for span in item.spans)
+    if not len(item.tokens) == len(item.logprobs) == 4 * tokens:
+        return f"{len(item.tokens)} bytes of tokens, {len(item.logprobs)} of log-probs, versions for {tokens} tokens"
+    if item.spans and not sample.spans and not lease.version_step <= item.spans[0].step <= newest_step:
+        return f"first token of version {item.spans[0].step}, expected {lease.version_step} to {newest_step}"
+    return ""
+
+
+def _trajectory(group: Group, sample: Sample) -> pb.Trajectory:
+    return pb.Trajectory(
+        group_id=group.group_id,
+        sample_index=sample.index,
+        prompt_tokens=sample.prompt_tokens,
+        tokens=sample.tokens,
+        logprobs=sample.logprobs,
+        spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in sample.spans],
+        finish_reason=sample.finish_reason,
+        reward=sample.reward,
+        reward_parts=sample.reward_parts,
+        reward_error=sample.reward_error,
+        generator_id=sample.generator_id,
+        generate_s=sample.generate_s,
+    )

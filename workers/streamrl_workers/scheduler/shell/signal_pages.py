@@ -1,0 +1,235 @@
+"""What the scheduler tells people and machines: step and evaluation lines, the signals' pages.
+
+Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl`, the scheduler's gauges and `/numbers`.
+Decides nothing and computes only rates and means.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl.keys import DIR_METRICS
+from streamrl_workers.metrics.prometheus import Metrics
+from streamrl_workers.metrics.sink import JsonlFile
+from streamrl_workers.scheduler.accounting import CoreView, StepSummary
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.effects import Evaluated
+from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
+
+STEPS_FILE = "steps.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+_TAIL_BYTES = 65_536
+"""The last line of a file is looked for in so many bytes at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberClocks:
+    """Where instants come from."""
+
+    unix_s: Callable[[], float] = time.time
+    monotonic_s: Callable[[], float] = time.monotonic
+
+
+class Numbers:
+    """The scheduler's numbers."""
+
+    def __init__(
+        self, core: Core, *, switchboard: Switchboard, run_dir: Path, clocks: NumberClocks = NumberClocks()
+    ) -> None:
+        directory = run_dir / DIR_METRICS
+        last = last_line(directory / STEPS_FILE)
+        self._core = core
+        self._switchboard = switchboard
+        self._clocks = clocks
+        self._begun_s = clocks.monotonic_s() - float(last.get("elapsed_s", 0.0))
+        self._steps = JsonlFile(directory / STEPS_FILE)
+        self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
+        self._seen_step: StepSummary | None = core.last_step
+        self._seen_evaluation: Evaluated | None = core.last_evaluation
+        self._last_line: dict[str, Any] = last
+        self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
+        self._step_ended_s = clocks.monotonic_s()
+        self._gauges = _Gauges()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has had a scheduler."""
+        return self._clocks.monotonic_s() - self._begun_s
+
+    def observe(self) -> None:
+        """Look at the core after a commit: write what is new."""
+        step = self._core.last_step
+        if step is not None and step is not self._seen_step:
+            self._seen_step = step
+            self._write_step(step)
+        evaluation = self._core.last_evaluation
+        if evaluation is not None and evaluation is not self._seen_evaluation:
+            self._seen_evaluation = evaluation
+            self._write_evaluation(evaluation)
+
+    def _write_step(self, step: StepSummary) -> None:
+        now_s = self._clocks.monotonic_s()
+        timing = {
+            "time_s": round(self._clocks.unix_s(), 3),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "interval_s": now_s - self._step_ended_s,
+        }
+        self._step_ended_s = now_s
+        self._last_line = step_line(step, view=self._core.view(), timing=timing)
+        self._steps.append(self._last_line)
+
+    def _write_evaluation(self, evaluation: Evaluated) -> None:
+        self._last_evaluation = evaluation_line(evaluation) | {
+            "time_s": round(self._clocks.unix_s(), 3),
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
+        self._evaluations.append(self._last_evaluation)
+
+    def metrics(self) -> bytes:
+        """`/metrics`"""
+        return self._gauges.render(self._core.view(), self._last_line, self._last_evaluation)
+
+    def numbers(self) -> Mapping[str, Any]:
+        """`/numbers`"""
+        view = self._core.view()
+        return {
+            "attempt": view.attempt,
+            "step": view.step,
+            "steps": view.steps,
+            "ended": view.ended,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "queue": view.waiting_samples,
+            "running": view.active_leases,
+            "buffered_bytes": view.buffered_bytes,
+            "groups": dict(view.groups_by_state),
+            "dropped": dict(view.dropped_groups),
+            "reissued": view.reissued_samples,
+            "idle": dict(view.idle_causes),
+            "announced_step": view.announced_step,
+            "evaluating_step": view.evaluating_step,
+            "generators": [_generator(entry) for entry in self._switchboard.generators.values()],
+            "trainer": _trainer(self._switchboard.trainer),
+            "last_step": self._last_line or None,
+            "last_evaluation": self._last_evaluation or None,
+        }
+
+    def close(self) -> None:
+        """Close the files."""
+        self._steps.close()
+        self._evaluations.close()
+
+
+def step_line(step: StepSummary, *, view: CoreView, timing: Mapping[str, float]) -> dict[str, Any]:
+    """The line of one recorded step."""
+    interval_s = max(timing["interval_s"], 1e-9)
+    return {
+        "step": step.step,
+        "attempt": step.attempt,
+        "time_s": timing["time_s"],
+        "elapsed_s": timing["elapsed_s"],
+        "reward_mean": step.reward_mean,
+        "reward_std": step.trainer_metrics.get("reward_std", 0.0),
+        "reward_failed": step.reward_failed,
+        "groups": step.groups,
+        "samples": step.samples,
+        "tokens": step.tokens_sum,
+        "length_mean": step.tokens_mean,
+        "length_max": step.tokens_max,
+        "staleness_mean": step.staleness_mean,
+        "staleness_max": step.staleness_max,
+        "staleness": {str(age): count for age, count in sorted(step.staleness_histogram.items())},
+        "queue": view.waiting_samples,
+        "running": view.active_leases,
+        "buffered_bytes": view.buffered_bytes,
+        "dropped": dict(step.dropped_groups),
+        "reissued": step.reissued_samples,
+        "samples_per_s": step.samples / interval_s,
+        "tokens_per_s": step.tokens_sum / interval_s,
+        "trainer": dict(step.trainer_metrics),
+    }
+
+
+def evaluation_line(evaluation: Evaluated) -> dict[str, Any]:
+    """The line of one evaluation."""
+    return {
+        "step": evaluation.step,
+        "mean_reward": evaluation.mean_reward,
+        "prompts": evaluation.prompts,
+        "failed": evaluation.failed,
+        "mean_tokens": evaluation.mean_tokens,
+    }
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole JSON line of a file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines):
+        try:
+            document = json.loads(line)
+        except ValueError:  # half a line that a killed scheduler left
+            continue
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+def _generator(entry: GeneratorEntry) -> dict[str, Any]:
+    beat = entry.heartbeat
+    return {
+        "id": entry.hello.generator_id,
+        "pool": entry.hello.pool,
+        "slots": entry.hello.slots,
+        "active": beat.active,
+        "waiting": beat.waiting,
+        "version": entry.version_step,
+        "tokens": beat.tokens,
+        "bubbles": dict(beat.bubble_seconds),
+        "wall_s": beat.wall_seconds,
+    }
+
+
+def _trainer(entry: TrainerEntry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    beat = entry.heartbeat
+    return {"id": entry.hello.trainer_id, "bubbles": dict(beat.bubble_seconds), "wall_s": beat.wall_seconds}
+
+
+class _Gauges:
+    """The scheduler's page for Prometheus."""
+
+    def __init__(self) -> None:
+        self._metrics = Metrics(role="scheduler", process="scheduler")
+        gauge = self._metrics.gauge
+        self._step = gauge("step", help_text="Training steps done.")
+        self._waiting = gauge("queue_samples", help_text="Samples that wait for a slot.")
+        self._running = gauge("running_samples", help_text="Samples that are being generated.")
+        self._buffered = gauge("buffered_bytes", help_text="Finished samples that wait for the trainer, in bytes.")
+        self._generators = gauge("generators", help_text="Generators that are alive.")
+        self._reissued = gauge("reissued_samples", help_text="Samples issued again since the scheduler started.")
+        self._dropped = gauge("dropped_groups", help_text="Groups dropped since the scheduler started.")
+        self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
+        self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
+        self._held_out = gauge("evaluation_reward_mean", help_text="Mean reward of the last evaluation.")
+
+    def render(self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bytes:
+        self._step.set(view.step)
+        self._waiting.set(view.waiting_samples)
+        self._running.set(view.active_leases)
+        self._buffered.set(view.buffered_bytes)
+        self._generators.set(view.generators)
+        self._reissued.set(view.reissued_samples)
+        self._dropped.set(sum(view.dropped_groups.values()))
+        self._reward.set(step.get("reward_mean", 0.0))
+        self._staleness.set(step.get("staleness_max", 0))
+        self._held_out.set(evaluation.get("mean_reward", 0.0))
+        return self._metrics.render()

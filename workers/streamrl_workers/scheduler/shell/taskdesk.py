@@ -1,0 +1,115 @@
+"""Between the core and the task pool: asks for prompts, has completions scored, hands the answers back.
+
+Owns the requests that wait for the pool and the loops that carry them. Does not own the pool's processes.
+
+Prompt loop: consumes requests for prompts; produces prompts for the core; waits for the pool.
+Score loops: consume completions; produce scores; wait for the pool, whose time limits bound them.
+Both are unblocked by `need_prompts` and `score`. The core bounds what it asks for by its buffers.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from streamrl_workers.scheduler.effects import NeedPrompts, Prompt, Score, ScoreSample, Split
+from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult
+
+SCORE_LOOPS = 8
+"""Batches of completions that are with the pool at once: one slow completion holds up its own batch only."""
+SCORE_BATCH = 64
+"""Most completions in one batch."""
+_PROMPTS_TIMEOUT_S = 300.0
+"""For one request for prompts; a user's format function may be slow, but not so slow."""
+
+
+class TaskSource(Protocol):
+    """What the desk needs of the task pool."""
+
+    async def prompts(self, *, split: Split, first_index: int, count: int) -> Sequence[PromptItem]:
+        """Make prompts."""
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+        """Score completions."""
+
+
+class TaskDesk:
+    """The core's requests to the task pool."""
+
+    def __init__(
+        self,
+        pool: TaskSource,
+        *,
+        on_prompts: Callable[[Sequence[Prompt]], None],
+        on_scores: Callable[[Sequence[Score]], None],
+    ) -> None:
+        self._pool = pool
+        self._on_prompts = on_prompts
+        self._on_scores = on_scores
+        self._prompt_needs: asyncio.Queue[NeedPrompts] = asyncio.Queue()
+        self._unscored: deque[ScoreRequest] = deque()
+        self._work = asyncio.Semaphore(0)
+
+    def need_prompts(self, need: NeedPrompts) -> None:
+        """Queue a request for prompts."""
+        self._prompt_needs.put_nowait(need)
+
+    def score(self, sample: ScoreSample) -> None:
+        """Queue a completion."""
+        request = ScoreRequest(
+            group_id=sample.group_id,
+            sample_index=sample.sample_index,
+            split=sample.split,
+            prompt_index=sample.prompt_index,
+            completion=sample.completion,
+        )
+        self._unscored.append(request)
+        self._work.release()
+
+    @property
+    def waiting(self) -> int:
+        """Completions that wait for the pool."""
+        return len(self._unscored)
+
+    async def run_prompts(self) -> None:
+        """The prompt loop."""
+        while True:
+            need = await self._prompt_needs.get()
+            items = await self._ask(need)
+            self._on_prompts([Prompt(split=item.split, index=item.index, text=item.text) for item in items])
+
+    async def _ask(self, need: NeedPrompts) -> Sequence[PromptItem]:
+        try:
+            async with asyncio.timeout(_PROMPTS_TIMEOUT_S):
+                return await self._pool.prompts(split=need.split, first_index=need.first_index, count=need.count)
+        except TimeoutError:
+            raise TaskTimeoutError(
+                f"the task pool did not make {need.count} prompts within {_PROMPTS_TIMEOUT_S:g} s"
+            ) from None
+
+    async def run_scores(self) -> None:
+        """One score loop."""
+        while True:
+            await self._work.acquire()
+            if batch := self._next_batch():
+                results = await self._pool.score(batch)
+                self._on_scores([_score(result) for result in results])
+
+    def _next_batch(self) -> list[ScoreRequest]:
+        """A fair share of what waits; wake-ups of completions that another loop took find nothing."""
+        share = max(1, min(SCORE_BATCH, len(self._unscored) // SCORE_LOOPS))
+        return [self._unscored.popleft() for _ in range(min(share, len(self._unscored)))]
+
+
+class TaskTimeoutError(TimeoutError):
+    """The task pool did not answer; the text says what was awaited."""
+
+
+def _score(result: ScoreResult) -> Score:
+    return Score(
+        group_id=result.group_id,
+        sample_index=result.sample_index,
+        reward=result.reward,
+        parts=result.parts,
+        error=result.error,
+    )
