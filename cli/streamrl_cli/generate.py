@@ -1,0 +1,67 @@
+"""`streamrl generate --checkpoint RUN|DIR --prompt TEXT`: tries a trained model with the engine that trained it."""
+
+import argparse
+from pathlib import Path
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `streamrl generate`."""
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="RUN", help="a run folder, or a directory with config.json"
+    )
+    parser.add_argument("--prompt", action="append", required=True, help="a prompt; may be given several times")
+    parser.add_argument("--max-tokens", type=int, default=64, help="longest completion in tokens (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 = the most likely token each time (default)")
+    parser.add_argument("--samples", type=int, default=1, help="completions of each prompt (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print each prompt with its completion."""
+    _check(args)
+    directory = model_directory(args.checkpoint)
+    from streamrl_workers.generator.complete import complete
+    from streamrl_workers.generator.engine import Sampling
+
+    sampling = Sampling(temperature=args.temperature, top_p=1.0, top_k=None, max_tokens=args.max_tokens, stop=())
+    prompts = [prompt for prompt in args.prompt for _ in range(args.samples)]
+    for prompt, text in zip(
+        prompts, complete(prompts, model_path=str(directory), sampling=sampling, seed=args.seed), strict=True
+    ):
+        print(f"{prompt}{text}")
+    return EXIT_DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag, value in (("--max-tokens", args.max_tokens), ("--samples", args.samples)):
+        if value < 1:
+            raise UserError(field=flag, rule="must be at least 1", got=value)
+    if args.temperature < 0:
+        raise UserError(field="--temperature", rule="must be at least 0", got=args.temperature)
+
+
+def model_directory(checkpoint: Path) -> Path:
+    """Directory of the model that `--checkpoint` names.
+
+    Raises:
+        UserError: there is none.
+    """
+    for directory in (checkpoint / keys.DIR_EXPORT, checkpoint):
+        if (directory / "config.json").is_file():
+            return directory
+    if (checkpoint / keys.FILE_JOB).is_file():
+        raise UserError(
+            field="--checkpoint",
+            rule="has no trained model yet (it is written when the run ends)",
+            got=str(checkpoint),
+            fix=f"let it end: streamrl run --resume {checkpoint}",
+        )
+    raise UserError(
+        field="--checkpoint",
+        rule="must be a run folder or a directory with config.json",
+        got=str(checkpoint),
+        fix="check the path",
+    )

@@ -1,0 +1,189 @@
+"""`streamrl run`: an RLJob on this machine, from the file to the report.
+
+        job file ─▶ validate ─▶ run folder ─▶ initial model ─▶ SUPERVISOR(scheduler, trainer, generators)
+                                                    │                     │ metrics, journal, checkpoints
+                                                    ▼                     ▼
+                                                live view  ◀──────── run folder ──▶ report.html
+
+Loops: `_show` reads progress once a second and draws it, until the supervisor is done. Ctrl-C asks the
+supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kills.
+"""
+
+import argparse
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, UserError
+from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
+from streamrl_cli.runner.lock import hold
+from streamrl_cli.runner.plain import PlainView
+from streamrl_cli.runner.plan import plan_processes
+from streamrl_cli.runner.prepare import prepare_model
+from streamrl_cli.runner.progress import Progress, format_number, format_seconds
+from streamrl_cli.runner.supervisor import RunFailedError, Supervisor, check_port
+from streamrl_cli.runner.view import LiveView
+
+EXIT_INTERRUPTED = 130
+"""What shells expect of a program that Ctrl-C stopped."""
+REFRESH_S = 1.0
+"""How often progress is read and drawn."""
+NEWEST = "(newest)"
+DEFAULT_PARENT = "runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `streamrl run`."""
+    parser.add_argument("file", nargs="?", type=Path, help="the RLJob; not needed with --resume")
+    parser.add_argument(
+        "--resume", nargs="?", const=NEWEST, metavar="RUN", help="go on with a run folder (default: the newest)"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
+    )
+    parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
+    parser.add_argument(
+        "--grpc-port", type=int, default=0, help="the scheduler's port for generators and trainer (default: any)"
+    )
+    parser.add_argument(
+        "--signals-port", type=int, default=0, help="the scheduler's port for metrics and numbers (default: any)"
+    )
+    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live view")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run or resume a job; returns the exit code."""
+    for flag, port in (("--grpc-port", args.grpc_port), ("--signals-port", args.signals_port)):
+        check_port(port, flag=flag)
+    folder = _resumed(args) if args.resume else _created(args)
+    with hold(folder.file(FILE_LOCK), run=str(folder.path)):
+        if folder.file(keys.FILE_RESULT).exists():
+            print(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
+            return EXIT_DONE
+        return asyncio.run(_Run(folder, args).main())
+
+
+def _created(args: argparse.Namespace) -> RunFolder:
+    from streamrl_cli.jobfile import load_job
+    from streamrl_cli.local import check_local
+
+    if args.file is None:
+        raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
+    job = load_job(args.file, overrides=args.set)
+    base_dir = args.file.resolve().parent
+    check_local(job, base_dir=base_dir)
+    return create_folder(job, base_dir=base_dir, parent=Path(DEFAULT_PARENT), path=args.run_dir)
+
+
+def _resumed(args: argparse.Namespace) -> RunFolder:
+    if args.set or args.file or args.run_dir:
+        raise UserError(
+            field="--resume",
+            rule="goes on with the job as the run folder holds it",
+            fix="leave out FILE, --set and --run-dir, or start a new run",
+        )
+    return open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
+
+
+class _Run:
+    """One invocation of `streamrl run` on a run folder."""
+
+    def __init__(self, folder: RunFolder, args: argparse.Namespace) -> None:
+        self.folder = folder
+        self.args = args
+        self.progress = Progress(folder=folder)
+        self.view = self._make_view()
+        self.supervisor: Supervisor | None = None
+        self.interrupts = 0
+        self.stopper: asyncio.Task[None] | None = None
+
+    def _make_view(self) -> PlainView | LiveView:
+        if self.args.plain or not sys.stdout.isatty():
+            return PlainView(self.progress, out=sys.stdout)
+        from rich.console import Console
+
+        return LiveView(self.progress, console=Console())
+
+    async def main(self) -> int:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt, task)
+        try:
+            with self.view:
+                self.view.say(f"run folder: {self.folder.path}")
+                await self._work()
+        except asyncio.CancelledError:
+            return self._interrupted()
+        except RunFailedError as failure:
+            print(f"streamrl: {failure}; logs are in {self.folder.file(keys.DIR_LOGS)}", file=sys.stderr)
+            return EXIT_FAULT
+        if self.interrupts and not self.folder.file(keys.FILE_RESULT).exists():
+            return self._interrupted()
+        self._summarise()
+        return EXIT_DONE
+
+    async def _work(self) -> None:
+        spec = self.folder.job.spec
+        simulated = spec.trainer.engine.key == "simulated"
+        model = "" if simulated else await prepare_model(self.folder, report=self.view.prepare)
+        self.supervisor = Supervisor(
+            folder=self.folder,
+            plans=plan_processes(spec, cores=os.cpu_count() or 1, signals_port=self.args.signals_port),
+            shared_env=self._shared_env(model),
+            max_restarts=spec.failure_policy.max_restarts,
+            say=self.view.say,
+        )
+        shower = asyncio.create_task(self._show(), name="show progress")
+        try:
+            await self.supervisor.run()
+        finally:
+            shower.cancel()
+            with suppress(asyncio.CancelledError):
+                await shower
+            self.view.update(*await self.progress.refresh())
+
+    def _shared_env(self, model: str) -> dict[str, str]:
+        return {
+            keys.ENV_RUN_DIR: str(self.folder.path),
+            keys.ENV_TOKEN: secrets.token_hex(32),
+            keys.ENV_MODEL_PATH: model,
+            keys.ENV_CODE_DIR: str(self.folder.base_dir),
+            keys.ENV_GRPC_PORT: str(self.args.grpc_port),
+            keys.ENV_SIGNALS_PORT: "0",
+        }
+
+    async def _show(self) -> None:
+        while True:
+            self.view.update(*await self.progress.refresh())
+            await asyncio.sleep(REFRESH_S)
+
+    def _interrupt(self, task: asyncio.Task[int]) -> None:
+        self.interrupts += 1
+        if self.supervisor is None or self.interrupts > 1:
+            task.cancel()
+        elif self.stopper is None:
+            self.view.say("stopping: the trainer writes a checkpoint (Ctrl-C again to kill)")
+            self.stopper = asyncio.create_task(self.supervisor.stop(), name="stop the run")
+
+    def _interrupted(self) -> int:
+        kept = sorted(self.folder.file(keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))
+        where = f"checkpoint at step {int(kept[-1].name.removeprefix('step-'))}" if kept else "no checkpoint yet"
+        print(f"stopped ({where}); go on with: streamrl run --resume {self.folder.path}")
+        return EXIT_INTERRUPTED
+
+    def _summarise(self) -> None:
+        from streamrl_cli.report import write_report
+
+        evaluations = [self.progress.evaluations[step] for step in sorted(self.progress.evaluations)]
+        first, last = (format_number(line["mean_reward"]) for line in (evaluations[0], evaluations[-1]))
+        took = format_seconds(self.progress.recent()[-1]["elapsed_s"])
+        print(f"done: {self.progress.done_steps} steps in {took}, held-out reward {first} -> {last}")
+        print(f"report: {write_report(self.folder.path)}")
+        if self.folder.file(keys.DIR_EXPORT).is_dir():
+            print(f"model:  {self.folder.file(keys.DIR_EXPORT)}")

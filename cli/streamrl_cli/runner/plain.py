@@ -1,0 +1,56 @@
+"""Progress as plain lines: for logs, pipes and CI."""
+
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from streamrl_cli.runner.progress import Progress, format_count, format_number, format_seconds
+
+LINE_EVERY_STEPS = 10
+"""A line for each step would fill a log; evaluations are always shown."""
+
+
+class PlainView:
+    """Writes a line now and then."""
+
+    def __init__(self, progress: Progress, *, out: TextIO) -> None:
+        self.progress = progress
+        self.out = out
+        self.warm_up_tenths = 0
+
+    def __enter__(self) -> "PlainView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.out.flush()
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        print(text, file=self.out, flush=True)
+
+    def prepare(self, event: Mapping[str, Any]) -> None:
+        """Progress of the warm-up."""
+        if event.get("event") != "warmup":
+            return
+        tenth = 10 * event["step"] // event["steps"]
+        if tenth > self.warm_up_tenths:
+            self.warm_up_tenths = tenth
+            self.say(f"warm-up {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
+
+    def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
+        """Show what is new."""
+        for line in evaluations:
+            self.say(f"held-out reward at step {line['step']}: {line['mean_reward']:.3f} ({line['prompts']} prompts)")
+        for line in steps:
+            if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
+                self.say(self._step_text(line))
+
+    def _step_text(self, line: Mapping[str, Any]) -> str:
+        return (
+            f"step {line['step'] + 1}/{self.progress.total_steps}"
+            f"  reward {format_number(line['reward_mean'])}"
+            f"  {format_count(line['tokens_per_s'])} tok/s"
+            f"  length {format_number(line['length_mean'], digits=1)}"
+            f"  staleness {format_number(line['staleness_mean'], digits=2)}"
+            f"  queue {line['queue']}"
+            f"  eta {format_seconds(self.progress.eta_s())}"
+        )

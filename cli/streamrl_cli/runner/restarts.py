@@ -1,0 +1,57 @@
+"""What happens when a worker process ends. Pure."""
+
+import signal as _signal
+from dataclasses import dataclass
+from typing import Literal
+
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
+
+Action = Literal["finish", "restart", "fail"]
+
+FIRST_BACKOFF_S = 0.25
+"""Wait before the first restart of a process; doubles with each further one."""
+LONGEST_BACKOFF_S = 10.0
+"""A process that keeps dying is not tried more often than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do about a process that ended, and why."""
+
+    action: Action
+    reason: str
+    backoff_s: float = 0.0
+
+
+def judge_exit(*, name: str, exit_code: int, run_ended: bool, restarts: int, max_restarts: int) -> Verdict:
+    """Decide on a process that ended by itself.
+
+    Args:
+        name: of the process.
+        exit_code: as `asyncio.subprocess` gives it; negative = killed by that signal.
+        run_ended: the scheduler has written the run's result.
+        restarts: restarts of all processes so far.
+        max_restarts: `failurePolicy.maxRestarts`.
+    """
+    if exit_code == EXIT_DONE and run_ended:
+        return Verdict(action="finish", reason=f"{name} is done")
+    how = _describe(exit_code)
+    if exit_code == EXIT_USER_ERROR:
+        return Verdict(action="fail", reason=f"{name} refused its input")
+    if restarts >= max_restarts:
+        return Verdict(action="fail", reason=f"{name} {how} after {restarts} restarts (failurePolicy.maxRestarts)")
+    backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(restarts, 10))
+    return Verdict(action="restart", reason=f"{name} {how}", backoff_s=backoff_s)
+
+
+def _describe(exit_code: int) -> str:
+    if exit_code < 0:
+        try:
+            return f"was killed by {_signal.Signals(-exit_code).name}"
+        except ValueError:
+            return f"was killed by signal {-exit_code}"
+    if exit_code == EXIT_DONE:
+        return "left before the run had ended"
+    if exit_code == EXIT_RETRY:
+        return "asked to be started again"
+    return f"ended with exit code {exit_code}"

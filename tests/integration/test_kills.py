@@ -1,0 +1,84 @@
+"""`kill -9` of a generator, the scheduler, the trainer, or of all with the runner, at random moments.
+
+Simulated engine and trainer; everything else is real: processes, gRPC, journal, checkpoints. After each run
+`streamrl journal check` proves invariant 1 from journal and checkpoint alone. 30 kills, and 10 Ctrl-C.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from support.jobs import simulated_job, write_prompts
+from support.runs import LocalRun, wait_for
+
+STEPS = 30
+KILLS_PER_RUN = 6
+WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
+
+
+def start(tmp_path: Path, *, staleness: int, steps: int = STEPS) -> LocalRun:
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job(steps=steps, staleness=staleness)
+    return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+
+
+def kill_one(run: LocalRun, victim: str) -> None:
+    """Kill a worker (once it is there) and wait until a new one has taken its place."""
+    old = wait_for(
+        lambda: run.pid_of(victim) or run.process.poll() is not None, what=f"{victim} to be alive; {run.logs()}"
+    )
+    if run.process.poll() is None and run.kill(victim):
+        wait_for(
+            lambda: run.pid_of(victim) not in (None, old) or run.process.poll() is not None,
+            what=f"a new {victim}; {run.logs()}",
+        )
+
+
+def assert_parts_make_the_wall(run: LocalRun) -> None:
+    """Bubbles: in every line of every process, also those that died, the parts add up to the wall."""
+    lines = run.walls()
+    assert {line["process"] for line in lines} == {"trainer-0", "generator-sim-0", "generator-sim-1"}
+    for line in lines:
+        assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
+
+
+def assert_exact(run: LocalRun) -> None:
+    check = run.check()
+    assert check.returncode == 0, f"{check.stdout}{check.stderr}\n{run.logs()}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "staleness"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 4)])
+def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, staleness: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    run = start(tmp_path, staleness=staleness)
+    moments = sorted(rng.sample(range(STEPS - 2), KILLS_PER_RUN))
+    victims = [rng.choice([*WORKERS, "all"]) for _ in moments]
+    for moment, victim in zip(moments, victims, strict=True):
+        run.wait_steps(moment)
+        if victim == "all":
+            run.kill_all(WORKERS)
+            assert_exact(run)
+            run.resume()
+        else:
+            kill_one(run, victim)
+    assert run.wait_end() == 0, run.logs()
+    assert run.result()["status"] == "succeeded"
+    assert run.steps() == STEPS
+    assert_exact(run)
+    assert_parts_make_the_wall(run)
+
+
+@pytest.mark.timeout(300)
+def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    run = start(tmp_path, staleness=1, steps=40)
+    for moment in sorted(rng.sample(range(38), 10)):
+        run.wait_steps(moment)
+        assert run.interrupt() == 130, run.logs()
+        assert_exact(run)
+        run.resume()
+    assert run.wait_end() == 0, run.logs()
+    assert run.steps() == 40
+    assert_exact(run)

@@ -1,0 +1,144 @@
+"""Drives a real `streamrl run` in a process of its own: start, watch, kill, resume, check."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 120.0
+"""A busy machine may be slow; a hang must still be a failure that says what it waited for."""
+POLL_S = 0.02
+
+
+def wait_for(condition: Callable[[], Any], *, what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Poll until `condition` gives something true; returns it."""
+    end = time.monotonic() + deadline_s
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {deadline_s:.0f} s for {what}"
+        time.sleep(POLL_S)  # a poll with a deadline, not a guess
+    return value
+
+
+@dataclass(slots=True)
+class LocalRun:
+    """A run folder and the `streamrl run` process that works on it."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, job: dict[str, Any], *, folder: Path, base_dir: Path, args: Sequence[str] = ()) -> "LocalRun":
+        """Write the job as a file (YAML reads JSON) and run it."""
+        file = base_dir / "job.yaml"
+        file.write_text(json.dumps(job))
+        return cls(folder, _spawn([str(file), "--run-dir", str(folder), *args], log=base_dir / "run.out"))
+
+    def resume(self) -> None:
+        """Go on with the folder in a new process."""
+        self.process = _spawn(["--resume", str(self.folder)], log=self.folder.parent / "run.out")
+
+    def steps(self) -> int:
+        """Steps recorded so far."""
+        lines = self._lines("steps.jsonl")
+        return max((int(line["step"]) + 1 for line in lines), default=0)
+
+    def wait_steps(self, steps: int) -> None:
+        """Until so many steps are recorded, or the run ends."""
+        wait_for(
+            lambda: self.steps() >= steps or self.process.poll() is not None,
+            what=f"step {steps} of {self.folder}; {self.logs()}",
+        )
+
+    def pid_of(self, name: str) -> int | None:
+        """Process id of a worker, if it is alive."""
+        try:
+            pid = int(json.loads((self.folder / "endpoints" / f"{name}.json").read_text())["pid"])
+            os.kill(pid, 0)
+        except (OSError, ValueError, KeyError):
+            return None
+        return pid
+
+    def kill(self, name: str) -> bool:
+        """`kill -9` of a worker; False if it is not alive just now."""
+        pid = self.pid_of(name)
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def kill_all(self, names: Sequence[str]) -> None:
+        """`kill -9` of the runner and every worker."""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        for name in names:
+            self.kill(name)
+        wait_for(lambda: not any(self.pid_of(name) for name in names), what="all workers to be gone")
+
+    def interrupt(self) -> int:
+        """Ctrl-C; returns the exit code."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(DEADLINE_S)
+
+    def wait_end(self) -> int:
+        """Exit code of the run."""
+        try:
+            return self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {DEADLINE_S:.0f} s; {self.logs()}") from None
+
+    def check(self) -> subprocess.CompletedProcess[str]:
+        """`streamrl journal check` of the folder."""
+        return streamrl("journal", "check", str(self.folder))
+
+    def walls(self) -> list[dict[str, Any]]:
+        """The bubble lines of every generator and trainer, all instances."""
+        return [
+            line
+            for file in (self.folder / "metrics").glob("*-[0-9].jsonl")
+            for line in (json.loads(text) for text in file.read_text().split("\n")[:-1] if text)
+        ]
+
+    def result(self) -> dict[str, Any]:
+        """How the run ended."""
+        return dict(json.loads((self.folder / "result.json").read_text()))
+
+    def logs(self) -> str:
+        """Ends of all logs, for a failure's message."""
+        out = self.folder.parent / "run.out"
+        files = [*sorted((self.folder / "logs").glob("*.log")), *([out] if out.exists() else [])]
+        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / "metrics" / name
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
+
+
+def streamrl(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command line once."""
+    return subprocess.run(
+        [sys.executable, "-m", "streamrl_cli.main", *args],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def _spawn(args: Sequence[str], *, log: Path) -> subprocess.Popen[str]:
+    with log.open("a") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "streamrl_cli.main", "run", "--plain", *args],
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )

@@ -1,0 +1,100 @@
+"""What a run on this machine needs, checked before it starts."""
+
+from pathlib import Path
+
+import pytest
+import reasoning_gym.factory
+
+from streamrl.errors import UserErrors
+from streamrl.spec import RLJob
+from streamrl_cli.jobfile import load_job
+from streamrl_cli.local import check_local, local_problems, reasoning_gym_names
+from streamrl_cli.user_function import check_function
+from support.tree import ROOT
+
+MINIMAL = ROOT / "tests/corpus/good/minimal.yaml"
+
+
+def job_with(*overrides: str) -> RLJob:
+    return load_job(MINIMAL, overrides=overrides, local=False)
+
+
+def rules(job: RLJob, base_dir: Path) -> list[str]:
+    return [f"{problem.field}: {problem.rule}" for problem in local_problems(job, base_dir=base_dir)]
+
+
+def test_data_sets_read_from_the_sources_are_those_of_the_package() -> None:
+    assert reasoning_gym_names() == set(reasoning_gym.factory.DATASETS)
+
+
+def test_check_raises_all_problems(tmp_path: Path) -> None:
+    job = job_with("spec.model={path: {directory: x}}", "spec.task.dataset={jsonl: {path: y}}")
+    with pytest.raises(UserErrors) as caught:
+        check_local(job, base_dir=tmp_path)
+    assert len(caught.value.errors) == 2
+
+
+def test_a_model_directory_must_be_whole(tmp_path: Path) -> None:
+    job = job_with("spec.model={path: {directory: model}}")
+    directory = tmp_path / "model"
+    field = "spec.model.path.directory"
+    directory.mkdir()
+    assert rules(job, tmp_path) == [
+        f"{field}: must hold config.json",
+        f"{field}: must hold weights (*.safetensors)",
+        f"{field}: must hold a tokenizer",
+    ]
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (directory / name).write_text("{}")
+    assert rules(job, tmp_path) == []
+
+
+def test_the_models_own_length_counts(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).touch()
+    (tmp_path / "model/config.json").write_text('{"max_position_embeddings": 64}')
+    assert rules(job_with("spec.model={path: {directory: model}}"), tmp_path) == [
+        "spec.task.sampling.maxTokens: must be below the model's 64 positions, which hold the prompt too"
+    ]
+
+
+def test_a_simulated_run_needs_no_model(tmp_path: Path) -> None:
+    simulated = (
+        "spec.model={path: {directory: x}}",
+        "spec.generators[0].engine={simulated: {}}",
+        "spec.trainer={engine: {simulated: {}}}",
+    )
+    assert rules(job_with(*simulated), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ("def f(*, a, b): ...", ""),
+        ("def f(a, b, c=1): ...", ""),
+        ("def f(**anything): ...", ""),
+        ("f = lambda a, b: 0", ""),
+        ("from os.path import join as f", ""),
+        ("if True:\n    def f(a): ...", ""),
+        ("class f: ...", ""),
+        ("def f(a): ...", "must take the keyword arguments b"),
+        ("def f(a, b, /): ...", "must take the keyword arguments a, b"),
+        ("def f(a, b, c): ...", "must not need the arguments c"),
+        ("async def f(a, b): ...", "must be a plain function, not async"),
+        ("def g(a, b): ...", "names a function that own.py does not define"),
+        ("def f(:", "names a module that is not Python"),
+        ("\0", "names a module that is not Python"),
+    ],
+)
+def test_functions_are_read_not_run(source: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(f"raise SystemExit('it was run')\n{source}\n")
+    problems = list(check_function("own:f", field="x", directory=tmp_path, arguments=("a", "b")))
+    assert [problem.rule.split(":")[0] for problem in problems] == ([rule] if rule else [])
+
+
+def test_functions_may_stand_in_packages_beside_the_job_or_installed(tmp_path: Path) -> None:
+    (tmp_path / "own/deep").mkdir(parents=True)
+    (tmp_path / "own/deep/__init__.py").write_text("def f(a): ...")
+    assert list(check_function("own.deep:f", field="x", directory=tmp_path, arguments=("a",))) == []
+    assert list(check_function("reasoning_gym.utils:f", field="x", directory=tmp_path, arguments=("a",))) == []

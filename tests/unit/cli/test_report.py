@@ -1,0 +1,69 @@
+"""What a report reads from the metrics of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.spec import parse_job
+from streamrl_cli.reporting.data import read_run
+from streamrl_cli.reporting.page import render
+from streamrl_cli.runner.folder import RunFolder, create_folder
+from support.jobs import simulated_job
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
+
+
+def write_lines(folder: RunFolder, name: str, lines: list[dict], *, cut: str = "") -> None:
+    folder.file("metrics", f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + cut)
+
+
+def step(number: int, **more) -> dict:
+    line = {"step": number, "reward_mean": 0.5, "length_mean": 9.0, "length_max": 20, "tokens_per_s": 100.0}
+    return (
+        line
+        | {"staleness_mean": 0.5, "staleness_max": 1, "queue": 3, "elapsed_s": 2.0 * (number + 1), "tokens": 200}
+        | more
+    )
+
+
+def wall(t: float, wall_s: float, *, instance: str = "a", **parts: float) -> dict:
+    return {"t": t, "process": "trainer-0", "role": "trainer", "instance": instance, "wall_s": wall_s, "parts": parts}
+
+
+def test_a_step_trained_again_counts_once_and_as_the_later(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0), step(1), step(0, reward_mean=0.9)])
+    run = read_run(folder.path)
+    assert [(line["step"], line["reward_mean"]) for line in run.steps] == [(0, 0.9), (1, 0.5)]
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0)], cut='{"step": 1, "rew')
+    assert len(read_run(folder.path).steps) == 1
+
+
+def test_timelines_join_the_instances_of_a_process(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0)])
+    lines = [wall(101, 1, busy=0.75, pipeline_no_samples=0.25), wall(102, 2, busy=1.75, pipeline_no_samples=0.25)]
+    lines += [wall(105, 1, instance="b", busy=0.5, pipeline_no_samples=0.5)]
+    write_lines(folder, "trainer-0", lines)
+    (line,) = read_run(folder.path).timelines
+    assert line.wall_s == pytest.approx(3)
+    assert line.totals_s == pytest.approx({"busy": 2.25, "pipeline_no_samples": 0.75})
+    assert sum(line.shares["busy"]) * line.bin_minutes * 60 == pytest.approx(2.25, rel=0.02)
+
+
+def test_nothing_measured_yet_is_said(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="no steps to report yet"):
+        read_run(folder.path)
+
+
+def test_the_page_holds_no_markup_of_the_data(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0), step(1)])
+    page = render(read_run(folder.path), plotly_js="")
+    assert "<script></script>" in page
+    assert page.count("Plotly.newPlot") == 1

@@ -1,0 +1,124 @@
+"""The local runner's decisions: which processes, what after a death, which folder."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl import keys
+from streamrl.errors import UserError
+from streamrl.spec import parse_job
+from streamrl_cli.runner.folder import create_folder, newest_folder, open_folder
+from streamrl_cli.runner.lock import hold
+from streamrl_cli.runner.plan import plan_processes
+from streamrl_cli.runner.restarts import judge_exit
+from support.jobs import simulated_job
+
+
+def test_the_plan_has_the_scheduler_first_and_every_replica() -> None:
+    job = parse_job(simulated_job(replicas=3))
+    plans = plan_processes(job.spec, cores=2, signals_port=9100)
+    assert [plan.name for plan in plans] == [
+        "scheduler",
+        "trainer-0",
+        "generator-sim-0",
+        "generator-sim-1",
+        "generator-sim-2",
+    ]
+    assert plans[0].env[keys.ENV_SIGNALS_PORT] == "9100"
+    assert {plan.env[keys.ENV_POOL] for plan in plans[2:]} == {"sim"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "threads"), [(1, 1, "1"), (2, 1, "1"), (8, 1, "4"), (8, 3, "2"), (2, 5, "1")]
+)
+def test_computing_processes_share_the_cores(*, cores: int, replicas: int, threads: str) -> None:
+    plans = plan_processes(parse_job(simulated_job(replicas=replicas)).spec, cores=cores)
+    assert {plan.env[keys.ENV_THREADS] for plan in plans[1:]} == {threads}
+    assert keys.ENV_THREADS not in plans[0].env
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "run_ended", "restarts", "action", "words"),
+    [
+        (0, True, 0, "finish", "is done"),
+        (0, False, 0, "restart", "left before the run had ended"),
+        (-9, False, 0, "restart", "killed by SIGKILL"),
+        (75, False, 1, "restart", "asked to be started again"),
+        (1, False, 4, "restart", "exit code 1"),
+        (1, False, 5, "fail", "after 5 restarts"),
+        (2, False, 0, "fail", "refused its input"),
+    ],
+)
+def test_a_death_is_judged_by_its_exit_code(
+    *, exit_code: int, run_ended: bool, restarts: int, action: str, words: str
+) -> None:
+    verdict = judge_exit(name="trainer-0", exit_code=exit_code, run_ended=run_ended, restarts=restarts, max_restarts=5)
+    assert verdict.action == action
+    assert words in verdict.reason
+
+
+def test_backoff_grows_and_is_bounded() -> None:
+    waits = [
+        judge_exit(name="x", exit_code=1, run_ended=False, restarts=n, max_restarts=100).backoff_s for n in range(12)
+    ]
+    assert waits == sorted(waits)
+    assert waits[-1] == 10.0
+
+
+def test_a_folder_opens_as_it_was_made(tmp_path: Path) -> None:
+    job = parse_job(simulated_job())
+    made = create_folder(job, base_dir=tmp_path, parent=tmp_path / "runs")
+    assert open_folder(made.path) == made
+    assert newest_folder(tmp_path / "runs") == made.path
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "is not a run folder"),
+        (lambda path: (path / keys.FILE_JOB).write_text("{"), "is not a run folder"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(make, words: str, tmp_path: Path) -> None:
+    make(tmp_path)
+    with pytest.raises(UserError, match=words):
+        open_folder(tmp_path)
+
+
+def test_a_broken_job_file_is_named(tmp_path: Path) -> None:
+    made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
+    made.file(keys.FILE_JOB).write_text('{"half":')
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        open_folder(made.path)
+
+
+def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(UserError, match="new or empty folder"):
+        create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path, path=tmp_path)
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_no_run_to_resume_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="found no run"):
+        newest_folder(tmp_path)
+
+
+def test_one_runner_per_folder(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by another"), hold(lock, run="r"):
+            pass
+    with hold(lock, run="r"):
+        pass
+
+
+def test_the_stored_job_is_whole(tmp_path: Path) -> None:
+    made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
+    stored = json.loads(made.file(keys.FILE_JOB).read_text())
+    assert stored["spec"]["trainer"]["engine"] == {
+        "simulated": {"secondsPerStep": 0.01, "secondsPerToken": 0.0, "weightBytes": 4096}
+    }
