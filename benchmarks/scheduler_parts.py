@@ -220,7 +220,7 @@ class FakeTrainer:
             assert not command.HasField("restart"), command.restart.reason
         self._groups, self._step = [], self._step + 1
         await self._publish()
-        covered = pb.Checkpointed(step=self._step, path=f"step-{self._step}", exported=True)
+        covered = pb.Checkpointed(step=self._step, path=f"step-{self._step}", exported=True, oldest_step=self._step)
         await self._call.write(pb.TrainerEvent(checkpointed=covered))
 
     async def _publish(self) -> None:

@@ -19,14 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from streamrl import keys
-from streamrl.errors import EXIT_DONE, EXIT_FAULT, UserError
+from streamrl.errors import EXIT_DONE, UserError
+from streamrl_cli.runner.failure import RunFailedError
 from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
 from streamrl_cli.runner.lock import hold
 from streamrl_cli.runner.plain import PlainView
 from streamrl_cli.runner.plan import plan_processes
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.progress import Progress, format_number, format_seconds
-from streamrl_cli.runner.supervisor import RunFailedError, Supervisor, check_port
+from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView
 
 EXIT_INTERRUPTED = 130
@@ -121,8 +122,8 @@ class _Run:
         except asyncio.CancelledError:
             return self._interrupted()
         except RunFailedError as failure:
-            print(f"streamrl: {failure}; logs are in {self.folder.file(keys.DIR_LOGS)}", file=sys.stderr)
-            return EXIT_FAULT
+            print(f"streamrl: {failure}", file=sys.stderr)
+            return failure.exit_code
         if self.interrupts and not self.folder.file(keys.FILE_RESULT).exists():
             return self._interrupted()
         self._summarise()

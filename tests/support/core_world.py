@@ -315,7 +315,9 @@ class World:
         trainer = self.trainer
         self.checkpoint = trainer.step
         exported = trainer.step == self.job.steps
-        done = pb.Checkpointed(step=trainer.step, path=f"step-{trainer.step}", exported=exported)
+        done = pb.Checkpointed(
+            step=trainer.step, path=f"step-{trainer.step}", exported=exported, oldest_step=trainer.step
+        )
         self.do(self.core.checkpointed(done))
 
     # ---- what can be done now

@@ -33,11 +33,26 @@ class LocalRun:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, job: dict[str, Any], *, folder: Path, base_dir: Path, args: Sequence[str] = ()) -> "LocalRun":
-        """Write the job as a file (YAML reads JSON) and run it."""
+    def start(
+        cls,
+        job: dict[str, Any],
+        *,
+        folder: Path,
+        base_dir: Path,
+        args: Sequence[str] = (),
+        file_size_limit_bytes: int | None = None,
+    ) -> "LocalRun":
+        """Write the job as a file (YAML reads JSON) and run it; a limit on file sizes stands for a full disk."""
         file = base_dir / "job.yaml"
         file.write_text(json.dumps(job))
-        return cls(folder, _spawn([str(file), "--run-dir", str(folder), *args], log=base_dir / "run.out"))
+        return cls(
+            folder,
+            _spawn(
+                [str(file), "--run-dir", str(folder), *args],
+                log=base_dir / "run.out",
+                limit_bytes=file_size_limit_bytes,
+            ),
+        )
 
     def resume(self) -> None:
         """Go on with the folder in a new process."""
@@ -133,12 +148,9 @@ def streamrl(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     )
 
 
-def _spawn(args: Sequence[str], *, log: Path) -> subprocess.Popen[str]:
+def _spawn(args: Sequence[str], *, log: Path, limit_bytes: int | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "streamrl_cli.main", "run", "--plain", *args]
+    if limit_bytes is not None:
+        command = ["prlimit", f"--fsize={limit_bytes}", *command]
     with log.open("a") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "streamrl_cli.main", "run", "--plain", *args],
-            stdout=out,
-            stderr=out,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
+        return subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, text=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl import keys
-from streamrl.errors import EXIT_USER_ERROR, UserError
+from streamrl_cli.runner.failure import failed
 from streamrl_cli.runner.folder import RunFolder
 
 PREPARE_TIMEOUT_S = 4 * 3600.0
@@ -27,7 +27,7 @@ async def prepare_model(folder: RunFolder, *, report: Callable[[Mapping[str, Any
     """Build, warm up or resolve the job's model; returns the directory (or hub name) of model and tokenizer.
 
     Raises:
-        UserError: the model or the task cannot be used; the text is the process's own line.
+        RunFailedError: the model or the task cannot be used; the text is the process's own line.
     """
     log = folder.file(keys.DIR_LOGS, "prepare.log")
     with log.open("ab") as errors:
@@ -49,12 +49,8 @@ async def prepare_model(folder: RunFolder, *, report: Callable[[Mapping[str, Any
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    if code == EXIT_USER_ERROR:
-        raise UserError(field="spec.model", rule=last_line(log))
     if code != 0 or path is None:
-        raise UserError(
-            field="spec.model", rule=f"could not be made ready (exit code {code}: {last_line(log)})", fix=f"see {log}"
-        )
+        raise failed(reason=f"the model could not be made ready (exit code {code})", exit_code=code, log=log)
     return path
 
 
@@ -67,14 +63,3 @@ async def _follow(process: asyncio.subprocess.Process, *, report: Callable[[Mapp
         if event.get("event") == "ready":
             path = str(event["path"])
     return path
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something; what a failed process said of itself."""
-    try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
-    except OSError as error:
-        return f"{log.name} cannot be read: {error.strerror}"
-    return lines[-1] if lines else "it said nothing"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import UserError
+from streamrl_cli.runner.failure import RunFailedError, failed
 from streamrl_cli.runner.folder import RunFolder, read_json
 from streamrl_cli.runner.plan import ProcessPlan
-from streamrl_cli.runner.prepare import last_line
 from streamrl_cli.runner.restarts import judge_exit
 
 START_TIMEOUT_S = 60.0
@@ -33,10 +33,6 @@ END_TIMEOUT_S = 60.0
 """After the scheduler has said that the run is over, the others get so long to leave."""
 TERMINATE_TIMEOUT_S = 45.0
 """After SIGTERM: the trainer writes a checkpoint in this time."""
-
-
-class RunFailedError(Exception):
-    """The run cannot go on. The text is one line for the user."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,7 +119,7 @@ class Supervisor:
             if verdict.action == "finish":
                 return
             if verdict.action == "fail":
-                raise RunFailedError(f"{verdict.reason}: {last_line(self.log_file(plan.name))}")
+                raise failed(reason=verdict.reason, exit_code=code, log=self.log_file(plan.name))
             self.restarts += 1
             self.say(f"{verdict.reason}; starting it again ({self.restarts} of {self.max_restarts})")
             await asyncio.sleep(verdict.backoff_s)
@@ -138,7 +134,11 @@ class Supervisor:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not endpoint.exists():
                     if process.returncode is not None:
-                        raise RunFailedError(f"{plan.name} did not start: {last_line(self.log_file(plan.name))}")
+                        raise failed(
+                            reason=f"{plan.name} did not start",
+                            exit_code=process.returncode,
+                            log=self.log_file(plan.name),
+                        )
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise RunFailedError(

@@ -386,14 +386,16 @@ class SyncJournal(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Checkpointed(_message.Message):
-    __slots__ = ("step", "path", "exported")
+    __slots__ = ("step", "path", "exported", "oldest_step")
     STEP_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     path: str
     exported: bool
-    def __init__(self, step: _Optional[int] = ..., path: _Optional[str] = ..., exported: _Optional[bool] = ...) -> None: ...
+    oldest_step: int
+    def __init__(self, step: _Optional[int] = ..., path: _Optional[str] = ..., exported: _Optional[bool] = ..., oldest_step: _Optional[int] = ...) -> None: ...
 
 class TrainerHeartbeat(_message.Message):
     __slots__ = ("bubble_seconds", "wall_seconds")

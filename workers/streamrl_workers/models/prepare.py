@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -42,6 +43,8 @@ from streamrl_workers.tasks.registry import open_dataset
 RECIPE = 2
 """Version of the code that makes a scratch model; raise it when the same inputs give another model."""
 
+SMALL_PARAMETERS = 5_000_000
+"""Below this the operations of a step are so short that threads mostly wait for each other (28 times slower was seen)."""
 REPORT_EVERY_S = 0.5
 """Seconds between two lines of progress: a person reads them."""
 
@@ -127,6 +130,8 @@ def _make(
 ) -> None:
     tokenizer = build_tokenizer(survey.characters, max_positions=scratch.max_positions)
     model: PreTrainedModel = build_model(scratch, tokenizer=tokenizer, seed=seed)
+    if model.num_parameters() < SMALL_PARAMETERS:
+        torch.set_num_threads(1)
     pairs = warm_up_pairs(dataset, spec=scratch.warm_up)
     last_report_s = float("-inf")
     for progress in warm_up(model, tokenizer=tokenizer, pairs=pairs, spec=scratch.warm_up):

@@ -103,7 +103,10 @@ class StepTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed:
-    """A checkpoint of `step` (history: steps < `step`) is on disk; its groups' trajectories can go."""
+    """The oldest checkpoint kept is that of `step` (history: steps < `step`); those steps' trajectories can go.
+
+    `path` is that of the newest.
+    """
 
     step: int
     path: str

@@ -216,16 +216,16 @@ class HandOver:
         return then
 
     def checkpointed(self, checkpointed: pb.Checkpointed) -> None:
-        """A checkpoint covers all steps before it: their groups can go."""
+        """A checkpoint is on disk: the groups of steps before the oldest one kept can go."""
         if checkpointed.step > self.step:
             raise MismatchError(f"checkpoint of step {checkpointed.step}, but only {self.step} steps are recorded")
-        if checkpointed.step <= self.checkpoint_step:
+        if checkpointed.oldest_step <= self.checkpoint_step:
             return
-        self.checkpoint_step = checkpointed.step
-        for step in [step for step in self._compositions if step < checkpointed.step]:
+        self.checkpoint_step = checkpointed.oldest_step
+        for step in [step for step in self._compositions if step < self.checkpoint_step]:
             for group_id in self._compositions.pop(step):
                 self._groups.forget(group_id)
-        self._outbox.write(Checkpointed(step=checkpointed.step, path=checkpointed.path))
+        self._outbox.write(Checkpointed(step=self.checkpoint_step, path=checkpointed.path))
 
     # ---- the trainer comes and goes
 

@@ -15,6 +15,9 @@ from streamrl_workers.scheduler.settings import Settings
 from streamrl_workers.scheduler.staleness import Window
 from streamrl_workers.scheduler.waiting import WaitingGroups
 
+PORTION = 64
+"""Groups planned in one event: thousands at once would hold up everything else for a tenth of a second."""
+
 
 class Planner:
     """Turns prompts into planned groups as admission allows."""
@@ -60,8 +63,10 @@ class Planner:
             self._ready[prompt.index] = prompt.text
 
     def plan(self) -> None:
-        """Plan what admission allows, and look ahead."""
-        while self.may_plan() and self._next_group in self._ready:
+        """Plan what admission allows, a portion at most, and look ahead. The commit of a portion's records brings the next."""
+        for _ in range(PORTION):
+            if not self.may_plan() or self._next_group not in self._ready:
+                break
             text = self._ready.pop(self._next_group)
             group = Group(self._next_group, self._next_group)
             self._next_group += 1

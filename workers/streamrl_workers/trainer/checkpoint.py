@@ -77,6 +77,10 @@ class CheckpointStore:
         """Where the checkpoint of `step` is, or will be."""
         return self._root / _name(step)
 
+    def oldest_step(self) -> int:
+        """Step of the oldest checkpoint kept; 0 if there is none."""
+        return min((_step(directory) for directory in self._directories()), default=0)
+
     def newest(self) -> Found | None:
         """The newest good checkpoint; damaged ones are named in the log and passed over. None: there is none yet.
 

@@ -154,17 +154,19 @@ class StepLoop:
             meta, save=self._tools.engine.save, sync=lambda: self._tools.session.sync_journal(step)
         )
         self._saved_step = step
-        self._tools.session.checkpointed(pb.Checkpointed(step=step, path=self._relative(directory)))
+        self._tools.session.checkpointed(self._checkpointed(step, directory))
         log.info("checkpoint of step %d: %s", step, directory)
+
+    def _checkpointed(self, step: int, directory: Path, *, exported: bool = False) -> pb.Checkpointed:
+        oldest_step = self._tools.checkpoints.oldest_step()
+        return pb.Checkpointed(step=step, path=self._relative(directory), exported=exported, oldest_step=oldest_step)
 
     def _finish(self) -> None:
         """All steps are done: export, and serve the weights of the last evaluation."""
         export = export_once(self._tools.engine, directory=self._plan.run_dir / DIR_EXPORT)
         checkpoint = self._tools.checkpoints.path_of(self.version)
         log.info("all %d steps are done; the model is in %s", self._plan.steps, export)
-        self._tools.session.checkpointed(
-            pb.Checkpointed(step=self.version, path=self._relative(checkpoint), exported=True)
-        )
+        self._tools.session.checkpointed(self._checkpointed(self.version, checkpoint, exported=True))
         with self._tools.recorder.during(idle("no_samples")):
             self._tools.session.wait_stop()
 

@@ -1,0 +1,175 @@
+"""What `streamrl run` makes of things that cannot work: one clear line, exit code 2, nothing lost.
+
+Job files alone are in tests/corpus; here are data sets, rewards, ports, folders, checkpoints and disks.
+"""
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl_cli.runner.failure import last_line
+from support.jobs import simulated_job, write_prompts
+from support.runs import LocalRun
+
+Change = Callable[[dict[str, Any], Path], None]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    write_prompts(tmp_path / "prompts.jsonl")
+    return tmp_path
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield int(server.getsockname()[1])
+
+
+def refused(job: dict[str, Any], base: Path, *args: str) -> str:
+    """Run a job that must be refused; returns the one line."""
+    run = LocalRun.start(job, folder=base / "run", base_dir=base, args=args)
+    assert run.wait_end() == 2, run.logs()
+    out = (base / "run.out").read_text()
+    assert "Traceback" not in out, out
+    return last_line(base / "run.out")
+
+
+def rewards(job: dict[str, Any], reward: dict[str, Any]) -> None:
+    job["spec"]["task"]["rewards"] = [{"name": "answer", "timeoutSeconds": 0.3, **reward}]
+
+
+def write_module(base: Path, body: str) -> None:
+    (base / "mine.py").write_text(f"def score(*, prompt, completion, answer, metadata):\n    {body}\n")
+
+
+def broken_line(job: dict[str, Any], base: Path) -> None:
+    (base / "prompts.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": \n')
+
+
+def lacking_field(job: dict[str, Any], base: Path) -> None:
+    (base / "prompts.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+
+
+def empty_file(job: dict[str, Any], base: Path) -> None:
+    (base / "prompts.jsonl").write_text("")
+
+
+def not_text(job: dict[str, Any], base: Path) -> None:
+    (base / "prompts.jsonl").write_bytes(b'{"prompt": "\xff\xfe", "answer": "b"}\n')
+
+
+def unknown_data_set(job: dict[str, Any], base: Path) -> None:
+    job["spec"]["task"]["dataset"] = {"reasoningGym": {"name": "chain_som"}}
+
+
+def unknown_parameter(job: dict[str, Any], base: Path) -> None:
+    job["spec"]["task"]["dataset"] = {"reasoningGym": {"name": "chain_sum", "parameters": {"min_term": 2}}}
+
+
+def module_that_fails(job: dict[str, Any], base: Path) -> None:
+    write_module(base, "return 1.0")
+    (base / "mine.py").write_text("import no_such_library\n" + (base / "mine.py").read_text())
+    rewards(job, {"python": {"function": "mine:score"}})
+
+
+def function_that_lacks(job: dict[str, Any], base: Path) -> None:
+    write_module(base, "return 1.0")
+    rewards(job, {"python": {"function": "mine:scores"}})
+
+
+def reward_that_always_raises(job: dict[str, Any], base: Path) -> None:
+    write_module(base, "raise KeyError('units')")
+    rewards(job, {"python": {"function": "mine:score"}})
+
+
+def reward_that_always_hangs(job: dict[str, Any], base: Path) -> None:
+    write_module(base, "\n    while True: pass")
+    rewards(job, {"python": {"function": "mine:score"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (broken_line, ["prompts.jsonl", "2"]),
+        (lacking_field, ["prompt"]),
+        (empty_file, ["prompts.jsonl"]),
+        (not_text, ["prompts.jsonl", "UTF-8"]),
+        (unknown_data_set, ["chain_som", "chain_sum"]),
+        (unknown_parameter, ["min_term"]),
+        (module_that_fails, ["mine", "no_such_library"]),
+        (function_that_lacks, ["mine", "scores"]),
+        (reward_that_always_raises, ["answer", "KeyError"]),
+        (reward_that_always_hangs, ["answer", "0.3"]),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_task_that_cannot_work_is_one_line(*, change: Change, words: list[str], base: Path) -> None:
+    job = simulated_job(steps=5)
+    change(job, base)
+    line = refused(job, base)
+    for word in words:
+        assert word in line, line
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--signals-port"])
+def test_a_port_in_use_is_named(*, flag: str, busy_port: int, base: Path) -> None:
+    assert str(busy_port) in refused(simulated_job(), base, flag, str(busy_port))
+
+
+def test_a_folder_in_use_is_kept(base: Path) -> None:
+    (base / "run").mkdir()
+    (base / "run" / "precious").write_text("x")
+    assert "new or empty folder" in refused(simulated_job(), base)
+    assert (base / "run" / "precious").read_text() == "x"
+
+
+def stopped_run(base: Path) -> LocalRun:
+    """A run with two checkpoints, stopped by Ctrl-C."""
+    run = LocalRun.start(simulated_job(steps=400), folder=base / "run", base_dir=base)
+    run.wait_steps(12)
+    assert run.interrupt() == 130, run.logs()
+    return run
+
+
+def damage(checkpoint: Path) -> None:
+    for file in checkpoint.iterdir():
+        file.write_bytes(b"\0")
+
+
+def test_a_damaged_newest_checkpoint_costs_only_the_steps_behind_it(base: Path) -> None:
+    run = stopped_run(base)
+    damage(sorted((run.folder / "checkpoints").iterdir())[-1])
+    run.resume()
+    assert run.wait_end() == 0, run.logs()
+    assert run.steps() == 400
+    check = run.check()
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_damaged_checkpoints_are_named_and_nothing_is_deleted(base: Path) -> None:
+    run = stopped_run(base)
+    kept = sorted((run.folder / "checkpoints").iterdir())
+    for checkpoint in kept:
+        damage(checkpoint)
+    run.resume()
+    assert run.wait_end() == 2, run.logs()
+    assert "checkpoint" in last_line(base / "run.out")
+    assert sorted((run.folder / "checkpoints").iterdir()) == kept
+
+
+def test_a_full_disk_ends_the_run_with_its_name_and_loses_nothing(base: Path) -> None:
+    job = simulated_job(steps=400)
+    job["spec"]["failurePolicy"]["maxRestarts"] = 1
+    run = LocalRun.start(job, folder=base / "run", base_dir=base, file_size_limit_bytes=400_000)
+    assert run.wait_end() in (1, 2), run.logs()
+    assert "journal" in last_line(base / "run.out"), run.logs()
+    stored = json.loads((run.folder / "job.json").read_text())
+    run.resume()
+    assert run.wait_end() == 0, run.logs()
+    assert run.steps() == stored["spec"]["pipeline"]["steps"]
+    assert run.check().returncode == 0

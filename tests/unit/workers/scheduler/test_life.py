@@ -1,0 +1,74 @@
+"""The tables of life: exact sequences, and every event that is not in them."""
+
+import itertools
+
+import pytest
+from streamrl_workers.scheduler.life import (
+    GROUP_LIFE,
+    SAMPLE_LIFE,
+    Event,
+    IllegalEventError,
+    SampleEvent,
+    SampleState,
+    State,
+    after,
+    sample_after,
+)
+
+LIVES = {
+    "trained": ("issue begin finish score hand consume", "issued running finished scored handed consumed"),
+    "lost before a token": ("issue lose issue begin finish", "issued planned issued running finished"),
+    "no rewards": ("issue begin finish reward_failed", "issued running finished dropped"),
+    "error while planned": ("generation_failed", "dropped"),
+    "error while issued": ("issue generation_failed", "issued dropped"),
+    "error while running": ("issue begin generation_failed", "issued running dropped"),
+    "handed back": (
+        "issue begin finish score hand roll_back hand consume",
+        "issued running finished scored handed scored handed consumed",
+    ),
+    "repeated": (
+        "issue begin finish score hand consume roll_back hand consume",
+        "issued running finished scored handed consumed scored handed consumed",
+    ),
+    "left over": ("issue begin run_ended", "issued running dropped"),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_life(name):
+    events, expected = LIVES[name]
+    state, seen = State.PLANNED, []
+    for event in events.split():
+        state = after(state, Event(event))
+        seen.append(state.value)
+    assert seen == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [(s, e) for s, e in itertools.product(State, Event) if e not in GROUP_LIFE[s]],
+)
+def test_illegal_event_raises(state, event):
+    with pytest.raises(IllegalEventError, match=f"a {state} group cannot {event}"):
+        after(state, event)
+
+
+def test_handed_and_consumed_groups_are_never_dropped():
+    for state in (State.HANDED, State.CONSUMED):
+        assert State.DROPPED not in GROUP_LIFE[state].values()
+
+
+def test_sample_life():
+    state = SampleState.WAITING
+    for event in (SampleEvent.ISSUE, SampleEvent.LOSE, SampleEvent.ISSUE, SampleEvent.FINISH, SampleEvent.SCORE):
+        state = sample_after(state, event)
+    assert state is SampleState.SCORED
+
+
+@pytest.mark.parametrize(
+    ("state", "event"),
+    [(s, e) for s, e in itertools.product(SampleState, SampleEvent) if e not in SAMPLE_LIFE[s]],
+)
+def test_illegal_sample_event_raises(state, event):
+    with pytest.raises(IllegalEventError, match=f"a {state} sample cannot {event}"):
+        sample_after(state, event)
