@@ -337,7 +337,7 @@ class World:
         """Each thing that can happen happens with chance `pace`; a sample that gains a token ends with `finish`."""
         while self.prompts and chance.random() < pace:
             self.deliver_prompts()
-        self.commit(int(len(self.unsynced) * min(1.0, 2 * pace * chance.random())))
+        self.commit(int(len(self.unsynced) * min(1.0, 2 * pace * (1 - chance.random()))))
         while self.scores and chance.random() < pace:
             self.score(fail=False)
         for generator in [g for g in self.generators.values() if g.connected]:

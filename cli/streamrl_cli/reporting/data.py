@@ -129,7 +129,7 @@ def _timeline(name: str, lines: list[dict[str, Any]], *, bins: Bins) -> Timeline
                 seconds[cause.split("_", 1)[0]][index] += share * amount
     return Timeline(
         process=name,
-        minutes=tuple(round((index + 0.5) * bins.width_s / 60, 4) for index in range(bins.count)),
+        minutes=tuple(round((index + 0.5) * bins.width_s / 60, 6) for index in range(bins.count)),
         shares={part: tuple(round(min(1.0, value / bins.width_s), 4) for value in seconds[part]) for part in PARTS},
         bin_minutes=bins.width_s / 60,
         totals_s=totals,

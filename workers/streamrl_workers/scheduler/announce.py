@@ -5,7 +5,7 @@ only
   - when the step that made it is recorded: so no token is ever of a version that history may not have;
   - when no evaluation of the announced version is unfinished; versions that are to be evaluated are
     announced one after the other, all others give way to the newest;
-  - to a generator that is not at a higher number. After a trainer's restart the generators are at
+  - to a generator that is not at a higher number, nor was told to load one that it has not said it cannot. After a trainer's restart the generators are at
     versions of a history that is being repeated with the same groups; they go on with those until
     the repetition has caught up. Hence the number of a generator's version never falls.
 """
@@ -87,11 +87,10 @@ class Announcer:
         for generator in self._fleet:
             if generator.told != version and not generator.failed and _may_load(generator, version):
                 generator.told = version
+                generator.highest_told = version[1]
                 command = pb.WeightsAvailable(version=name, address=address)
                 self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
 
 
 def _may_load(generator: Generator, version: Version) -> bool:
-    if generator.version is None:
-        return True
-    return generator.version != version and generator.version[1] <= version[1]
+    return generator.version != version and generator.highest_step <= version[1]

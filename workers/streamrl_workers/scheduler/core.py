@@ -175,6 +175,9 @@ class Core:
         generator = self._heard(generator_id, now_s)
         if generator is not None:
             generator.failed = generator.told == (version.attempt, version.step)
+            if version.step == generator.highest_told:
+                generator.highest_told = -1
+                self._announcer.changed()
         return self._settle()
 
     def generator_drained(self, generator_id: str, *, now_s: float) -> list[Effect]:

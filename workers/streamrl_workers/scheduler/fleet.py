@@ -41,7 +41,9 @@ class Generator:
     heard_s: float
     leases: dict[int, Lease] = field(default_factory=dict)
     told: Version | None = None
-    """Newest version that it was told to load."""
+    """Version that it was last told to load."""
+    highest_told: int = -1
+    """Highest number among those that it may still load."""
     failed: bool = False
     """It could not load that version; it is told again at the next tick."""
     silent: bool = False
@@ -55,6 +57,11 @@ class Generator:
     def step(self) -> int | None:
         """Its weight version, if it has weights."""
         return None if self.version is None else self.version[1]
+
+    @property
+    def highest_step(self) -> int:
+        """Highest number of a version that it has or may come to have without another word from us."""
+        return self.highest_told if self.version is None else max(self.version[1], self.highest_told)
 
     @property
     def free(self) -> int:

@@ -86,7 +86,7 @@ async def _run(settings: Settings) -> None:
     metrics = Metrics(role=_ROLE, process=settings.process)
     sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
     recorder = Recorder(sink=sink, metrics=metrics)
-    store = WeightStore()
+    store = WeightStore(newest_kept=settings.versions_kept)
     server = make_server(settings.token)
     add_WeightsServicer_to_server(WeightsService(store), server)  # type: ignore[no-untyped-call] # generated
     pages = TrainerPages(recorder, metrics=metrics)

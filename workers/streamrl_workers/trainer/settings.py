@@ -45,6 +45,11 @@ class Settings:
     threads: int | None
 
     @property
+    def versions_kept(self) -> int:
+        """Weight versions to serve: while an evaluation holds back its successors, the trainer gets S + 1 ahead of it."""
+        return self.spec.pipeline.staleness + 2
+
+    @property
     def window_bytes(self) -> int:
         """Bytes of groups that may wait in this process."""
         task = self.spec.task

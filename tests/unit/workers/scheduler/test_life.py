@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from streamrl_workers.scheduler.life import (
     GROUP_LIFE,
     SAMPLE_LIFE,

@@ -3,7 +3,9 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from streamrl_workers.scheduler.staleness import Window
 
 

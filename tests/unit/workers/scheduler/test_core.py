@@ -1,0 +1,379 @@
+"""The core's answers to single events, through its public methods."""
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import parse_job
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.replay import replay
+from streamrl_workers.scheduler.settings import Settings
+from support.core_world import World, is_evaluation, settings
+
+
+def world(*, generators: int = 1, slots: int = 4, **changes) -> World:
+    """A run whose generators have version 0 and whose first samples are out, with no evaluation in the way."""
+    found = World(settings(**{"evaluation_prompts": 0, **changes}), slots=(slots,))
+    found.start_trainer()
+    for number in range(generators):
+        found.join_generator(f"g{number}")
+    found.progress_some(Always(), pace=1.0, finish=0.0)
+    found.progress_some(Always(), pace=1.0, finish=0.0)
+    for generator in found.generators.values():
+        while generator.inbox:
+            found.deliver_generator(generator)
+    return found
+
+
+class Always:
+    """Chance that always says yes."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def commands(effects: list[fx.Effect], name: str) -> list:
+    found = [e.command for e in effects if isinstance(e, fx.ToGenerator | fx.ToTrainer)]
+    return [getattr(command, name) for command in found if command.WhichOneof("command") == name]
+
+
+def issued(effects: list[fx.Effect]) -> list[pb.SampleRequest]:
+    return [item for batch in commands(effects, "issue") for item in batch.items]
+
+
+def token(lease: int, *, step: int = 0, count: int = 1, **more) -> pb.Progress:
+    span = pb.VersionSpan(tokens=count, step=step, attempt=1)
+    return pb.Progress(lease=lease, tokens=b"\1\0\0\0" * count, logprobs=bytes(4 * count), spans=[span], **more)
+
+
+def test_a_groups_samples_stay_together_and_load_is_even():
+    run = world(generators=3, slots=4)
+    groups = [[request.group_id for request in g.active.values()] for g in run.generators.values()]
+    assert sorted(map(len, groups)) == [4, 4, 4]
+    assert all(ids.count(group_id) == 2 for ids in groups for group_id in ids)
+
+
+def test_a_dead_generators_samples_go_on_from_their_tokens():
+    run = world(slots=12)
+    lease, request = next(iter(run.generators["g0"].active.items()))
+    had = run.core.generator_progress("g0", items=[token(lease, count=2)], now_s=0.0)
+    assert issued(had) == []
+    run.do(run.core.generator_left("g0", reason="killed", now_s=0.0))
+    info = fx.GeneratorInfo(generator_id="g9", instance="x", pool="p", slots=12, step=0, attempt=1)
+    again = issued(run.core.generator_joined(info, now_s=0.0))
+    (resumed,) = [r for r in again if (r.group_id, r.sample_index) == (request.group_id, request.sample_index)]
+    assert resumed.lease != lease
+    assert resumed.seed == request.seed
+    assert resumed.prefix_tokens.endswith(b"\1\0\0\0" * 2)
+    assert run.core.view().reissued_samples >= 1
+
+
+def test_a_silent_generator_loses_its_samples_and_late_words_are_ignored():
+    run = world(generators=2, slots=4)
+    lease = next(iter(run.generators["g0"].active))
+    late_s = run.job.lease_s + 1
+    run.core.generator_alive("g1", now_s=late_s)
+    effects = run.core.tick(late_s)
+    (cancel,) = commands(effects, "cancel")
+    assert set(cancel.leases) == set(run.generators["g0"].active)
+    before = run.core.view().ignored_progress
+    effects = run.core.generator_progress("g0", items=[token(lease)], now_s=late_s)
+    assert run.core.view().ignored_progress == before + 1
+    assert lease in {number for batch in commands(effects, "cancel") for number in batch.leases}
+    assert lease not in {request.lease for request in issued(effects)}
+    assert issued(effects), "it speaks again, so it gets samples again"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pb.Progress(tokens=bytes(8), logprobs=bytes(4), spans=[pb.VersionSpan(tokens=2)]),
+        pb.Progress(tokens=bytes(4), logprobs=bytes(4)),
+        pb.Progress(tokens=bytes(4), logprobs=bytes(4), spans=[pb.VersionSpan(tokens=1, step=7)]),
+    ],
+    ids=["log-prob missing", "version missing", "version unknown"],
+)
+def test_unsound_progress_is_not_believed(item):
+    run = World(settings(evaluation_prompts=0), slots=(12,))
+    run.start_trainer()
+    run.join_generator("g0")
+    requests = _first_requests(run)
+    item.lease = requests[0].lease
+    effects = run.core.generator_progress("g0", items=[item], now_s=0.0)
+    assert requests[0].lease in commands(effects, "cancel")[0].leases
+    assert any(r.sample_index == requests[0].sample_index for r in issued(effects))
+
+
+def _first_requests(run: World) -> list[pb.SampleRequest]:
+    run.commit(len(run.unsynced))
+    while run.prompts:
+        run.deliver_prompts()
+    run.trainer.inbox.clear()
+    name = pb.VersionName(attempt=1, step=0)
+    run.core.published(pb.Published(version=name), address="h:1")
+    return issued(run.core.weights_loaded("g0", version=name, now_s=0.0))
+
+
+def test_a_group_is_handed_over_only_when_it_is_durable():
+    run = world(slots=12)
+    run.commit(len(run.unsynced))
+    for lease in list(run.generators["g0"].active):
+        run.make_token(run.generators["g0"], lease, finish="stop")
+    while run.scores:
+        run.score(fail=False)
+    assert run.core.view().groups_by_state["handed"] == 0
+    run.commit(1)
+    assert run.core.view().groups_by_state["handed"] == 1
+    run.commit(100)
+    assert run.core.view().groups_by_state["handed"] == run.job.batch_groups
+
+
+def test_credit_bounds_what_is_handed_over():
+    run = World(settings(evaluation_prompts=0), slots=(12,))
+    run.start_trainer(credit=150)
+    run.pay = lambda: None
+    run.join_generator("g0")
+    for _ in range(6):
+        run.progress_some(Always(), pace=1.0, finish=1.0)
+    assert run.core.view().handed_groups == 1
+    del run.pay
+    run.run_out()
+
+
+def test_weights_that_failed_are_announced_again_at_the_next_tick():
+    run = World(settings(evaluation_prompts=0), slots=(4,))
+    run.start_trainer()
+    run.join_generator("g0")
+    run.commit(10)
+    run.deliver_trainer()
+    generator = run.generators["g0"]
+    while generator.inbox:
+        run.deliver_generator(generator)
+    assert commands(run.core.tick(0.1), "weights") == []
+    run.fail_weights(generator)
+    (weights,) = commands(run.core.tick(0.2), "weights")
+    assert (weights.version.step, weights.address) == (0, "h:1")
+
+
+def test_no_generator_is_told_a_version_with_a_lower_number_than_it_may_still_load():
+    run = world(slots=12)
+    generator = run.generators["g0"]
+    while run.core.view().announced_step != 1:
+        for lease in list(generator.active):
+            run.make_token(generator, lease, finish="stop")
+        while run.scores:
+            run.score(fail=False)
+        run.commit(100)
+        while generator.inbox and run.core.view().announced_step != 1:
+            run.deliver_generator(generator)
+        while run.trainer.inbox:
+            run.deliver_trainer()
+        if run.can_take_step():
+            run.take_step()
+    run.start_trainer()
+    run.commit(100)
+    run.deliver_trainer()
+    told = [command.weights.version for command in generator.inbox if command.WhichOneof("command") == "weights"]
+    assert [(version.attempt, version.step) for version in told] == [(1, 1)]
+    retold = run.core.weights_failed("g0", version=told[0], error="gone", now_s=0.0)
+    (again,) = commands(retold, "weights")
+    assert (again.version.attempt, again.version.step) == (2, 0)
+
+
+def test_evaluation_goes_first_and_holds_the_next_version_back():
+    run = World(settings(evaluation_prompts=2), slots=(8,))
+    run.start_trainer()
+    run.join_generator("g0")
+    for _ in range(3):
+        run.progress_some(Always(), pace=1.0, finish=0.0)
+    requests = list(run.generators["g0"].active.values())
+    assert [is_evaluation(request) for request in requests] == [True] * 2 + [False] * 6
+    assert requests[0].sampling.temperature == 0.0
+    for _ in range(20):
+        held = [lease for lease, request in run.generators["g0"].active.items() if not is_evaluation(request)]
+        for lease in held:
+            run.make_token(run.generators["g0"], lease, finish="stop")
+        if run.scores:
+            run.score(fail=False)
+        run.commit(10)
+        while run.trainer.inbox:
+            run.deliver_trainer()
+        while run.generators["g0"].inbox:
+            run.deliver_generator(run.generators["g0"])
+        if run.can_take_step():
+            run.take_step()
+    view = run.core.view()
+    assert (view.step, view.announced_step, view.evaluating_step) == (2, 0, 0)
+    run.do(run.core.tick(0.0))
+    run.do(run.core.tick(1.0))
+    run.core.generator_alive("g0", now_s=1.0 + 10 * run.job.lease_s)
+    run.do(run.core.tick(2.0 + 10 * run.job.lease_s))
+    run.commit(10)
+    assert run.core.last_evaluation == fx.Evaluated(step=0, mean_reward=0.0, prompts=2, failed=2, mean_tokens=0.0)
+    assert run.core.view().announced_step == 2
+
+
+def test_a_group_without_rewards_is_dropped_and_another_planned():
+    run = world(slots=2)
+    for lease in list(run.generators["g0"].active):
+        run.make_token(run.generators["g0"], lease, finish="stop")
+    planned = {r.group_id for r in [w.record for w in run.unsynced] + run.durable if isinstance(r, fx.Planned)}
+    run.score(fail=True)
+    run.score(fail=False)
+    records = run.durable + [write.record for write in run.unsynced]
+    assert [r.reason for r in records if isinstance(r, fx.Dropped)] == ["reward_failed"]
+    assert {r.group_id for r in records if isinstance(r, fx.Planned)} - planned
+
+
+def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
+    run = world(slots=12)
+    for _ in range(20):
+        for lease in list(run.generators["g0"].active):
+            run.make_token(run.generators["g0"], lease, finish="stop")
+        while run.scores:
+            run.score(fail=True)
+        run.commit(100)
+        while run.prompts:
+            run.deliver_prompts()
+        while run.generators["g0"].inbox:
+            run.deliver_generator(run.generators["g0"])
+    assert run.failed == "16 groups in a row could not be used (reward_failed): it hung"
+
+
+@pytest.mark.parametrize(
+    ("hello", "answer"),
+    [
+        ({"step": 3, "checkpoint_step": 3}, "checkpoint is of step 3"),
+        ({"step": 1, "checkpoint_step": 0}, "begins at its checkpoint 0"),
+    ],
+)
+def test_a_history_that_does_not_fit_is_refused(hello, answer):
+    core = Core(settings(), replay([]))
+    core.start(0.0)
+    effects = core.trainer_joined(pb.TrainerHello(instance="t", **hello), now_s=0.0)
+    reasons = [effect.reason for effect in effects if isinstance(effect, fx.Failed)]
+    reasons += [restart.reason for restart in commands(effects, "restart")]
+    assert len(reasons) == 1
+    assert answer in reasons[0]
+
+
+def test_a_step_with_other_groups_than_given_sends_the_trainer_back():
+    run = world()
+    (restart,) = commands(run.core.step_done(pb.StepDone(step=0, group_ids=[1, 2, 3])), "restart")
+    assert restart.reason == "step 0 took 3 groups, not the 3 that it was given"
+
+
+def test_idle_generators_are_told_why_once():
+    run = World(settings(evaluation_prompts=0, staleness=0, batch_groups=1), slots=(4,))
+    run.join_generator("g0")
+    run.generators["g0"].inbox.clear()
+    assert run.core.view().idle_causes["no_weights"] == 1
+    run.start_trainer()
+    causes = []
+    for _ in range(4):
+        run.progress_some(Always(), pace=1.0, finish=0.0)
+        causes.append(run.generators["g0"].idle)
+    assert causes[-1] == "staleness"
+    assert commands(run.core.tick(0.1), "idle") == []
+
+
+def test_a_full_buffer_holds_new_groups_back_but_not_the_step():
+    run = World(settings(evaluation_prompts=0, max_buffer_bytes=1, batch_groups=2), slots=(4,))
+    run.start_trainer()
+    run.join_generator("g0")
+    seen = set()
+    for _ in range(8):
+        run.progress_once()
+        seen |= {cause for cause, count in run.core.view().idle_causes.items() if count}
+    assert "back_pressure" in seen
+    run.run_out()
+
+
+def test_the_end_and_everything_after_it():
+    run = World(settings())
+    run.run_out()
+    run.commit(100)
+    assert isinstance(run.durable[-1], fx.RunEnded)
+    effects = run.core.trainer_joined(pb.TrainerHello(instance="late"), now_s=0.0)
+    assert commands(effects, "stop")
+    again = Core(run.job, replay(run.durable))
+    assert again.start(0.0) == [fx.Finished(step=run.job.steps)]
+    info = fx.GeneratorInfo(generator_id="g", instance="x", pool="p", slots=1, step=None, attempt=None)
+    assert commands(again.generator_joined(info, now_s=0.0), "stop")
+
+
+def test_recorded_steps_are_repeated_with_their_groups_after_everybody_died():
+    run = world(slots=12)
+    while run.core.view().step < 2:
+        run.progress_once()
+    taken = dict(run.history)
+    run.boot()
+    run.start_trainer()
+    assert run.core.view().step == 0
+    run.run_out()
+    assert {step: run.history[step] for step in taken} == taken
+
+
+def test_smaller_staleness_on_resume_drops_what_no_longer_fits():
+    run = world(slots=12, staleness=2, batch_groups=2)
+    for _ in range(3):
+        for lease in list(run.generators["g0"].active):
+            run.make_token(run.generators["g0"], lease, finish="stop")
+        while run.scores:
+            run.score(fail=False)
+        run.commit(100)
+        while run.generators["g0"].inbox:
+            run.deliver_generator(run.generators["g0"])
+    assert run.core.view().groups_by_state["scored"] + run.core.view().groups_by_state["handed"] == 6
+    core = Core(settings(evaluation_prompts=0, staleness=0, batch_groups=2), replay(run.durable))
+    dropped = [e.record for e in core.start(0.0) if isinstance(e, fx.Write) and isinstance(e.record, fx.Dropped)]
+    assert [record.reason for record in dropped] == ["too_stale"] * 4
+
+
+def test_step_summary_counts_what_was_consumed():
+    run = world(slots=12)
+    run.progress_once()
+    while run.core.last_step is None:
+        run.progress_once()
+    step = run.core.last_step
+    assert (step.step, step.groups, step.samples, step.reward_mean, step.reward_failed) == (0, 3, 6, 1.0, 0)
+    assert step.staleness_histogram == {0: 3}
+    assert step.tokens_mean >= 1
+
+
+def test_settings_from_a_job():
+    job = parse_job(
+        {
+            "apiVersion": "streamrl.io/v1alpha1",
+            "kind": "RLJob",
+            "metadata": {"name": "j"},
+            "spec": {
+                "model": {"scratch": {}},
+                "task": {
+                    "dataset": {"jsonl": {"path": "x.jsonl"}},
+                    "sampling": {"maxTokens": 5},
+                    "rewards": [{"name": "r", "exactMatch": {}}],
+                },
+                "pipeline": {"batchGroups": 4, "steps": 9},
+                "generators": [{"name": "p", "engine": {"hf": {}}}],
+            },
+        }
+    )
+    found = Settings.from_job(job.spec)
+    assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
+    assert (found.dispatch, found.use_history, found.prompt_look_ahead) == ("lateBinding", True, 64)
+    assert found.max_buffer_bytes == 256 * 2**20
+
+
+def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():
+    run = world(slots=12)
+    run.commit(100)
+    run.boot()
+    run.join_generator("g0")
+    while run.prompts:
+        run.deliver_prompts()
+    assert run.core.view().waiting_samples > 0
+    assert run.core.view().idle_causes["no_weights"] == 1
+    assert run.core.view().active_leases == 0
+    run.join_trainer()
+    assert run.core.view().active_leases > 0
