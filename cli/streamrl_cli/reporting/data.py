@@ -1,6 +1,5 @@
 """Reads the metrics of a run folder. Owns no presentation."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl_cli.runner.folder import RunFolder, open_folder, read_json
+from streamrl_workers.metrics.sink import read_jsonl
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
@@ -82,8 +82,8 @@ def read_run(path: Path) -> RunData:
     """
     folder = open_folder(path)
     metrics = folder.file(keys.DIR_METRICS)
-    steps = {int(line["step"]): line for line in _lines(metrics / "steps.jsonl")}
-    evaluations = {int(line["step"]): line for line in _lines(metrics / "evaluations.jsonl")}
+    steps = {int(line["step"]): line for line in read_jsonl(metrics / "steps.jsonl")}
+    evaluations = {int(line["step"]): line for line in read_jsonl(metrics / "evaluations.jsonl")}
     if not steps and not evaluations:
         raise UserError(field=str(path), rule="has no steps to report yet", fix="wait for the first step, or see logs/")
     result = folder.file(keys.FILE_RESULT)
@@ -96,16 +96,8 @@ def read_run(path: Path) -> RunData:
     )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Parsed lines; the last one may be cut off by a kill and is then left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
-
-
 def _timelines(metrics: Path) -> tuple[Timeline, ...]:
-    files = {path.stem: _lines(path) for path in sorted(metrics.glob("*.jsonl"))}
+    files = {path.stem: list(read_jsonl(path)) for path in sorted(metrics.glob("*.jsonl"))}
     processes = {name: lines for name, lines in files.items() if lines and "parts" in lines[0]}
     if not processes:
         return ()

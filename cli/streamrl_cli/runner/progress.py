@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ class LineReader:
                 if not line.endswith(b"\n"):
                     return
                 self.offset += len(line)
-                yield json.loads(line)
+                with suppress(ValueError):  # half a line that a full disk left
+                    yield json.loads(line)
 
 
 @dataclass(slots=True, kw_only=True)

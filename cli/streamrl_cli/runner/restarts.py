@@ -33,7 +33,7 @@ def judge_exit(*, name: str, exit_code: int, run_ended: bool, restarts: int, max
         restarts: restarts of all processes so far.
         max_restarts: `failurePolicy.maxRestarts`.
     """
-    if exit_code == EXIT_DONE and run_ended:
+    if run_ended:
         return Verdict(action="finish", reason=f"{name} is done")
     how = _describe(exit_code)
     if exit_code == EXIT_USER_ERROR:

@@ -29,8 +29,8 @@ START_TIMEOUT_S = 60.0
 """The scheduler is ready in about a second; a minute allows for a very busy machine."""
 POLL_S = 0.05
 """How often the endpoint file is looked for."""
-END_TIMEOUT_S = 60.0
-"""After the scheduler has said that the run is over, the others get so long to leave."""
+END_TIMEOUT_S = 10.0
+"""The scheduler has told the others to stop when it ends; one that was just being started again did not hear it."""
 TERMINATE_TIMEOUT_S = 45.0
 """After SIGTERM: the trainer writes a checkpoint in this time."""
 
@@ -71,8 +71,10 @@ class Supervisor:
         scheduler, *others = watchers
         await scheduler
         _, late = await asyncio.wait(others, timeout=END_TIMEOUT_S)
+        if late:
+            self.stopping = True
+            await self._terminate([task.get_name().removeprefix("watch ") for task in late])
         for task in late:
-            self.say(f"{task.get_name().removeprefix('watch ')} did not leave within {END_TIMEOUT_S:.0f} s; killed")
             task.cancel()
 
     async def stop(self) -> None:
@@ -123,6 +125,8 @@ class Supervisor:
             self.restarts += 1
             self.say(f"{verdict.reason}; starting it again ({self.restarts} of {self.max_restarts})")
             await asyncio.sleep(verdict.backoff_s)
+            if self.stopping:
+                return  # `stop` has passed by: it would not see this one
             await self._spawn(plan)
 
     async def _start_scheduler(self) -> None:

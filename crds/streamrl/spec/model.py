@@ -33,7 +33,7 @@ class WarmUp(SpecModel):
 
 
 class ScratchModel(SpecModel):
-    """A small Qwen2 with a character tokenizer, built and warmed up on the task itself."""
+    """A small Qwen3 with a character tokenizer, built and warmed up on the task itself."""
 
     hidden_size: int = Field(default=128, ge=8, le=8192, description="Width; a multiple of `heads`.")
     layers: int = Field(default=2, ge=1, le=128, description="Transformer blocks.")

@@ -43,6 +43,7 @@ def test_computing_processes_share_the_cores(*, cores: int, replicas: int, threa
     ("exit_code", "run_ended", "restarts", "action", "words"),
     [
         (0, True, 0, "finish", "is done"),
+        (-9, True, 0, "finish", "is done"),
         (0, False, 0, "restart", "left before the run had ended"),
         (-9, False, 0, "restart", "killed by SIGKILL"),
         (75, False, 1, "restart", "asked to be started again"),

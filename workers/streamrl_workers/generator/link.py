@@ -70,7 +70,7 @@ class Link:
         self._recorder = recorder
         self._identity = identity
         self._lease_s = identity.lease_s
-        self._seen_s = time.monotonic()  # when the scheduler was last heard
+        self._seen_s = time.monotonic()  # until when the scheduler was there
         self._backoff = Backoff()
         self.fault = "not connected to the scheduler yet"
 
@@ -143,15 +143,15 @@ class Link:
     async def _read(self, call: _Call) -> bool:
         """Until the stream ends; True when it ended with `Stop`."""
         await self._await_welcome(call)
-        while True:
-            command = await call.read()
-            if command is grpc.aio.EOF:
-                self.fault = "the scheduler ended the link"
-                return False
-            self._seen_s = time.monotonic()
-            if command.WhichOneof("command") == "stop":
-                return True
-            self._obey(command)
+        try:
+            while (command := await call.read()) is not grpc.aio.EOF:
+                if command.WhichOneof("command") == "stop":
+                    return True
+                self._obey(command)
+        finally:
+            self._seen_s = time.monotonic()  # it may have had nothing to say for long: keep-alive saw to it until now
+        self.fault = "the scheduler ended the link"
+        return False
 
     async def _await_welcome(self, call: _Call) -> None:
         try:

@@ -1,8 +1,8 @@
 """The scheduler's decisions: takes one event, changes its state, returns what is to be done.
 
 Owns the whole state of a run between two events. Synchronous and pure: no I/O, no clock (`now_s` comes
-with the event), no randomness. The shell (`service.py`, `main.py`) brings events and carries the effects
-out in order. The parts decide one thing each:
+with the event), no randomness. The shell brings events (`service.py`, `shell/`) and carries the effects
+out in order (`shell/executor.py`). The parts decide one thing each:
 
     prompts.py      which groups are planned            staleness.py    who may begin, who may be handed over
     assignment.py   who takes what                      production.py   a group from planned to scored
@@ -307,6 +307,7 @@ class Core:
         elif lease.evaluation:
             self._parts.evaluator.progress(lease, item)
         else:
+            self._parts.evaluator.slots_move()
             self._parts.production.progress(lease, item, newest_step=self._parts.window.step)
 
     def _revoke(self, generator: Generator, *, cancel: bool) -> None:

@@ -1,7 +1,7 @@
 """Values between the scheduler's pure core and the shell that does the I/O.
 
-The core (`core.py`) takes events and returns a list of effects; the shell (`service.py`, `main.py`)
-carries them out in order. Messages to generators and the trainer are the protocol's own.
+The core (`core.py`) takes events and returns a list of effects; the shell (`shell/executor.py`) carries
+them out in order. Messages to generators and the trainer are the protocol's own.
 Owns no behaviour.
 """
 
@@ -199,7 +199,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The run cannot go on (every group is dropped): stop everybody, say `reason` on one line, exit 2."""
+    """The run cannot go on (every group is dropped, or checkpoint and journal do not fit): stop everybody, say `reason` on one line, exit 2."""
 
     reason: str
 

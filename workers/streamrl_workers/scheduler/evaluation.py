@@ -5,7 +5,7 @@ generators at exactly that version, pinned; while it runs no newer version is an
 of the groups' life: nothing of it is journaled but the result, an unfinished one is done again.
 
     due: version 0, every `evaluation_interval` steps, and the last, unless already done.
-    deadline: PATIENCE_LEASES leases without any progress; what is missing then counts as failed.
+    deadline: PATIENCE_LEASES leases in which no sample at all gains a token; what is missing then counts as failed.
 """
 
 from collections import deque
@@ -136,6 +136,10 @@ class Evaluator:
                 group_id=lease.group_id, sample_index=0, split="held_out", prompt_index=index, completion=item.text
             )
         )
+
+    def slots_move(self) -> None:
+        """Training samples gain tokens: their slots will be free for those that wait here."""
+        self._progressed = True
 
     def lost(self, lease: Lease) -> None:
         """The lease is revoked: its sample is made again from the start."""

@@ -142,6 +142,9 @@ class TaskPool:
             await lane.run()
         except (TaskPoolError, UserError) as error:
             await self._backlog.close(TaskPoolError(str(error)))
+        except Exception as error:  # user code can write anything to its socket: nobody may wait for this lane for ever
+            await self._backlog.close(TaskPoolError(f"a lane of the task pool failed: {error!r}"))
+            raise
 
     async def _living_nursery(self) -> NurseryProcess:
         async with self._nursery_lock:

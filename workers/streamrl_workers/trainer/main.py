@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS
+from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, FILE_RESULT
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.metrics.signals import SignalsServer
@@ -81,6 +81,9 @@ def main() -> int:
 
 
 async def _run(settings: Settings) -> None:
+    if (settings.run_dir / FILE_RESULT).exists():
+        log.info("the run has ended; there is nothing to train")
+        return
     instance = uuid.uuid4().hex
     source = Source(process=settings.process, role=_ROLE, instance=instance)
     metrics = Metrics(role=_ROLE, process=settings.process)

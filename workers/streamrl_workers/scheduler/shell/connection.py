@@ -13,6 +13,7 @@ import grpc.aio
 
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.link import Link, SlowPeerError
+from streamrl_workers.scheduler.shell.loops import report
 
 HELLO_TIMEOUT_S = 10.0
 """A connection that does not say who it is for so long is closed."""
@@ -74,10 +75,18 @@ async def serve_peer(peer: Peer, events: Events, *, context: Context, ending: En
         await context.abort(grpc.StatusCode.ABORTED, reason)
     except Exception as error:
         if not is_lost_connection(error):
-            ending.fault(error)  # grpc would only log it
+            report(error, ending=ending)  # grpc would only log it
             raise
     finally:
+        _leave(peer, reason, ending=ending)
+
+
+def _leave(peer: Peer, reason: str, *, ending: EndingBox) -> None:
+    try:
         peer.leave(reason)
+    except Exception as error:
+        report(error, ending=ending)
+        raise
 
 
 def is_lost_connection(error: Exception) -> bool:

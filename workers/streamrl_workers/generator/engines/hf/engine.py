@@ -109,7 +109,11 @@ class HfEngine:
 
     def _admit(self, request: Request) -> ActiveSequence | Delta:
         """A sequence to put into a slot, or the last delta of a request that needs none."""
-        prompt = self._prompts.of(request.prompt)
+        try:
+            prompt = self._prompts.of(request.prompt)
+        except Exception as error:  # noqa: BLE001 - the tokenizers' Rust raises a bare one, as for a character that it does not know
+            seq = ActiveSequence(request=request, prompt=(), completion=[], limit=0)
+            return self._delta(seq, reason="error", error=f"the prompt cannot be tokenized: {error}")
         room = self._limit_tokens - len(prompt)
         limit = min(request.sampling.max_tokens, room)
         seq = ActiveSequence(request=request, prompt=prompt, completion=list(request.prefix_tokens), limit=limit)
