@@ -21,7 +21,7 @@ from pathlib import Path
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli.runner.failure import RunFailedError
-from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder, read_json
+from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
 from streamrl_cli.runner.lock import hold
 from streamrl_cli.runner.plain import PlainView
 from streamrl_cli.runner.plan import plan_processes
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         check_port(port, flag=flag)
     folder = _resumed(args) if args.resume else _created(args)
     with hold(folder.file(FILE_LOCK), run=str(folder.path)):
-        if _has_succeeded(folder):
+        if folder.has_succeeded:
             print(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
             return EXIT_DONE
         folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
@@ -90,11 +90,6 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
             fix="leave out FILE, --set and --run-dir, or start a new run",
         )
     return open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
-
-
-def _has_succeeded(folder: RunFolder) -> bool:
-    result = folder.file(keys.FILE_RESULT)
-    return result.exists() and read_json(result)["status"] == "succeeded"
 
 
 class _Run:
@@ -130,7 +125,7 @@ class _Run:
         except RunFailedError as failure:
             print(f"streamrl: {failure}", file=sys.stderr)
             return failure.exit_code
-        if self.interrupts and not _has_succeeded(self.folder):
+        if self.interrupts and not self.folder.has_succeeded:
             return self._interrupted()
         self._summarise()
         return EXIT_DONE

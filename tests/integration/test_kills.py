@@ -12,27 +12,28 @@ import pytest
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, wait_for
 
-STEPS = 30
+STEPS = 60
+STEP_S = 0.1
+"""Long enough that a run lives through all its kills."""
 KILLS_PER_RUN = 6
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 
 
-def start(tmp_path: Path, *, staleness: int, steps: int = STEPS) -> LocalRun:
+def start(tmp_path: Path, *, staleness: int, steps: int = STEPS, step_s: float = STEP_S) -> LocalRun:
     write_prompts(tmp_path / "prompts.jsonl")
     job = simulated_job(steps=steps, staleness=staleness)
+    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": step_s}
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
 def kill_one(run: LocalRun, victim: str) -> None:
     """Kill a worker (once it is there) and wait until a new one has taken its place."""
-    old = wait_for(
-        lambda: run.pid_of(victim) or run.process.poll() is not None, what=f"{victim} to be alive; {run.logs()}"
+    old = wait_for(lambda: run.pid_of(victim), what=f"{victim} to be alive; {run.logs()}")
+    assert run.kill(victim), run.logs()
+    wait_for(
+        lambda: run.pid_of(victim) not in (None, old) or run.process.poll() is not None,
+        what=f"a new {victim}; {run.logs()}",
     )
-    if run.process.poll() is None and run.kill(victim):
-        wait_for(
-            lambda: run.pid_of(victim) not in (None, old) or run.process.poll() is not None,
-            what=f"a new {victim}; {run.logs()}",
-        )
 
 
 def assert_parts_make_the_wall(run: LocalRun) -> None:
@@ -53,10 +54,11 @@ def assert_exact(run: LocalRun) -> None:
 def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, staleness: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     run = start(tmp_path, staleness=staleness)
-    moments = sorted(rng.sample(range(STEPS - 2), KILLS_PER_RUN))
+    moments = sorted(rng.sample(range(STEPS - 20), KILLS_PER_RUN))
     victims = [rng.choice([*WORKERS, "all"]) for _ in moments]
     for moment, victim in zip(moments, victims, strict=True):
         run.wait_steps(moment)
+        assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
         if victim == "all":
             run.kill_all(WORKERS)
             assert_exact(run)
@@ -73,7 +75,7 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
 @pytest.mark.timeout(300)
 def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> None:
     rng = random.Random(7)
-    run = start(tmp_path, staleness=1, steps=40)
+    run = start(tmp_path, staleness=1, steps=40, step_s=0.02)
     for moment in sorted(rng.sample(range(38), 10)):
         run.wait_steps(moment)
         assert run.interrupt() == 130, run.logs()

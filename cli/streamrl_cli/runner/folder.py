@@ -34,6 +34,12 @@ class RunFolder:
         """Name of the run: the folder's."""
         return self.path.name
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the scheduler has said that the run ended well; a run that failed can be resumed."""
+        result = self.file(keys.FILE_RESULT)
+        return result.exists() and read_json(result)["status"] == "succeeded"
+
     def file(self, *parts: str) -> Path:
         """Path of something in the folder."""
         return self.path.joinpath(*parts)

@@ -16,6 +16,8 @@ from streamrl_cli.runner.folder import RunFolder
 
 NUMBERS_TIMEOUT_S = 2.0
 """One read of the scheduler's numbers; a busy scheduler is asked again a second later."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""`http_proxy` of the environment is for the world outside, not for the loopback address."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
 
@@ -69,7 +71,7 @@ class Progress:
         endpoint = self.folder.file(keys.DIR_ENDPOINTS, "scheduler.json")
         try:
             address = json.loads(endpoint.read_text())["signals"]
-            with urllib.request.urlopen(f"http://{address}/numbers", timeout=NUMBERS_TIMEOUT_S) as reply:
+            with _DIRECT.open(f"http://{address}/numbers", timeout=NUMBERS_TIMEOUT_S) as reply:
                 return dict(json.load(reply))
         except (OSError, ValueError, KeyError, urllib.error.URLError):
             return self.numbers  # the scheduler is starting, restarting or gone: the last numbers stay

@@ -29,11 +29,11 @@ def judge_exit(*, name: str, exit_code: int, run_ended: bool, restarts: int, max
     Args:
         name: of the process.
         exit_code: as `asyncio.subprocess` gives it; negative = killed by that signal.
-        run_ended: the scheduler has written the run's result.
+        run_ended: the scheduler has written the run's result, good or bad.
         restarts: restarts of all processes so far.
         max_restarts: `failurePolicy.maxRestarts`.
     """
-    if run_ended:
+    if run_ended and exit_code != EXIT_USER_ERROR:  # that is how the scheduler ends when the result is bad
         return Verdict(action="finish", reason=f"{name} is done")
     how = _describe(exit_code)
     if exit_code == EXIT_USER_ERROR:

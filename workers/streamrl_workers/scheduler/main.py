@@ -16,6 +16,7 @@ everything; 1 a fault of our own.
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -205,5 +206,6 @@ async def _end(run: Run, ending: Ending, switchboard: Switchboard) -> Ending:
 
 def _failed(run: Run, ending: Ending) -> Ending:
     if ending.exit_code == EXIT_USER_ERROR:
-        write_failure(run.environment.run_dir, reason=ending.line)
+        with contextlib.suppress(OSError):  # a full disk may be why we end; the line is said on standard error in any case
+            write_failure(run.environment.run_dir, reason=ending.line)
     return ending

@@ -31,7 +31,12 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 _SERVER_OPTIONS = (*OPTIONS, ("grpc.so_reuseport", 0))  # so that a port in use is an error, not a shared port
-_CHANNEL_OPTIONS = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+_CHANNEL_OPTIONS = (
+    *OPTIONS,
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),  # `http_proxy` of the environment is for the world outside
+)
 
 
 class ConnectTimeoutError(TimeoutError):

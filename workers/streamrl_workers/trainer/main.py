@@ -174,10 +174,8 @@ def _plan(settings: Settings) -> Plan:
 
 
 def _link_ended(task: asyncio.Task[None], session: Session) -> None:
-    """Wake the step loop: without a link nothing can come any more."""
-    if task.cancelled():
-        return
-    error = task.exception()
+    """Wake the step loop and the publishing thread: without a link nothing can come any more."""
+    error = None if task.cancelled() else task.exception()
     reason = "the link to the scheduler has ended" if error is None else f"the link to the scheduler failed: {error}"
     session.end(Ending(kind="retry", reason=reason))
 

@@ -8,11 +8,13 @@ TokenMean) and scaled once at the end (1/sequences or 1/tokens of the step), so 
 matter. A group whose advantages are all zero has a gradient of exactly zero: it counts, but has no forward pass.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.proto import stream_pb2 as pb
@@ -98,8 +100,11 @@ class TorchEngine:
 
     def export(self, directory: Path) -> None:
         """As `from_pretrained` loads it."""
-        self._model.save_pretrained(directory)
-        self._tokenizer.save_pretrained(directory)
+        try:
+            self._model.save_pretrained(directory)
+            self._tokenizer.save_pretrained(directory)
+        except SafetensorError as error:  # how a full disk shows
+            raise OSError(errno.EIO, str(error)) from error
 
     def _samples(self, group: pb.Group) -> list[Sample]:
         """The samples of a group that need a forward pass."""

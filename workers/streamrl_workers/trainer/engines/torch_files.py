@@ -4,6 +4,7 @@ Owns: the torch.distributed.checkpoint layout (model, optimiser, random state), 
 own: when, where, atomicity (`checkpoint.py`).
 """
 
+import errno
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +21,13 @@ from streamrl_workers.weights.hashing import TensorBytes
 
 
 def save(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Write the state into `directory`."""
-    with _one_process():
-        write_files(_state(model, optimiser), checkpoint_id=directory, no_dist=True)
+    """Write the state into `directory`. Raises OSError where the disk does not take it."""
+    try:
+        with _one_process():
+            write_files(_state(model, optimiser), checkpoint_id=directory, no_dist=True)
+    except CheckpointException as error:  # no `Exception`: nobody above would catch it
+        cause = next(iter(error.failures.values()))[0]
+        raise cause if isinstance(cause, OSError) else OSError(errno.EIO, str(cause)) from error
 
 
 def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
