@@ -54,8 +54,9 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in benchmarks/$(if $(BENCH),$(BENCH),*).py; do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install check-tree ## the long tests: kills with torch, hours of load
+soak: install check-tree ## the long tests: kills with torch, a million samples through the scheduler
 	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)
+	$(BIN)/python benchmarks/scheduler.py --soak
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

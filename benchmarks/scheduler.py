@@ -30,6 +30,8 @@ TOKEN = "benchmark"  # noqa: S105 - a local benchmark
 GROUP_SIZE = 8
 SOAK_SAMPLES = 1_000_000
 READY_TIMEOUT_S = 60.0
+TRANSFER_TURNS = 5
+"""Scheduler and bare stream in turn: the ratio of one turn is noisy."""
 SATURATING_TICK_S = 0.25
 """256 generators x 16 slots a tick: more than one core can do."""
 STEADY_TICK_S = 1.5
@@ -157,6 +159,7 @@ def transfer(root: Path, *, groups: int, tokens: int) -> None:
         [
             sys.executable,
             str(HERE / "scheduler_parts.py"),
+            "0",
             "fill",
             str(folder / keys.FILE_JOURNAL),
             str(groups),
@@ -202,7 +205,8 @@ def main() -> None:
         throughput(root, load)
         print("at a steady load:")
         throughput(root, replace(load, tick_s=STEADY_TICK_S))
-        transfer(root, groups=1000, tokens=512)
+        for turn in range(TRANSFER_TURNS):
+            transfer(root / f"turn-{turn}", groups=1000, tokens=512)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class GeneratorPages:
         self._step.set(counts.version.step if counts.version else 0)
         self._tokens.inc(counts.tokens - self._told_tokens)
         self._told_tokens = counts.tokens
-        self._recorder.sample()
+        self._recorder.refresh()
         return self._metrics.render()
 
     def _numbers(self) -> dict[str, Any]:

@@ -59,11 +59,16 @@ class Recorder:
             now_s = self._clocks.monotonic_s()
             return self._partition.wall_s(now_s=now_s), self._partition.parts(now_s=now_s)
 
-    def sample(self) -> None:
-        """Write one sample to file and counters."""
+    def refresh(self) -> tuple[float, dict[str, float]]:
+        """Bring the counters up to now; what `totals` says."""
         wall_s, parts = self.totals()
         if self._metrics is not None:
             self._metrics.bubbles(parts=parts, wall_s=wall_s)
+        return wall_s, parts
+
+    def sample(self) -> None:
+        """Write one sample to file and counters."""
+        wall_s, parts = self.refresh()
         if self._sink is not None:
             self._sink.write(t_s=self._clocks.unix_s(), wall_s=wall_s, parts=parts)
 

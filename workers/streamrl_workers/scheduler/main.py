@@ -206,6 +206,6 @@ async def _end(run: Run, ending: Ending, switchboard: Switchboard) -> Ending:
 
 def _failed(run: Run, ending: Ending) -> Ending:
     if ending.exit_code == EXIT_USER_ERROR:
-        with contextlib.suppress(OSError):  # a full disk may be why we end; the line is said on standard error in any case
+        with contextlib.suppress(OSError):  # a full disk may be why we end; standard error has the line in any case
             write_failure(run.environment.run_dir, reason=ending.line)
     return ending

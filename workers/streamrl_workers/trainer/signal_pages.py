@@ -41,7 +41,7 @@ class TrainerPages:
         self._step.set(numbers["step"])
         self._attempt.set(numbers["attempt"])
         self._waiting.set(numbers["waiting_groups"])
-        self._recorder.sample()
+        self._recorder.refresh()
         return self._metrics.render()
 
     def _numbers(self) -> dict[str, Any]:

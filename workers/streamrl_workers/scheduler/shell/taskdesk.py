@@ -19,6 +19,8 @@ SCORE_LOOPS = 8
 """Batches of completions that are with the pool at once: one slow completion holds up its own batch only."""
 SCORE_BATCH = 64
 """Most completions in one batch."""
+MOST_PROMPT_NEEDS = 2**20
+"""Requests for prompts that wait, three numbers each; after a restart there is one for each gap between scored groups."""
 _PROMPTS_TIMEOUT_S = 300.0
 """For one request for prompts; a user's format function may be slow, but not so slow."""
 
@@ -46,8 +48,7 @@ class TaskDesk:
         self._pool = pool
         self._on_prompts = on_prompts
         self._on_scores = on_scores
-        # Bounded by the core, which asks for each prompt once: after a restart one request for each gap between scored groups.
-        self._prompt_needs: asyncio.Queue[NeedPrompts] = asyncio.Queue()
+        self._prompt_needs: asyncio.Queue[NeedPrompts] = asyncio.Queue(MOST_PROMPT_NEEDS)
         self._unscored: deque[ScoreRequest] = deque()
         self._work = asyncio.Semaphore(0)
 
