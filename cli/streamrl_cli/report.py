@@ -5,7 +5,7 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE
-from streamrl_cli.reporting.data import read_run
+from streamrl_cli.reporting.data import RunData, read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 
 
@@ -16,19 +16,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    print(write_report(args.run))
+    print(write_report(read_run(args.run)))
     return EXIT_DONE
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the run folder; returns its path.
-
-    Raises:
-        UserError: the folder is not a run, or has nothing to show yet.
-    """
+def write_report(data: RunData) -> Path:
+    """Write `report.html` into the run folder; returns its path."""
     from plotly.offline import get_plotlyjs
 
-    page = render(read_run(run_dir), plotly_js=get_plotlyjs())
-    path = run_dir / keys.FILE_REPORT
-    path.write_text(page, encoding="utf-8")
+    path = data.folder.file(keys.FILE_REPORT)
+    path.write_text(render(data, plotly_js=get_plotlyjs()), encoding="utf-8")
     return path
+
+
+def bubbles_line(data: RunData) -> str:
+    """The two numbers that tell how well a run went, and the rest of the wall."""
+    ratios = weighted_bubbles(data)
+    return "  ".join(f"{part} {ratios[part]:.0%}" for part in ("busy", "pipeline", "skew", "weights", "other"))

@@ -180,12 +180,14 @@ class _Run:
         return EXIT_INTERRUPTED
 
     def _summarise(self) -> None:
-        from streamrl_cli.report import write_report
+        from streamrl_cli.report import bubbles_line, write_report
+        from streamrl_cli.reporting.data import read_run
 
-        evaluations = [self.progress.evaluations[step] for step in sorted(self.progress.evaluations)]
-        first, last = (format_number(line["mean_reward"]) for line in (evaluations[0], evaluations[-1]))
-        took = format_seconds(self.progress.recent()[-1]["elapsed_s"])
-        print(f"done: {self.progress.done_steps} steps in {took}, held-out reward {first} -> {last}")
-        print(f"report: {write_report(self.folder.path)}")
+        data = read_run(self.folder.path)
+        rewards = [format_number(line["mean_reward"]) for line in data.evaluations]
+        took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
+        print(f"done: {len(data.steps)} steps in {took}, held-out reward {rewards[0]} -> {rewards[-1]}")
+        print(f"wall, weighted by cost: {bubbles_line(data)}")
+        print(f"report: {write_report(data)}")
         if self.folder.file(keys.DIR_EXPORT).is_dir():
             print(f"model:  {self.folder.file(keys.DIR_EXPORT)}")

@@ -9,6 +9,7 @@ from typing import Any
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl_cli.runner.folder import RunFolder, open_folder, read_json
+from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.sink import read_jsonl
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
@@ -141,3 +142,17 @@ def _growth(lines: list[dict[str, Any]]) -> list[tuple[float, float, dict[str, f
         rows.append((line["t"] - (line["wall_s"] - base_wall_s), line["t"], grown))
         before = line
     return rows
+
+
+def weighted_bubbles(run: RunData) -> dict[str, float]:
+    """Share of each part in the wall of all processes together, weighted by what a process costs an hour."""
+    spec = run.folder.job.spec
+    costs = {f"generator-{pool.name}": float(pool.cost_per_hour) for pool in spec.generators}
+    return bubble_ratios(
+        ProcessWall(
+            wall_s=line.wall_s,
+            parts=line.totals_s,
+            cost_per_hour=costs.get(line.process.rpartition("-")[0], float(spec.trainer.cost_per_hour)),
+        )
+        for line in run.timelines
+    )

@@ -1,11 +1,10 @@
 """Binds the charts of a run into one self-contained HTML page. Pure."""
 
 import json
-from collections.abc import Iterable
 from html import escape
 
 from streamrl_cli.reporting.charts import COLOURS, Figure, all_charts, timeline
-from streamrl_cli.reporting.data import PARTS, RunData, Timeline
+from streamrl_cli.reporting.data import PARTS, RunData, Timeline, weighted_bubbles
 from streamrl_cli.runner.progress import bubble_shares, format_count, format_number, format_seconds
 
 STYLE = """
@@ -35,7 +34,7 @@ def render(run: RunData, *, plotly_js: str) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name} - StreamRL</title><style>{STYLE}</style></head>'
         f"<body><main><h1>{name}</h1><p>{escape(run.folder.name)}</p>{_cards(run)}"
         f'<h2>Learning</h2><div class="grid">{charts}</div>'
-        f"<h2>Bubbles</h2><p>Where each process's wall time went.{_key()}</p>{_table(run.timelines)}{timelines}"
+        f"<h2>Bubbles</h2><p>Where each process's wall time went.{_key()}</p>{_table(run)}{timelines}"
         f"<h2>Job</h2><details><summary>the resolved RLJob</summary><pre>{job}</pre></details></main>"
         f"<script>{plotly_js}</script><script>{_script(figures)}</script></body></html>"
     )
@@ -83,9 +82,9 @@ def _key() -> str:
     )
 
 
-def _table(timelines: Iterable[Timeline]) -> str:
+def _table(run: RunData) -> str:
     rows = []
-    for line in timelines:
+    for line in run.timelines:
         shares = bubble_shares(line.totals_s, wall_s=line.wall_s)
         causes = {
             cause.removeprefix("pipeline_"): s
@@ -97,6 +96,9 @@ def _table(timelines: Iterable[Timeline]) -> str:
         rows.append(
             f"<tr><td>{escape(line.process)}</td><td>{format_seconds(line.wall_s)}</td>{cells}<td>{escape(main)}</td></tr>"
         )
+    ratios = weighted_bubbles(run)
+    cells = "".join(f"<td>{ratios[part]:.1%}</td>" for part in PARTS)
+    rows.append(f"<tr><td>all, weighted by costPerHour</td><td></td>{cells}<td></td></tr>")
     head = "".join(f"<th>{part}</th>" for part in PARTS)
     return f"<table><tr><th>process</th><th>wall</th>{head}<th>pipeline, main cause</th></tr>{''.join(rows)}</table>"
 

@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
-from streamrl_cli.reporting.data import read_run
+from streamrl_cli.reporting.data import read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from support.jobs import simulated_job
@@ -67,3 +67,14 @@ def test_the_page_holds_no_markup_of_the_data(folder: RunFolder) -> None:
     page = render(read_run(folder.path), plotly_js="")
     assert "<script></script>" in page
     assert page.count("Plotly.newPlot") == 1
+
+
+def test_bubbles_of_all_processes_are_weighted_by_cost(tmp_path: Path) -> None:
+    job = simulated_job()
+    job["spec"]["trainer"]["costPerHour"] = "3.00"
+    folder = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
+    write_lines(folder, "steps", [step(0)])
+    write_lines(folder, "trainer-0", [wall(101, 1, busy=1.0)])
+    write_lines(folder, "generator-sim-0", [wall(101, 1, busy=0.0, skew=1.0)])
+    ratios = weighted_bubbles(read_run(folder.path))
+    assert (ratios["busy"], ratios["skew"]) == pytest.approx((0.75, 0.25))
