@@ -20,6 +20,11 @@ from streamrl_cli.user_function import check_function
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
 
+MAX_GROUP_BYTES = 48 * 2**20
+"""A group is one message, of at most 64 MiB; the rest is for prompts and texts."""
+
+_TOKEN_BYTES = 8
+"""Of one completion token in a group: id and log-prob."""
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
 _MAX_ADVICE_CHARS = 200
 _FORMAT_ARGUMENTS = ("question", "answer", "metadata")
@@ -38,6 +43,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_packages,
         _check_model,
         _check_lengths,
+        _check_groups,
         _check_dataset,
         _check_functions,
         _check_patterns,
@@ -88,6 +94,14 @@ def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield UserError(
             field="spec.task.sampling.maxTokens", rule=rule, got=tokens, fix="lower it or take a longer model"
         )
+
+
+def _check_groups(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    tokens = job.spec.task.group_size * job.spec.task.sampling.max_tokens
+    most = MAX_GROUP_BYTES // _TOKEN_BYTES
+    if tokens > most:
+        rule = f"times spec.task.sampling.maxTokens must be at most {most} tokens: a group is one message"
+        yield UserError(field="spec.task.groupSize", rule=rule, got=tokens, fix="lower one of the two")
 
 
 def _positions(job: RLJob, base_dir: Path) -> int | None:

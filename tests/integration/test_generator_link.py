@@ -174,7 +174,7 @@ async def test_a_term_signal_ends_it_and_says_that_it_can_be_started_again(tmp_p
     [
         ({ENV_POOL: "other"}, "STREAMRL_POOL: must name a pool of the job (sim), got 'other'"),
         ({ENV_SIGNALS_PORT: "http"}, "STREAMRL_SIGNALS_PORT: must be a whole number of at least 0, got 'http'"),
-        ({ENV_POOL: ""}, "STREAMRL_POOL: must be set in a generator's environment"),
+        ({ENV_POOL: ""}, "STREAMRL_POOL: must be set in a worker's environment; start workers with `streamrl run`"),
     ],
 )
 async def test_a_wrong_environment_is_one_line(tmp_path: Path, environment, line):

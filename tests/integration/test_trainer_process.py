@@ -120,6 +120,14 @@ def test_with_another_runs_token_it_ends_as_the_users_error(workers: Workers) ->
     assert workers.text("trainer-0").splitlines()[-1].startswith("STREAMRL_TOKEN: is not the token of this run")
 
 
+def test_on_a_full_disk_for_its_samples_it_ends_as_the_users_error(workers: Workers) -> None:
+    (workers.folder / "metrics").mkdir()
+    (workers.folder / "metrics" / "trainer-0.jsonl").symlink_to("/dev/full")
+    workers.start_all()
+    assert workers.wait("trainer-0") == 2, workers.text("trainer-0")
+    assert workers.text("trainer-0").splitlines()[-1].endswith("No space left on device; free or fix the disk")
+
+
 def test_without_a_run_folder_it_says_what_is_missing() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "streamrl_workers.trainer"],
@@ -129,7 +137,7 @@ def test_without_a_run_folder_it_says_what_is_missing() -> None:
         text=True,
     )
     assert run.returncode == 2
-    assert run.stderr == "STREAMRL_RUN_DIR: must be set in a trainer's environment\n"
+    assert run.stderr == "STREAMRL_RUN_DIR: must be set in a worker's environment; start workers with `streamrl run`\n"
 
 
 def test_the_simulated_trainer_starts_without_torch(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from streamrl_cli.runner.progress import Progress, format_count, format_number, format_seconds
+from streamrl_cli.runner.progress import Progress, format_count, format_number, format_seconds, held_out_text
 
 LINE_EVERY_STEPS = 10
 """A line for each step would fill a log; evaluations are always shown."""
@@ -39,7 +39,7 @@ class PlainView:
     def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
         """Show what is new."""
         for line in evaluations:
-            self.say(f"held-out reward at step {line['step']}: {line['mean_reward']:.3f} ({line['prompts']} prompts)")
+            self.say(held_out_text(line))
         for line in steps:
             if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
                 self.say(self._step_text(line))

@@ -128,6 +128,13 @@ def format_count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
+def held_out_text(line: Mapping[str, Any]) -> str:
+    """An evaluation as a sentence."""
+    reward = line["mean_reward"]
+    result = "failed, nothing could be scored" if reward is None else format_number(reward)
+    return f"held-out reward at step {line['step']}: {result} ({line['prompts']} prompts)"
+
+
 def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, float]:
     """Shares of the wall by part, causes of `pipeline` put together."""
     shares = dict.fromkeys(("busy", "pipeline", "weights", "skew", "other"), 0.0)

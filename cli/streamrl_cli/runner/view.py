@@ -10,7 +10,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from streamrl_cli.runner.progress import Progress, bubble_shares, format_count, format_number, format_seconds
+from streamrl_cli.runner.progress import (
+    Progress,
+    bubble_shares,
+    format_count,
+    format_number,
+    format_seconds,
+    held_out_text,
+)
 
 SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
@@ -47,7 +54,7 @@ class LiveView:
     def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
         """Draw again."""
         for line in evaluations:
-            self.say(f"held-out reward at step {line['step']}: {line['mean_reward']:.3f} ({line['prompts']} prompts)")
+            self.say(held_out_text(line))
         self.live.update(self._panel())
 
     def _warm_up_panel(self) -> Panel:
@@ -73,7 +80,11 @@ class LiveView:
         held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
         table = Table.grid(padding=(0, 2))
         table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(rewards))
-        table.add_row("reward (held-out)", format_number(held_out[-1] if held_out else None), sparkline(held_out))
+        table.add_row(
+            "reward (held-out)",
+            format_number(held_out[-1] if held_out else None),
+            sparkline([value for value in held_out if value is not None]),
+        )
         table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
         table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
         table.add_row("queue", str(progress.numbers.get("queue", "–")))

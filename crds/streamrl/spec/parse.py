@@ -3,6 +3,7 @@
 import difflib
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -95,3 +96,19 @@ def _remedy(schema: Schema, got: object) -> str:
     if isinstance(got, (int, float)) and not isinstance(got, bool) and schema.get("type") == "string":
         return "put it in quotes"
     return ""
+
+
+def read_job(path: Path) -> RLJob:
+    """The job that the runner stored in a run folder, as every worker reads it.
+
+    Raises:
+        UserError: the file cannot be read, or is not JSON.
+        UserErrors: it is not a valid job.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(field=str(path), rule=f"is not JSON: {error}") from None
+    return parse_job(document)

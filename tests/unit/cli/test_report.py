@@ -1,15 +1,20 @@
 """What a report reads from the metrics of a run."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 from streamrl_cli.runner.folder import RunFolder, create_folder
+from streamrl_cli.runner.plain import PlainView
+from streamrl_cli.runner.progress import Progress
+from streamrl_cli.runner.view import LiveView
 from support.jobs import simulated_job
 
 
@@ -67,6 +72,28 @@ def test_the_page_holds_no_markup_of_the_data(folder: RunFolder) -> None:
     page = render(read_run(folder.path), plotly_js="")
     assert "<script></script>" in page
     assert page.count("Plotly.newPlot") == 1
+
+
+def test_an_evaluation_that_failed_is_a_dash_and_a_gap(folder: RunFolder) -> None:
+    failed, good = ({"step": at, "mean_reward": reward, "prompts": 8} for at, reward in ((0, None), (2, 0.25)))
+    write_lines(folder, "steps", [step(0), step(1)])
+    write_lines(folder, "evaluations", [failed, good])
+    page = render(read_run(folder.path), plotly_js="")
+    assert "<b>– → 0.25</b>" in page
+    assert '"y":[null,0.25]' in page
+
+
+async def test_the_views_say_that_an_evaluation_failed(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0, interval_s=1.0)])
+    write_lines(folder, "evaluations", [{"step": 0, "mean_reward": None, "prompts": 8}])
+    for make in (
+        lambda progress, out: PlainView(progress, out=out),
+        lambda progress, out: LiveView(progress, console=Console(file=out, width=120)),
+    ):
+        progress, out = Progress(folder=folder), io.StringIO()
+        with make(progress, out) as view:
+            view.update(*await progress.refresh())
+        assert "held-out reward at step 0: failed, nothing could be scored (8 prompts)" in out.getvalue()
 
 
 def test_bubbles_of_all_processes_are_weighted_by_cost(tmp_path: Path) -> None:

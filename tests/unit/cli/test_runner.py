@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from streamrl.spec import parse_job
 from streamrl_cli.runner.folder import create_folder, newest_folder, open_folder
 from streamrl_cli.runner.lock import hold
 from streamrl_cli.runner.plan import plan_processes
+from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.restarts import judge_exit
 from support.jobs import simulated_job
 
@@ -115,6 +117,16 @@ def test_one_runner_per_folder(tmp_path: Path) -> None:
             pass
     with hold(lock, run="r"):
         pass
+
+
+async def test_the_preparation_gets_a_lifeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\ntest -p /proc/self/fd/${keys.ENV_LIFELINE_FD} && echo \'{{"event": "ready", "path": "m"}}\'\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
+    assert await prepare_model(made, report=lambda event: None) == "m"
 
 
 def test_the_stored_job_is_whole(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from transformers.utils import logging as transformers_logging
+
 from streamrl_workers.generator.engine import Request, Sampling
 from streamrl_workers.generator.engines.hf.create import build
 from streamrl_workers.generator.engines.hf.parameters import Parameters
@@ -17,6 +19,7 @@ def complete(prompts: Sequence[str], *, model_path: str, sampling: Sampling, see
     Raises:
         UserError: the model cannot be loaded, or a prompt does not fit it.
     """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     model = load_model(model_path)
     weights = Parameters(model).snapshot()
     engine = build(

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.activity import Situation, activity
 from streamrl_workers.generator.engine import Delta, Engine, Request
@@ -195,10 +196,20 @@ class EngineLoop:
             self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=time.monotonic() - begun_s)
 
     def _load(self, pulled: Pulled) -> str:
-        """Runs in the engine's thread. Returns "" or what went wrong."""
+        """Runs in the engine's thread. Returns "" or what went wrong.
+
+        Raises:
+            UserError: the engine refuses the first weights of all; it would refuse the next ones too.
+        """
         try:
             self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors)
         except ValueError as error:
+            if self._engine.version is None:
+                raise UserError(
+                    field="spec.generators[].engine",
+                    rule=f"cannot run the weights of spec.model: {error}",
+                    fix="take a model that this engine supports, and the same one as the trainer",
+                ) from error
             return f"the engine refuses them: {error}"  # and keeps the old ones
         self._version = None
         got = self._engine.weights_hash()

@@ -3,7 +3,6 @@
 Owns: reading and checking both. Does not own: what follows from them (`main.py`).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from streamrl.keys import (
     ENV_TOKEN,
     FILE_JOB,
 )
-from streamrl.spec import RLJobSpec, parse_job
+from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
+from streamrl_workers.stream.environ import integer, port, required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,45 +45,19 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     Raises:
         UserError, UserErrors: something is missing or wrong.
     """
-    run_dir = Path(_required(environ, ENV_RUN_DIR))
-    spec = _read_spec(run_dir / FILE_JOB)
+    run_dir = Path(required(environ, ENV_RUN_DIR))
+    spec = read_job(run_dir / FILE_JOB).spec
     return Settings(
         run_dir=run_dir,
-        process=_required(environ, ENV_PROCESS),
-        pool=_find_pool(spec, name=_required(environ, ENV_POOL)),
+        process=required(environ, ENV_PROCESS),
+        pool=_find_pool(spec, name=required(environ, ENV_POOL)),
         spec=spec,
-        scheduler_address=_required(environ, ENV_SCHEDULER_ADDRESS),
-        signals_port=_integer(environ, ENV_SIGNALS_PORT) or 0,
-        token=_required(environ, ENV_TOKEN),
+        scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
+        signals_port=port(environ, ENV_SIGNALS_PORT),
+        token=required(environ, ENV_TOKEN),
         model_path=environ.get(ENV_MODEL_PATH) or None,
-        threads=_integer(environ, ENV_THREADS),
+        threads=integer(environ, ENV_THREADS),
     )
-
-
-def _required(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key, "")
-    if not value:
-        raise UserError(field=key, rule="must be set in a generator's environment")
-    return value
-
-
-def _integer(environ: Mapping[str, str], key: str) -> int | None:
-    text = environ.get(key, "")
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise UserError(field=key, rule="must be a whole number of at least 0", got=text)
-    return int(text)
-
-
-def _read_spec(path: Path) -> RLJobSpec:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(field=str(path), rule=f"is no JSON: {error}") from error
-    return parse_job(document).spec
 
 
 def _find_pool(spec: RLJobSpec, *, name: str) -> GeneratorPool:

@@ -6,7 +6,7 @@
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
 every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}. Waits for nothing but the hub's download.
-A user's mistake is one line on standard error and exit code 2.
+A user's mistake is one line on standard error and exit code 2. It ends at once when its parent is gone.
 """
 
 import argparse
@@ -30,13 +30,14 @@ from transformers.utils import logging as transformers_logging
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.spec import RLJob, RLJobSpec, parse_job
+from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.model import ScratchModel
 from streamrl_workers.models.hub import download
 from streamrl_workers.models.load import count_parameters, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.survey import Survey, take_survey, warm_up_pairs
 from streamrl_workers.models.warm_up import warm_up
+from streamrl_workers.stream.lifeline import watch_lifeline
 from streamrl_workers.tasks.dataset import TaskDataset
 from streamrl_workers.tasks.registry import open_dataset
 
@@ -64,10 +65,11 @@ def main() -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     output = sys.stdout
     try:
+        watch_lifeline(os.environ)
         # What user code or a library prints must not get between the lines of progress.
         with contextlib.redirect_stdout(sys.stderr):
             prepare(
-                _read_job(arguments.job).spec,
+                read_job(arguments.job).spec,
                 cache_dir=arguments.cache,
                 base_dir=Path(os.environ.get(keys.ENV_CODE_DIR) or arguments.job.parent),
                 report=lambda event: print(json.dumps(event), file=output, flush=True),
@@ -165,13 +167,6 @@ def _file_errors(directory: Path) -> Iterator[None]:
             got=str(directory),
             fix="free space, or set XDG_CACHE_HOME to a writable directory",
         ) from error
-
-
-def _read_job(path: Path) -> RLJob:
-    try:
-        return parse_job(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(field=str(path), rule=f"cannot be read: {error}") from error
 
 
 if __name__ == "__main__":

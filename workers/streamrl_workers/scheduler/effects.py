@@ -117,7 +117,7 @@ class Evaluated:
     """Held-out evaluation of version `step`."""
 
     step: int
-    mean_reward: float
+    mean_reward: float | None  # None: nothing could be scored
     prompts: int
     failed: int
     mean_tokens: float

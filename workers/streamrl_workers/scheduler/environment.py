@@ -6,8 +6,7 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, ENV_TOKEN
-
-_MAX_PORT = 65_535
+from streamrl_workers.stream.environ import port, required
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,28 +24,14 @@ class Environment:
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> "Environment":
         """Read and check."""
-        run_dir = Path(_required(environ, ENV_RUN_DIR))
+        run_dir = Path(required(environ, ENV_RUN_DIR))
         if not run_dir.is_dir():
             raise UserError(field=ENV_RUN_DIR, rule="must be a directory", got=str(run_dir))
         return cls(
             run_dir=run_dir,
             process=environ.get(ENV_PROCESS, "scheduler"),
-            token=_required(environ, ENV_TOKEN),
-            grpc_port=_port(environ, ENV_GRPC_PORT),
-            signals_port=_port(environ, ENV_SIGNALS_PORT),
+            token=required(environ, ENV_TOKEN),
+            grpc_port=port(environ, ENV_GRPC_PORT),
+            signals_port=port(environ, ENV_SIGNALS_PORT),
             code_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
         )
-
-
-def _required(environ: Mapping[str, str], key: str) -> str:
-    value = environ.get(key)
-    if not value:
-        raise UserError(field=key, rule="is not set", fix="start workers with `streamrl run`")
-    return value
-
-
-def _port(environ: Mapping[str, str], key: str) -> int:
-    text = environ.get(key) or "0"
-    if not text.isdigit() or int(text) > _MAX_PORT:
-        raise UserError(field=key, rule=f"must be a port from 0 to {_MAX_PORT}", got=text)
-    return int(text)

@@ -182,7 +182,7 @@ class Evaluator:
         tokens = [self._tokens.get(index, 0) for index in self._rewards]
         result = Evaluated(
             step=self.version[1],
-            mean_reward=sum(rewards) / len(rewards) if rewards else 0.0,
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
             prompts=self._settings.evaluation_prompts,
             failed=self._settings.evaluation_prompts - len(rewards),
             mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,

@@ -18,7 +18,6 @@ everything; 1 a fault of our own.
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import sys
@@ -30,7 +29,7 @@ from typing import Protocol
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import FILE_JOB, FILE_JOURNAL
-from streamrl.spec import RLJob, parse_job
+from streamrl.spec import RLJob, read_job
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.effects import Recovered
 from streamrl_workers.scheduler.environment import Environment
@@ -80,7 +79,7 @@ def main() -> int:
     try:
         environment = Environment.read(os.environ)
         watch_lifeline(os.environ)
-        job = load_job(environment.run_dir / FILE_JOB)
+        job = read_job(environment.run_dir / FILE_JOB)
         ending = asyncio.run(serve(environment, job=job))
     except (UserError, UserErrors) as error:
         ending = Ending(exit_code=EXIT_USER_ERROR, line=str(error))
@@ -89,16 +88,6 @@ def main() -> int:
     if ending.line:
         print(ending.line, file=sys.stderr, flush=True)  # noqa: T201 - the line that says why we end
     return ending.exit_code
-
-
-def load_job(path: Path) -> RLJob:
-    """The job of the run folder."""
-    try:
-        return parse_job(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise UserError(field=str(path), rule=f"is not JSON: {error}") from None
 
 
 def make_task_pool(job: RLJob, base_dir: Path) -> Pool:

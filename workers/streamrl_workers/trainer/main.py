@@ -97,12 +97,24 @@ async def _run(settings: Settings) -> None:
     samples = asyncio.create_task(recorder.run(), name="trainer-bubble-samples")
     try:
         identity = await _open_ports(settings, server=server, signals=signals, instance=instance)
-        await _train(settings, identity=identity, store=store, recorder=recorder, pages=pages)
+        await _train(settings, identity=identity, store=store, recorder=recorder, pages=pages, samples=samples)
+    except RetryError:
+        if samples.done():
+            samples.result()  # its error is the cause
+        raise
     finally:
         samples.cancel()
         await signals.close()
         await server.stop(None)
+        _close(recorder)
+
+
+def _close(recorder: Recorder) -> None:
+    """The last sample is lost if it cannot be written; how the process ended stays as it is."""
+    try:
         recorder.close()
+    except (UserError, OSError):
+        log.exception("the last bubble sample could not be written")
 
 
 async def _open_ports(
@@ -116,7 +128,13 @@ async def _open_ports(
 
 
 async def _train(
-    settings: Settings, *, identity: Identity, store: WeightStore, recorder: Recorder, pages: TrainerPages
+    settings: Settings,
+    *,
+    identity: Identity,
+    store: WeightStore,
+    recorder: Recorder,
+    pages: TrainerPages,
+    samples: asyncio.Task[None],
 ) -> None:
     """Prepare, connect, train until the end; the first part that fails ends the process."""
     on_terminate(asyncio.get_running_loop(), _end_before_training)
@@ -131,7 +149,8 @@ async def _train(
     address = Address(scheduler=settings.scheduler_address, token=settings.token)
     link = Link(session, address=address, recorder=recorder)
     linking = asyncio.create_task(link.run(), name="trainer-link")
-    linking.add_done_callback(lambda task: _link_ended(task, session))
+    linking.add_done_callback(lambda task: _part_ended(task, session, what="the link to the scheduler"))
+    samples.add_done_callback(lambda task: _part_ended(task, session, what="the bubble samples"))
     try:
         await run_in_thread(loop.run, name="trainer-steps")
     finally:
@@ -173,10 +192,10 @@ def _plan(settings: Settings) -> Plan:
     )
 
 
-def _link_ended(task: asyncio.Task[None], session: Session) -> None:
-    """Wake the step loop and the publishing thread: without a link nothing can come any more."""
+def _part_ended(task: asyncio.Task[None], session: Session, *, what: str) -> None:
+    """Wake the step loop and the publishing thread: without this part they are not to go on."""
     error = None if task.cancelled() else task.exception()
-    reason = "the link to the scheduler has ended" if error is None else f"the link to the scheduler failed: {error}"
+    reason = f"{what} ended" if error is None else f"{what} failed: {error}"
     session.end(Ending(kind="retry", reason=reason))
 
 

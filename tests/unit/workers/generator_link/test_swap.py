@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngine as Spec
 from streamrl_workers.generator.engine import Request, Sampling
@@ -93,6 +94,14 @@ async def test_refused_weights_leave_the_old_ones():
         while leases != set(range(9)):
             leases |= {item.lease for event in await heard(outbox) for item in event.progress.items}
         assert loop.counts().version == announced(0).version
+
+
+async def test_an_engine_that_refuses_the_first_weights_ends_as_the_users_error():
+    async with running() as (loop, _, task):
+        loop.announce(announced(2))
+        with pytest.raises(UserError, match=r"spec\.generators.*shape of w differs"):
+            async with asyncio.timeout(DEADLINE_S):
+                await task
 
 
 async def test_a_full_outbox_pauses_the_engine(monkeypatch):

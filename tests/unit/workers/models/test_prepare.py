@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl import keys
-from streamrl.errors import UserError
+from streamrl.errors import EXIT_RETRY, UserError
 from streamrl.spec import RLJobSpec, parse_job
 from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
@@ -135,6 +135,24 @@ def test_the_process_prints_json_lines_and_one_line_for_a_mistake(tmp_path: Path
     bad = run(document(model={"path": {"directory": "no-such"}}))
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.splitlines()[-1].startswith("tokenizer of ")
+
+
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    warm_up = {"steps": 100_000, "batchSize": 4}
+    (tmp_path / "job.json").write_text(json.dumps(document(model={"scratch": TINY | {"warmUp": warm_up}})))
+    command = [sys.executable, "-m", "streamrl_workers.models.prepare"]
+    command += ["--job", str(tmp_path / "job.json"), "--cache", str(tmp_path / "cache")]
+    read_end, write_end = os.pipe()
+    environment = os.environ | {keys.ENV_CODE_DIR: str(EXAMPLES), keys.ENV_LIFELINE_FD: str(read_end)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=(read_end,)) as process:
+        try:
+            os.close(read_end)
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["event"] == "warmup"
+            os.close(write_end)
+            assert process.wait(10) == EXIT_RETRY
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("name", ["chain-sum.yaml", "skewed-lengths.yaml"])

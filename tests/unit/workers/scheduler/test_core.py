@@ -209,7 +209,7 @@ def test_evaluation_goes_first_and_holds_the_next_version_back():
     run.core.generator_alive("g0", now_s=1.0 + 10 * run.job.lease_s)
     run.do(run.core.tick(2.0 + 10 * run.job.lease_s))
     run.commit(10)
-    assert run.core.last_evaluation == fx.Evaluated(step=0, mean_reward=0.0, prompts=2, failed=2, mean_tokens=0.0)
+    assert run.core.last_evaluation == fx.Evaluated(step=0, mean_reward=None, prompts=2, failed=2, mean_tokens=0.0)
     assert run.core.view().announced_step == 2
 
 

@@ -1,6 +1,7 @@
 """The journal through its public door: what comes back after a restart, what it refuses, how it stays small."""
 
 import asyncio
+import json
 import resource
 import sqlite3
 import subprocess
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
+from streamrl.keys import FILE_JOURNAL, FILE_RESULT
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.replay import replay
+from streamrl_workers.scheduler.shell.result import write_success
 from support.journals import OpenJournal, read_back, scored, write_journal
 
 
@@ -54,6 +57,14 @@ async def test_everything_comes_back(tmp_path: Path) -> None:
     assert recovered.groups[2].begun_step is None
     assert recovered.evaluated_steps == {1}
     assert recovered.prompt_lengths == {100: 4.0, 101: 8.0}
+
+
+async def test_an_evaluation_without_any_result_stays_one(tmp_path: Path) -> None:
+    evaluated = fx.Evaluated(step=0, mean_reward=None, prompts=8, failed=8, mean_tokens=0.0)
+    await write_journal(tmp_path / FILE_JOURNAL, [evaluated])
+    write_success(tmp_path, steps=1)
+    result = json.loads((tmp_path / FILE_RESULT).read_text())
+    assert (result["final_reward"], result["evaluations"][0]["mean_reward"]) == (None, None)
 
 
 async def test_rollback_keeps_the_recorded_composition(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Decides nothing and computes only rates and means.
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -219,7 +220,9 @@ class _Gauges:
         self._dropped = gauge("dropped_groups", help_text="Groups dropped since the scheduler started.")
         self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
         self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
-        self._held_out = gauge("evaluation_reward_mean", help_text="Mean reward of the last evaluation.")
+        self._held_out = gauge(
+            "evaluation_reward_mean", help_text="Mean reward of the last evaluation; NaN while there is none."
+        )
 
     def render(self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bytes:
         self._step.set(view.step)
@@ -231,5 +234,6 @@ class _Gauges:
         self._dropped.set(sum(view.dropped_groups.values()))
         self._reward.set(step.get("reward_mean", 0.0))
         self._staleness.set(step.get("staleness_max", 0))
-        self._held_out.set(evaluation.get("mean_reward", 0.0))
+        held_out = evaluation.get("mean_reward")
+        self._held_out.set(math.nan if held_out is None else held_out)
         return self._metrics.render()
