@@ -25,6 +25,10 @@ def wait_for(condition: Callable[[], Any], *, what: str, deadline_s: float = DEA
     return value
 
 
+STARTED: list[subprocess.Popen[str]] = []
+"""Every `streamrl run` of the current test; what it leaves is ended after it (tests/integration/conftest.py)."""
+
+
 @dataclass(slots=True)
 class LocalRun:
     """A run folder and the `streamrl run` process that works on it."""
@@ -159,4 +163,6 @@ def _spawn(args: Sequence[str], *, log: Path, limit_bytes: int | None = None) ->
     if limit_bytes is not None:
         command = ["prlimit", f"--fsize={limit_bytes}", *command]
     with log.open("a") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, text=True)
+    STARTED.append(process)
+    return process

@@ -9,9 +9,11 @@ from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
 Action = Literal["finish", "restart", "fail"]
 
 FIRST_BACKOFF_S = 0.25
-"""Wait before the first restart of a process; doubles with each further one."""
+"""Wait before a restart; doubles with each further quick death of the same process."""
 LONGEST_BACKOFF_S = 10.0
 """A process that keeps dying is not tried more often than this."""
+QUICK_DEATH_S = 60.0
+"""A process that has lived longer has shown that it can; its next death is a first one again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +25,16 @@ class Verdict:
     backoff_s: float = 0.0
 
 
-def judge_exit(*, name: str, exit_code: int, run_ended: bool, restarts: int, max_restarts: int) -> Verdict:
+def judge_exit(
+    *, name: str, exit_code: int, run_ended: bool, quick_deaths: int, restarts: int, max_restarts: int
+) -> Verdict:
     """Decide on a process that ended by itself.
 
     Args:
         name: of the process.
         exit_code: as `asyncio.subprocess` gives it; negative = killed by that signal.
         run_ended: the scheduler has written the run's result, good or bad.
+        quick_deaths: deaths of this process in a row, each within `QUICK_DEATH_S` of its start, this one included.
         restarts: restarts of all processes so far.
         max_restarts: `failurePolicy.maxRestarts`.
     """
@@ -40,7 +45,7 @@ def judge_exit(*, name: str, exit_code: int, run_ended: bool, restarts: int, max
         return Verdict(action="fail", reason=f"{name} refused its input")
     if restarts >= max_restarts:
         return Verdict(action="fail", reason=f"{name} {how} after {restarts} restarts (failurePolicy.maxRestarts)")
-    backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(restarts, 10))
+    backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(max(0, quick_deaths - 1), 10))
     return Verdict(action="restart", reason=f"{name} {how}", backoff_s=backoff_s)
 
 

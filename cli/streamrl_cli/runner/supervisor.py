@@ -14,6 +14,7 @@ failure policy; the scheduler comes back on the port it had, so that the others 
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from streamrl.errors import UserError
 from streamrl_cli.runner.failure import RunFailedError, failed
 from streamrl_cli.runner.folder import RunFolder, read_json
 from streamrl_cli.runner.plan import ProcessPlan
-from streamrl_cli.runner.restarts import judge_exit
+from streamrl_cli.runner.restarts import QUICK_DEATH_S, judge_exit
 
 START_TIMEOUT_S = 60.0
 """The scheduler is ready in about a second; a minute allows for a very busy machine."""
@@ -57,7 +58,8 @@ class Supervisor:
         """
         self._lifeline = os.pipe()
         try:
-            await self._start_scheduler()
+            if not await self._start_scheduler():
+                return
             async with asyncio.TaskGroup() as group:
                 watchers = [group.create_task(self._watch(plan), name=f"watch {plan.name}") for plan in self.plans]
                 await self._until_over(watchers)
@@ -105,16 +107,22 @@ class Supervisor:
             await process.wait()
 
     async def _watch(self, plan: ProcessPlan) -> None:
+        if self.stopping:
+            return
         if plan.name not in self.processes:
             await self._spawn(plan)
+        quick_deaths = 0
         while True:
+            born_s = time.monotonic()
             code = await self.processes[plan.name].wait()
+            quick_deaths = quick_deaths + 1 if time.monotonic() - born_s < QUICK_DEATH_S else 1
             if self.stopping:
                 return
             verdict = judge_exit(
                 name=plan.name,
                 exit_code=code,
                 run_ended=self.folder.file(keys.FILE_RESULT).exists(),
+                quick_deaths=quick_deaths,
                 restarts=self.restarts,
                 max_restarts=self.max_restarts,
             )
@@ -129,7 +137,8 @@ class Supervisor:
                 return  # `stop` has passed by: it would not see this one
             await self._spawn(plan)
 
-    async def _start_scheduler(self) -> None:
+    async def _start_scheduler(self) -> bool:
+        """Until it listens; False if the run is being stopped meanwhile."""
         plan = self.plans[0]
         endpoint = self.folder.file(keys.DIR_ENDPOINTS, f"{plan.name}.json")
         endpoint.unlink(missing_ok=True)
@@ -137,6 +146,8 @@ class Supervisor:
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not endpoint.exists():
+                    if self.stopping:
+                        return False
                     if process.returncode is not None:
                         raise failed(
                             reason=f"{plan.name} did not start",
@@ -151,6 +162,7 @@ class Supervisor:
         address = str(read_json(endpoint)["grpc"])
         self.shared_env[keys.ENV_SCHEDULER_ADDRESS] = address
         self.shared_env[keys.ENV_GRPC_PORT] = address.rsplit(":", 1)[1]
+        return True
 
     async def _spawn(self, plan: ProcessPlan) -> asyncio.subprocess.Process:
         assert self._lifeline is not None

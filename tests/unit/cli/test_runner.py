@@ -57,17 +57,20 @@ def test_computing_processes_share_the_cores(*, cores: int, replicas: int, threa
 def test_a_death_is_judged_by_its_exit_code(
     *, exit_code: int, run_ended: bool, restarts: int, action: str, words: str
 ) -> None:
-    verdict = judge_exit(name="trainer-0", exit_code=exit_code, run_ended=run_ended, restarts=restarts, max_restarts=5)
+    verdict = judge_exit(
+        name="trainer-0", exit_code=exit_code, run_ended=run_ended, quick_deaths=1, restarts=restarts, max_restarts=5
+    )
     assert verdict.action == action
     assert words in verdict.reason
 
 
-def test_backoff_grows_and_is_bounded() -> None:
+def test_backoff_grows_with_quick_deaths_of_the_same_process_and_is_bounded() -> None:
     waits = [
-        judge_exit(name="x", exit_code=1, run_ended=False, restarts=n, max_restarts=100).backoff_s for n in range(12)
+        judge_exit(name="x", exit_code=1, run_ended=False, quick_deaths=n, restarts=20, max_restarts=100).backoff_s
+        for n in range(1, 12)
     ]
     assert waits == sorted(waits)
-    assert waits[-1] == 10.0
+    assert (waits[0], waits[-1]) == (0.25, 10.0)
 
 
 def test_a_folder_opens_as_it_was_made(tmp_path: Path) -> None:

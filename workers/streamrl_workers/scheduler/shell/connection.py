@@ -64,6 +64,8 @@ async def greeting(events: Events, context: Context, *, kind: str) -> Any:  # no
 async def serve_peer(peer: Peer, events: Events, *, context: Context, ending: EndingBox) -> None:
     """Run a connection from its join to its end."""
     reason = "its connection is closed"
+    # Else the first write sends it; were that write cancelled half-way, grpc could send no status after it, and the peer would wait for ever.
+    await context.send_initial_metadata(())
     try:
         if not peer.join():
             await peer.link.write_all(context.write)
