@@ -40,6 +40,11 @@ class _Places:
         return self.lines.get(field, 1)
 
 
+def base_dir_of(path: Path) -> Path:
+    """Where relative paths and the user's modules of a job file begin: beside the file itself, not beside a link to it."""
+    return path.resolve().parent
+
+
 def load_job(path: Path, *, overrides: Sequence[str] = (), local: bool = True) -> RLJob:
     """Read the one job of a file.
 
@@ -79,7 +84,7 @@ def _load(document: Document, *, path: Path, overrides: Sequence[str] = (), loca
     places = _Places(path=path, lines=document.lines, overridden=overridden)
     try:
         job = parse_job(document.data)
-        problems = local_problems(job, base_dir=path.absolute().parent) if local else []
+        problems = local_problems(job, base_dir=base_dir_of(path)) if local else []
     except UserErrors as errors:
         problems = errors.errors
     if problems:

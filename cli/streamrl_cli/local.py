@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from streamrl.errors import UserError, UserErrors
+from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.parse import suggest
@@ -31,14 +31,8 @@ _FORMAT_ARGUMENTS = ("question", "answer", "metadata")
 _REWARD_ARGUMENTS = ("prompt", "completion", "answer", "metadata")
 
 
-def check_local(job: RLJob, *, base_dir: Path) -> None:
-    """Raise `UserErrors` if a run of `job` on this machine would stumble; relative paths begin at `base_dir`."""
-    if problems := local_problems(job, base_dir=base_dir):
-        raise UserErrors(problems)
-
-
 def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
-    """Find what a run of `job` on this machine would stumble over."""
+    """Find what a run of `job` on this machine would stumble over; relative paths begin at `base_dir`."""
     checks: tuple[Callable[[RLJob, Path], Iterator[UserError]], ...] = (
         _check_packages,
         _check_model,

@@ -71,15 +71,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _created(args: argparse.Namespace) -> RunFolder:
-    from streamrl_cli.jobfile import load_job
-    from streamrl_cli.local import check_local
+    from streamrl_cli.jobfile import base_dir_of, load_job
 
     if args.file is None:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
     job = load_job(args.file, overrides=args.set)
-    base_dir = args.file.resolve().parent
-    check_local(job, base_dir=base_dir)
-    return create_folder(job, base_dir=base_dir, parent=Path(DEFAULT_PARENT), path=args.run_dir)
+    return create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
 
 
 def _resumed(args: argparse.Namespace) -> RunFolder:

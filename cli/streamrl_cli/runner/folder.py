@@ -13,6 +13,7 @@ from typing import Any
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import RLJob, parse_job
+from streamrl_workers.stream.files import write_json_atomically
 
 FILE_RUN = "run.json"
 """{"base_dir", "created_s"}: where relative paths of the job start. Written once by the runner."""
@@ -63,8 +64,8 @@ def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None
             )
         for sub in (keys.DIR_ENDPOINTS, keys.DIR_METRICS, keys.DIR_LOGS, keys.DIR_CHECKPOINTS):
             (folder / sub).mkdir()
-        write_json(folder / keys.FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True))
-        write_json(folder / FILE_RUN, {"base_dir": str(base_dir.resolve()), "created_s": time.time()})
+        write_json_atomically(folder / keys.FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True))
+        write_json_atomically(folder / FILE_RUN, {"base_dir": str(base_dir.resolve()), "created_s": time.time()})
     except OSError as error:
         raise UserError(field="--run-dir", rule=f"cannot be written ({error.strerror})", got=str(folder)) from None
     return RunFolder(path=folder.resolve(), job=job, base_dir=base_dir.resolve())
@@ -106,10 +107,3 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(field=str(path), rule=f"cannot be read as JSON ({error})") from None
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON so that readers see the old file or the new one, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    temporary.replace(path)

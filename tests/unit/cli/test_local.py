@@ -8,7 +8,7 @@ import reasoning_gym.factory
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli.jobfile import load_job
-from streamrl_cli.local import check_local, local_problems, reasoning_gym_names
+from streamrl_cli.local import local_problems, reasoning_gym_names
 from streamrl_cli.user_function import check_function
 from support.tree import ROOT
 
@@ -27,10 +27,12 @@ def test_data_sets_read_from_the_sources_are_those_of_the_package() -> None:
     assert reasoning_gym_names() == set(reasoning_gym.factory.DATASETS)
 
 
-def test_check_raises_all_problems(tmp_path: Path) -> None:
+def test_loading_raises_all_problems(tmp_path: Path) -> None:
     job = job_with("spec.model={path: {directory: x}}", "spec.task.dataset={jsonl: {path: y}}")
+    file = tmp_path / "job.yaml"
+    file.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
     with pytest.raises(UserErrors) as caught:
-        check_local(job, base_dir=tmp_path)
+        load_job(file)
     assert len(caught.value.errors) == 2
 
 
