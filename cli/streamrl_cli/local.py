@@ -192,4 +192,4 @@ def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 
 
 def _replicas(pool: GeneratorPool) -> int:
-    return pool.scaling.static.replicas if pool.scaling.static else 1
+    return pool.scaling.most

@@ -25,7 +25,7 @@ def plan_processes(spec: RLJobSpec, *, cores: int, signals_port: int = 0) -> tup
 
     `signals_port` is the scheduler's (0 = any). torch gets an equal share of the `cores` in every process that computes, at least one thread.
     """
-    generators = [(pool.name, ordinal) for pool in spec.generators for ordinal in range(pool.scaling.value.replicas)]
+    generators = [(pool.name, ordinal) for pool in spec.generators for ordinal in range(pool.scaling.initial)]
     threads = str(max(1, cores // (1 + len(generators))))
     compute = {keys.ENV_THREADS: threads, "OMP_NUM_THREADS": threads}
     return (

@@ -77,7 +77,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned")
+    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,8 @@ class SampleRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     lease: int
     group_id: int
     sample_index: int
@@ -94,10 +96,12 @@ class SampleRequest(_message.Message):
     sampling: Sampling
     seed: int
     pinned: bool
-    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ...) -> None: ...
+    context_tokens: int
+    observation: str
+    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s")
+    __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s", "observation_tokens")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +111,7 @@ class Progress(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     lease: int
     tokens: bytes
     logprobs: bytes
@@ -116,7 +121,8 @@ class Progress(_message.Message):
     prompt_tokens: bytes
     error: str
     generate_s: float
-    def __init__(self, lease: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., error: _Optional[str] = ..., generate_s: _Optional[float] = ...) -> None: ...
+    observation_tokens: bytes
+    def __init__(self, lease: _Optional[int] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., text: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., error: _Optional[str] = ..., generate_s: _Optional[float] = ..., observation_tokens: _Optional[bytes] = ...) -> None: ...
 
 class VersionSpan(_message.Message):
     __slots__ = ("tokens", "step", "attempt")
@@ -128,8 +134,18 @@ class VersionSpan(_message.Message):
     attempt: int
     def __init__(self, tokens: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
+class Segment(_message.Message):
+    __slots__ = ("tokens", "observation", "reward")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    observation: bool
+    reward: float
+    def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ...) -> None: ...
+
 class Trajectory(_message.Message):
-    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s")
+    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +165,7 @@ class Trajectory(_message.Message):
     REWARD_ERROR_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     sample_index: int
     prompt_tokens: bytes
@@ -161,23 +178,26 @@ class Trajectory(_message.Message):
     reward_error: str
     generator_id: str
     generate_s: float
-    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
 
 class GeneratorEvent(_message.Message):
-    __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained")
+    __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FAILED_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: GeneratorHello
     progress: ProgressBatch
     heartbeat: Heartbeat
     weights_loaded: WeightsLoaded
     weights_failed: WeightsFailed
     drained: Drained
-    def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class GeneratorHello(_message.Message):
     __slots__ = ("generator_id", "instance", "pool", "slots", "version")
@@ -241,6 +261,10 @@ class WeightsFailed(_message.Message):
     def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Drained(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

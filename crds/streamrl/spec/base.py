@@ -20,13 +20,18 @@ def minimal(value: object) -> Any:  # noqa: ANN401 - plain data: what a user wou
     return value
 
 
+def _alias(model: type[BaseModel], name: str) -> str:
+    """The field's name as users write it."""
+    return model.model_fields[name].alias or to_camel(name)
+
+
 def _complete_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Add to a model's JSON schema what pydantic leaves out: CEL rules, and defaults that a factory makes."""
     assert issubclass(model, SpecModel)
     for name, field in model.model_fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
         if default is not None:
-            schema["properties"][to_camel(name)]["default"] = minimal(default)
+            schema["properties"][_alias(model, name)]["default"] = minimal(default)
     if rules := model.all_cel_rules():
         schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
 
@@ -58,7 +63,7 @@ class OneOf(SpecModel):
     @classmethod
     def choices(cls) -> tuple[str, ...]:
         """Keys of the choices as users write them."""
-        return tuple(to_camel(name) for name in (cls.one_of or tuple(cls.model_fields)))
+        return tuple(_alias(cls, name) for name in (cls.one_of or tuple(cls.model_fields)))
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
@@ -72,7 +77,7 @@ class OneOf(SpecModel):
         given = self._given()
         if len(given) != 1:
             known = ", ".join(self.choices())
-            got = ", ".join(to_camel(name) for name in given) or "none"
+            got = ", ".join(_alias(type(self), name) for name in given) or "none"
             raise ValueError(f"needs exactly one of {known}; got {got}")
         return self
 
@@ -83,7 +88,7 @@ class OneOf(SpecModel):
     @property
     def key(self) -> str:
         """The chosen key as users write it."""
-        return to_camel(self._given()[0])
+        return _alias(type(self), self._given()[0])
 
     @property
     def value(self) -> Any:  # noqa: ANN401 - the member's own model; callers know it by `key`

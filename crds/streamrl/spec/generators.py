@@ -69,10 +69,49 @@ class StaticScaling(SpecModel):
     replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes.")
 
 
+class AutoScaling(SpecModel):
+    """As many replicas as the queue and the trainer's pace ask for."""
+
+    initial_replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes at the start.")
+    min_replicas: int = Field(default=1, ge=1, le=1024, description="Never fewer.")
+    max_replicas: int = Field(description="Never more.", ge=1, le=1024)
+    cooldown_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        le=86_400,
+        description="Least time between two changes, and for a new replica to show its effect.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if not self.min_replicas <= self.initial_replicas <= self.max_replicas:
+            got = f"{self.min_replicas}, {self.initial_replicas}, {self.max_replicas}"
+            raise ValueError(f"minReplicas, initialReplicas, maxReplicas must not fall, got {got}")
+        return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas",
+            "minReplicas, initialReplicas, maxReplicas must not fall",
+        ),
+    )
+
+
 class Scaling(OneOf):
     """How many replicas a pool has."""
 
     static: StaticScaling | None = Field(default=None, description="A fixed number.")
+    auto: AutoScaling | None = Field(default=None, description="By queue depth, between bounds.")
+
+    @property
+    def initial(self) -> int:
+        """Replicas at the start."""
+        return int(self.static.replicas if self.static is not None else self.value.initial_replicas)
+
+    @property
+    def most(self) -> int:
+        """Replicas at most."""
+        return int(self.static.replicas if self.static is not None else self.value.max_replicas)
 
 
 class GeneratorPool(SpecModel):

@@ -38,11 +38,81 @@ class JsonlDataset(SpecModel):
     )
 
 
+class HuggingFaceDataset(SpecModel):
+    """A data set of the Hugging Face `datasets` library, of the hub or on disk."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=253, description="Name on the hub: `openai/gsm8k`.")
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Directory as `save_to_disk` writes it, or with parquet, JSON or CSV files; relative to the job file.",
+    )
+    config: str | None = Field(default=None, min_length=1, max_length=128, description="Configuration of the data set.")
+    revision: str | None = Field(default=None, min_length=1, max_length=128, description="Branch, tag or commit.")
+    split: str = Field(default="train", description="Split of the training prompts.", min_length=1, max_length=128)
+    prompt_field: str = Field(default="prompt", description="Field of the prompt.", min_length=1, max_length=128)
+    answer_field: str | None = Field(
+        default=None, min_length=1, max_length=128, description="Field of the reference answer; absent = there is none."
+    )
+    held_out_percent: int = Field(
+        default=10,
+        ge=1,
+        le=90,
+        description="Share of the rows kept for evaluation, in percent, if `evaluation.split` names no split.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.name is None) == (self.path is None):
+            raise ValueError(f"needs exactly one of name, path; got {'both' if self.name else 'none'}")
+        return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("has(self.name) != has(self.path)", "needs exactly one of name, path"),
+    )
+
+
 class Dataset(OneOf):
     """Where prompts come from."""
 
     reasoning_gym: ReasoningGymDataset | None = Field(default=None, description="A procedural data set.")
     jsonl: JsonlDataset | None = Field(default=None, description="A file of prompts.")
+    hugging_face: HuggingFaceDataset | None = Field(default=None, description="A data set of the hub or on disk.")
+
+
+class Chat(SpecModel):
+    """Prompts become the user's turn of a conversation, by the tokenizer's chat template."""
+
+    system_prompt: str | None = Field(
+        default=None, max_length=16_384, description="Text of the system turn; absent = none."
+    )
+    template_arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="Further arguments of the template: `{enable_thinking: false}`.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+class Environment(OneOf):
+    """What answers the model's turns: a game, a tool, a simulator."""
+
+    one_of: ClassVar[tuple[str, ...]] = ("python",)
+
+    python: PythonFunction | None = Field(
+        default=None, description="`f(*, question, answer, metadata, seed) -> environment` of the user's own."
+    )
+    max_turns: int = Field(default=8, ge=1, le=256, description="Turns of the model, the last one included.")
+    timeout_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        le=3600,
+        description="Longest time for one turn's answer, in seconds; then the sample counts as failed.",
+    )
+    max_observation_chars: int = Field(
+        default=4096, ge=1, le=1_048_576, description="Longer answers of the environment are cut."
+    )
 
 
 class Sampling(SpecModel):
@@ -53,7 +123,9 @@ class Sampling(SpecModel):
     top_k: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Only the k most likely tokens; absent = all."
     )
-    max_tokens: int = Field(description="Longest completion in tokens.", ge=1, le=1_048_576)
+    max_tokens: int = Field(
+        description="Longest completion in tokens; with an environment: of one turn.", ge=1, le=1_048_576
+    )
     stop: tuple[Text, ...] = Field(default=(), max_length=16, description="Strings that end a completion.")
 
 
@@ -79,10 +151,41 @@ class RegexReward(SpecModel):
     pattern: Pattern = Field(description="Regular expression in Python's syntax.")
 
 
+class MathVerifyReward(SpecModel):
+    """1 if the completion's mathematical answer equals the reference (package math-verify), else 0."""
+
+
+class HttpReward(SpecModel):
+    """Asks an endpoint: POST of `{prompt, completion, answer, metadata}` as JSON, answered by `{"reward": number}`."""
+
+    url: str = Field(description="Address of the endpoint.", pattern=r"^https?://[^\s]+$", max_length=2048)
+    retries: int = Field(
+        default=2, ge=0, le=10, description="Further tries after a refused connection or a status of 429 or 5xx."
+    )
+    token_variable: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        max_length=128,
+        description="Environment variable whose value is sent as a bearer token; absent = none.",
+    )
+
+
+class EnvironmentReward(SpecModel):
+    """The sum of what the environment gave for the turns."""
+
+
 class Reward(OneOf):
     """One part of the reward. The sample's reward is the weighted sum of the parts."""
 
-    one_of: ClassVar[tuple[str, ...]] = ("verifier", "exact_match", "regex", "python")
+    one_of: ClassVar[tuple[str, ...]] = (
+        "verifier",
+        "exact_match",
+        "regex",
+        "math_verify",
+        "python",
+        "http",
+        "environment",
+    )
 
     name: str = Field(
         description="Name in metrics.", pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32
@@ -94,14 +197,23 @@ class Reward(OneOf):
     verifier: VerifierReward | None = Field(default=None, description="The data set's own verifier.")
     exact_match: ExactMatchReward | None = Field(default=None, description="Equality with the reference answer.")
     regex: RegexReward | None = Field(default=None, description="A pattern that must occur.")
+    math_verify: MathVerifyReward | None = Field(default=None, description="Equality of mathematical expressions.")
     python: PythonFunction | None = Field(
         default=None, description="`f(*, prompt, completion, answer, metadata) -> float` of the user's own."
     )
+    http: HttpReward | None = Field(default=None, description="An endpoint that judges.")
+    environment: EnvironmentReward | None = Field(default=None, description="What `task.environment` gave.")
 
 
 class Evaluation(SpecModel):
     """Greedy answers to held-out prompts, before the first step, every `intervalSteps`, and at the end."""
 
+    split: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Split of a `huggingFace` data set; absent = a held-out share of the training split.",
+    )
     max_prompts: int = Field(default=128, ge=1, le=100_000, description="Held-out prompts.")
     interval_steps: int = Field(default=20, ge=1, le=1_000_000, description="Steps between evaluations.")
 
@@ -113,6 +225,10 @@ class Task(SpecModel):
     format: PythonFunction | None = Field(
         default=None,
         description="`f(*, question, answer, metadata) -> {'prompt': str, 'target': str}`: how an item becomes a prompt and a warm-up text. Absent = the question and the answer.",
+    )
+    chat: Chat | None = Field(default=None, description="Use the tokenizer's chat template; absent = plain text.")
+    environment: Environment | None = Field(
+        default=None, description="Several turns with an environment; absent = one completion."
     )
     group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
     sampling: Sampling = Field(description="How completions are sampled.")
@@ -132,7 +248,23 @@ class Task(SpecModel):
             raise ValueError(f"names of rewards must differ, got {', '.join(names)}")
         return self
 
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.environment is None and any(reward.environment is not None for reward in self.rewards):
+            raise ValueError("reward environment needs task.environment")
+        if self.evaluation.split is not None and self.dataset.hugging_face is None:
+            raise ValueError("evaluation.split needs dataset.huggingFace")
+        return self
+
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
         ("self.rewards.map(r, r.weightPercent).sum() == 100", "weightPercent of rewards must sum to 100"),
         ("self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))", "names of rewards must differ"),
+        (
+            "has(self.environment) || self.rewards.all(r, !has(r.environment))",
+            "reward environment needs task.environment",
+        ),
+        (
+            "!has(self.evaluation.split) || has(self.dataset.huggingFace)",
+            "evaluation.split needs dataset.huggingFace",
+        ),
     )

@@ -1,8 +1,8 @@
 """How the policy learns: algorithm, pipeline, scheduling, trainer, weights, storage."""
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, parse_bytes
 
@@ -10,8 +10,23 @@ MAX_CHUNK = "3Mi"
 """A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
 
 
-class Grpo(SpecModel):
-    """Group relative policy optimisation (arXiv 2402.03300) on streamed, possibly stale samples."""
+class ReferenceKl(SpecModel):
+    """A pull towards the initial model, by an estimate of the Kullback-Leibler divergence to it."""
+
+    coefficient: float = Field(default=0.001, ge=0, le=100, description="Weight of the divergence; 0 only measures it.")
+    estimator: Literal["K1", "K2", "K3"] = Field(
+        default="K3",
+        description="Of log-ratio d = log policy - log reference: K1 d, K2 d^2/2, K3 exp(-d) - 1 + d (Schulman).",
+    )
+
+
+ReferenceKlField = Annotated[
+    ReferenceKl | None, Field(default=None, description="Pull towards the initial model; absent = none.")
+]
+
+
+class Clip(SpecModel):
+    """The bounds of PPO's clip (arXiv 1707.06347, eq. 7)."""
 
     clip_low: float = Field(
         default=0.2, gt=0, lt=1, description="Ratios below 1 - clipLow get no gradient where that would lower them."
@@ -19,33 +34,162 @@ class Grpo(SpecModel):
     clip_high: float = Field(
         default=0.2, gt=0, le=10, description="Ratios above 1 + clipHigh get no gradient where that would raise them."
     )
-    importance_cap: float = Field(
-        default=5.0, ge=1, le=1000, description="Largest ratio of policy to behaviour probability of one token."
-    )
+    reference_kl: ReferenceKlField = None
+
+
+class Grpo(Clip):
+    """Group relative policy optimisation (arXiv 2402.03300) on streamed, possibly stale samples."""
+
     normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
     aggregation: Literal["SequenceMean", "TokenMean"] = Field(
         default="SequenceMean", description="Mean over each sequence's tokens first, or over all tokens of the step."
     )
 
 
+class DrGrpo(Clip):
+    """GRPO without its length and difficulty biases (arXiv 2503.20783): no division by length or deviation."""
+
+
+class Overlong(SpecModel):
+    """Soft punishment of completions that come close to `maxTokens` (arXiv 2503.14476, eq. 13)."""
+
+    buffer_tokens: int = Field(description="The punishment grows over the last so many tokens.", ge=1, le=1_048_576)
+    penalty: float = Field(default=1.0, gt=0, le=100, description="Punishment of a completion of full length.")
+
+
+class DynamicSampling(SpecModel):
+    """Groups whose rewards are all equal teach nothing: they are dropped, and others take their places."""
+
+    max_draws_per_step: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Batches that may be scored for one step; once they are used up, equal groups are taken. 1 = nothing is dropped.",
+    )
+
+
+class Dapo(Clip):
+    """Decoupled clip and dynamic sampling (arXiv 2503.14476): higher upper bound, token-level loss."""
+
+    clip_high: float = Field(default=0.28, gt=0, le=10, description="As in `grpo`.")
+    overlong: Overlong | None = Field(default=None, description="Punishment of long completions; absent = none.")
+    dynamic_sampling: DynamicSampling = Field(
+        default=DynamicSampling(), description="Groups with equal rewards are drawn again."
+    )
+
+
+class Rloo(Clip):
+    """REINFORCE with the mean of the other samples as baseline (arXiv 2402.14740)."""
+
+
+class Gspo(Clip):
+    """Group sequence policy optimisation (arXiv 2507.18071): one ratio for a whole sequence."""
+
+    clip_low: float = Field(default=3e-4, gt=0, lt=1, description="As in `grpo`, for the sequence's ratio.")
+    clip_high: float = Field(default=4e-4, gt=0, le=10, description="As in `grpo`, for the sequence's ratio.")
+    normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
+
+
+class Updates(Clip):
+    """Several optimiser updates on one batch."""
+
+    epochs: int = Field(default=1, ge=1, le=64, description="Passes over the batch.")
+    mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a pass.")
+
+
+class ReinforcePP(Updates):
+    """REINFORCE++ (arXiv 2501.03262): advantages normalised over the whole batch; divergence in the reward."""
+
+    discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
+
+
+class Critic(SpecModel):
+    """The value model: the initial model's body with a scalar head."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="Learning rate of the critic.")
+    value_clip: float = Field(
+        default=0.2, gt=0, le=1e6, description="Values move at most so far from those of the batch's start."
+    )
+    warm_up_steps: int = Field(
+        default=0, ge=0, le=1_000_000, description="First steps in which the critic learns alone."
+    )
+
+
+class Ppo(Updates):
+    """Proximal policy optimisation (arXiv 1707.06347) with a critic and generalised advantages (arXiv 1506.02438)."""
+
+    discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
+    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    critic: Critic = Field(default=Critic(), description="The value model.")
+
+
+class TwoSidedClip(SpecModel):
+    """The ratio is that of policy to behaviour; where the advantage is negative it is bounded too (arXiv 1912.09729)."""
+
+    cap: float = Field(default=5.0, ge=1, le=1000, description="Largest ratio of policy to behaviour probability.")
+
+
+class TruncatedImportance(SpecModel):
+    """Weight min(proximal / behaviour, cap); the clip is on policy / proximal."""
+
+    cap: float = Field(default=2.0, ge=1, le=1000, description="Largest weight of one token.")
+
+
+class DecoupledPpo(SpecModel):
+    """Weight proximal / behaviour (arXiv 2505.24298, eq. 5); tokens above the cap are left out."""
+
+    cap: float = Field(default=5.0, ge=1, le=1000, description="Tokens with a larger weight are masked.")
+
+
+class Correction(OneOf):
+    """How samples that another policy drew (older weights, other arithmetic) are corrected for."""
+
+    two_sided_clip: TwoSidedClip | None = Field(default=None, description="Ratio to the behaviour policy, bounded.")
+    truncated_importance: TruncatedImportance | None = Field(
+        default=None, description="Truncated importance weights before the clip."
+    )
+    decoupled_ppo: DecoupledPpo | None = Field(default=None, description="Full importance weights before the clip.")
+
+
 class Algorithm(OneOf):
     """The learning rule."""
 
+    one_of: ClassVar[tuple[str, ...]] = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "gspo")
+
     grpo: Grpo | None = Field(default=None, description="Group relative policy optimisation.")
+    dr_grpo: DrGrpo | None = Field(default=None, description="GRPO without its length and difficulty biases.")
+    dapo: Dapo | None = Field(default=None, description="Clip-higher, token-level loss, dynamic sampling.")
+    rloo: Rloo | None = Field(default=None, description="REINFORCE with a leave-one-out baseline.")
+    reinforce_pp: ReinforcePP | None = Field(
+        default=None, alias="reinforcePP", description="REINFORCE with batch-normalised advantages."
+    )
+    ppo: Ppo | None = Field(default=None, description="Proximal policy optimisation with a critic.")
+    gspo: Gspo | None = Field(default=None, description="Sequence-level ratios.")
+    correction: Correction = Field(
+        default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
+        description="Correction for samples of another policy.",
+    )
+
+
+Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
+
+ON_POLICY_MODES: tuple[Mode, ...] = ("Colocated", "StreamSync")
+"""Modes whose samples are always of the newest weights."""
 
 
 class Pipeline(SpecModel):
     """How generation and training overlap, and for how long."""
 
-    mode: Literal["StreamSync", "StreamAsync"] = Field(
+    mode: Mode = Field(
         default="StreamAsync",
-        description="StreamSync: strictly on-policy. StreamAsync: samples may be `maxStalenessSteps` old.",
+        description="Colocated: generators and trainer take turns on the same devices. Batch: apart, whole batches handed over. "
+        "StreamSync: samples stream, strictly on-policy. StreamAsync: samples stream and may be `maxStalenessSteps` old.",
     )
     max_staleness_steps: int | None = Field(
         default=None,
         ge=0,
         le=64,
-        description="Largest age of a sample's first token in steps; StreamSync: 0; StreamAsync: at least 1, default 1.",
+        description="Largest age of a sample's first token in steps. Colocated, StreamSync: 0; Batch: default 0; StreamAsync: at least 1, default 1.",
     )
     batch_groups: int = Field(description="Groups (prompts) a training step.", ge=1, le=65_536)
     steps: int = Field(description="Training steps of the run.", ge=1, le=10_000_000)
@@ -54,21 +198,21 @@ class Pipeline(SpecModel):
     def staleness(self) -> int:
         """S of the staleness rule, in steps."""
         if self.max_staleness_steps is None:
-            return 0 if self.mode == "StreamSync" else 1
+            return 1 if self.mode == "StreamAsync" else 0
         return self.max_staleness_steps
 
     @model_validator(mode="after")
     def _staleness_fits_mode(self) -> Self:
-        if self.mode == "StreamSync" and self.staleness != 0:
-            raise ValueError(f"maxStalenessSteps must be 0 (or absent) with mode StreamSync, got {self.staleness}")
+        if self.mode in ON_POLICY_MODES and self.staleness != 0:
+            raise ValueError(f"maxStalenessSteps must be 0 (or absent) with mode {self.mode}, got {self.staleness}")
         if self.mode == "StreamAsync" and self.staleness < 1:
             raise ValueError(f"maxStalenessSteps must be at least 1 with mode StreamAsync, got {self.staleness}")
         return self
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
         (
-            "self.mode != 'StreamSync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
-            "maxStalenessSteps must be 0 (or absent) with mode StreamSync",
+            "!(self.mode in ['Colocated', 'StreamSync']) || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
+            "maxStalenessSteps must be 0 (or absent) with modes Colocated and StreamSync",
         ),
         (
             "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
@@ -131,11 +275,32 @@ class TrainerEngine(OneOf):
     simulated: SimulatedTrainer | None = Field(default=None, description="Takes time, learns nothing.")
 
 
+class Lora(SpecModel):
+    """Low-rank adapters (arXiv 2106.09685); generators get the merged weights."""
+
+    rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapters.")
+    alpha: float = Field(default=32.0, gt=0, le=1e6, description="The adapters' product is scaled by alpha / rank.")
+    target_modules: tuple[Annotated[str, StringConstraints(min_length=1, max_length=128)], ...] = Field(
+        default=(),
+        max_length=64,
+        description="Names of the layers that get adapters; empty = all linear ones but the head.",
+    )
+
+
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."
+    )
+    processes_per_node: int = Field(
+        default=1, ge=1, le=64, description="Ranks: processes that share the model (FSDP2); one for each GPU."
+    )
+    rank_timeout_seconds: float = Field(
+        default=300.0,
+        ge=5,
+        le=86_400,
+        description="Longest wait of one rank for another; then all begin again at the checkpoint.",
     )
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
     schedule: Literal["Constant", "Linear", "Cosine"] = Field(
@@ -147,8 +312,28 @@ class Trainer(SpecModel):
     micro_batch_tokens: int = Field(
         default=16_384, ge=16, le=16_777_216, description="Tokens (prompts and completions) of one forward pass."
     )
-    precision: Literal["FP32"] = Field(default="FP32", description="Number format of weights and arithmetic.")
+    precision: Literal["FP32", "BF16"] = Field(
+        default="FP32",
+        description="BF16: passes and published weights in bfloat16, where the hardware has it; weights and optimiser stay in float32.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="Compute activations again in the backward pass: less memory, a third more time."
+    )
+    lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of the trainer; weighs its bubbles.")
+
+    @model_validator(mode="after")
+    def _simulated_is_one_process(self) -> Self:
+        if self.engine.simulated is not None and self.processes_per_node > 1:
+            raise ValueError(f"processesPerNode must be 1 with engine simulated, got {self.processes_per_node}")
+        return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "!has(self.engine.simulated) || self.processesPerNode == 1",
+            "processesPerNode must be 1 with engine simulated",
+        ),
+    )
 
 
 class GrpcWeights(SpecModel):

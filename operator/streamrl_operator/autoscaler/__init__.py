@@ -1,0 +1,1 @@
+"""How many generators a pool should have. Pure."""
