@@ -210,9 +210,12 @@ class Pipeline(SpecModel):
         return self
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "!(self.mode in ['Colocated', 'StreamSync']) || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
-            "maxStalenessSteps must be 0 (or absent) with modes Colocated and StreamSync",
+        *(
+            (
+                f"self.mode != '{mode}' || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
+                f"maxStalenessSteps must be 0 (or absent) with mode {mode}",
+            )
+            for mode in ON_POLICY_MODES
         ),
         (
             "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
