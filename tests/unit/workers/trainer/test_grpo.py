@@ -7,12 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.spec.training import Grpo
-from streamrl_workers.trainer.algorithms import ALGORITHMS, algorithm_creator
-from streamrl_workers.trainer.algorithms.rule import TokenBatch
+from streamrl_workers.trainer.algorithms import algorithm_creator, create_algorithm
+from streamrl_workers.trainer.algorithms.rule import Outcome, TokenBatch, Turn
+from support.trainer_groups import trainer_spec
 
 reals = st.floats(-4, 4, allow_nan=False, width=32)
 tokens = st.lists(st.tuples(reals, reals, reals), min_size=1, max_size=20)
+
+
+def _outcomes(rewards):
+    return [Outcome(reward=reward, turns=(Turn(tokens=3),)) for reward in rewards]
 
 
 @pytest.mark.parametrize(
@@ -27,36 +31,44 @@ tokens = st.lists(st.tuples(reals, reals, reals), min_size=1, max_size=20)
     ],
 )
 def test_advantages(rewards, expected):
-    advantages = algorithm_creator("grpo")(Grpo()).advantages(rewards)
+    advantages = create_algorithm(trainer_spec()).advantages(_outcomes(rewards))
     assert [a is None for a in advantages] == [e is None for e in expected]
     known = [(a, e) for a, e in zip(advantages, expected, strict=True) if a is not None]
     assert [a for a, _ in known] == pytest.approx([e for _, e in known], abs=1e-5)
 
 
 def test_advantages_without_the_standard_deviation():
-    assert algorithm_creator("grpo")(Grpo.model_validate({"normalizeStd": False})).advantages([0.0, 3.0]) == [-1.5, 1.5]
+    rule = create_algorithm(trainer_spec(algorithm={"normalizeStd": False}))
+    assert rule.advantages(_outcomes([0.0, 3.0])) == [-1.5, 1.5]
 
 
-def _reference(logprob: float, behaviour: float, advantage: float, spec: Grpo) -> float:
+def _reference(logprob: float, behaviour: float, advantage: float, *, low: float, high: float, cap: float) -> float:
     ratio = math.exp(logprob - behaviour)
     clipped = ratio
-    if ratio < 1 - spec.clip_low:
-        clipped = 1 - spec.clip_low
-    if ratio > 1 + spec.clip_high:
-        clipped = 1 + spec.clip_high
-    capped = spec.importance_cap if ratio > spec.importance_cap else ratio
+    if ratio < 1 - low:
+        clipped = 1 - low
+    if ratio > 1 + high:
+        clipped = 1 + high
+    capped = cap if ratio > cap else ratio
     return -min(capped * advantage, clipped * advantage)
 
 
 @given(tokens=tokens, low=st.floats(0.01, 0.9), high=st.floats(0.01, 5), cap=st.floats(1, 8))
 def test_token_loss_equals_a_plain_loop(tokens, low, high, cap):
-    spec = Grpo.model_validate({"clipLow": low, "clipHigh": high, "importanceCap": cap})
+    spec = trainer_spec(algorithm={"clipLow": low, "clipHigh": high}, correction={"twoSidedClip": {"cap": cap}})
     logprobs, behaviour, advantages = (
         torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True)
     )
-    batch = TokenBatch(logprobs_N=logprobs.requires_grad_(), behaviour_N=behaviour, advantages_N=advantages)
-    result = ALGORITHMS["grpo"](spec).token_loss(batch)
-    assert result.loss_N.tolist() == pytest.approx([_reference(*token, spec) for token in tokens], rel=1e-9, abs=1e-12)
+    batch = TokenBatch(
+        logprobs_N=logprobs.requires_grad_(),
+        behaviour_N=behaviour,
+        proximal_N=logprobs.detach(),
+        advantages_N=advantages,
+        sequences_N=torch.zeros(len(tokens), dtype=torch.int64),
+    )
+    result = create_algorithm(spec).token_loss(batch)
+    expected_losses = [_reference(*token, low=low, high=high, cap=cap) for token in tokens]
+    assert result.loss_N.tolist() == pytest.approx(expected_losses, rel=1e-9, abs=1e-12)
     (gradient,) = torch.autograd.grad(result.loss_N.sum(), logprobs)
     blocked = [bool(clipped) for clipped in result.clipped_N]
     assert all(value == 0 for value, clipped in zip(gradient.tolist(), blocked, strict=True) if clipped)
@@ -66,5 +78,5 @@ def test_token_loss_equals_a_plain_loop(tokens, low, high, cap):
 
 
 def test_an_unknown_algorithm_lists_the_known():
-    with pytest.raises(ValueError, match="known are: grpo"):
+    with pytest.raises(ValueError, match="known are: dapo, drGrpo, grpo, gspo"):
         algorithm_creator("ppo2")

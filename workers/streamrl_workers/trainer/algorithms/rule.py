@@ -1,23 +1,72 @@
 """What the torch engine asks of a learning rule.
 
-A rule is pure: rewards of one group in, advantages out; log-probs in, one loss per token out. It does not
-batch, weigh sequences against each other, or step. Shapes: N tokens of any number of sequences, one behind the other.
+A rule is pure: what became of samples in, advantages out; log-probs in, one loss per token out. It does not batch, weigh
+sequences against each other, hold a model, or step; and it knows nothing of modes, ranks, or streams.
+
+Shapes: N tokens of any number of whole sequences, one behind the other. Only tokens that the model drew are among them:
+prompts and what an environment answered are not.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
+
+from streamrl.spec.training import Critic, ReferenceKl
+
+Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
+"""How token losses become the loss of an update: the mean over sequences of their token means; the mean over all tokens;
+the mean over sequences of their token sums; or the sum over all tokens divided by (samples x `maxTokens`), whatever the lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """Consecutive tokens that the model drew."""
+
+    tokens: int
+    reward: float | None = None  # the environment's for this turn, a part of the sample's reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one sample, for rules that look at its group."""
+
+    reward: float | None  # None: scoring failed
+    turns: tuple[Turn, ...]
+    truncated: bool = False  # ended by `maxTokens`, not by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """What became of one sample, token by token, for rules that look at the whole batch; N tokens of this sample."""
+
+    reward: float
+    turns: tuple[Turn, ...]  # they cover the N tokens
+    proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
+    reference_N: Sequence[float] | None = None  # log-probs under the initial weights
+    values_N: Sequence[float] | None = None  # the critic's, of the text before each token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a batch rule makes of a track."""
+
+    advantages_N: Sequence[float]
+    returns_N: Sequence[float] | None = None  # what the critic is to learn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """The completion tokens of one forward pass."""
+    """The tokens of one forward pass, all log-probs at the sampling temperature."""
 
-    logprobs_N: torch.Tensor  # of the policy in training, at the sampling temperature; carries the gradient
-    behaviour_N: torch.Tensor  # of the generator that drew the token, at the same temperature
-    advantages_N: torch.Tensor  # of the token's sample
+    logprobs_N: torch.Tensor  # of the policy in training; carries the gradient
+    behaviour_N: torch.Tensor  # of the generator that drew the token
+    proximal_N: torch.Tensor  # of the policy at the start of the step's updates, detached
+    advantages_N: torch.Tensor
+    sequences_N: torch.Tensor  # int64: which sequence of this pass the token is of
+    reference_N: torch.Tensor | None = None  # of the initial model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +74,40 @@ class TokenLoss:
     """What a rule makes of them."""
 
     loss_N: torch.Tensor
-    ratio_N: torch.Tensor  # policy / behaviour, detached
     clipped_N: torch.Tensor  # bool: the token gets no gradient because its ratio is out of bounds
+    weight_N: torch.Tensor  # of the correction, detached; 0 where it left the token out
 
 
-class Algorithm(Protocol):
-    """A learning rule that needs whole groups, never the whole batch."""
+class Rule(ABC):
+    """A learning rule."""
 
-    @property
-    def aggregation(self) -> Literal["SequenceMean", "TokenMean"]:
-        """How token losses become the step's loss."""
+    needs: ClassVar[Literal["group", "batch"]]
+    aggregation: Aggregation
+    reference_kl: ReferenceKl | None = None  # not None: reference log-probs are wanted
+    critic: Critic | None = None  # not None: a value model is wanted
 
-    def advantages(self, rewards: Sequence[float | None]) -> list[float | None]:
-        """Advantage of each sample of one group; None: the sample has no reward and is left out."""
-
+    @abstractmethod
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """Loss of every token."""
+
+
+class GroupRule(Rule):
+    """Needs whole groups: samples are trained as they stream in."""
+
+    needs = "group"
+
+    @abstractmethod
+    def advantages(self, outcomes: Sequence[Outcome]) -> list[float | None]:
+        """Advantage of each sample of one group; None: the sample has no reward and is left out."""
+
+
+class BatchRule(Rule):
+    """Needs the whole batch: updates start when it is full; several are possible."""
+
+    needs = "batch"
+    epochs: int
+    mini_batches: int
+
+    @abstractmethod
+    def estimates(self, tracks: Sequence[Track]) -> list[Estimate]:
+        """Advantages of every token of the batch; the tracks come in a fixed order, whatever order they streamed in."""
