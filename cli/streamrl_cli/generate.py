@@ -1,10 +1,17 @@
-"""`streamrl generate --checkpoint RUN|DIR --prompt TEXT`: tries a trained model with the engine that trained it."""
+"""`streamrl generate --checkpoint RUN|DIR --prompt TEXT`: tries a trained model with the engine that trained it.
+
+A run whose job has `task.chat` was trained on conversations: a prompt is then the user's turn in its chat template,
+which puts the special tokens in. `task.format` is not applied: a prompt is what the model reads.
+"""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
+from streamrl.spec import read_job
+from streamrl.spec.task import Chat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +34,37 @@ def run(args: argparse.Namespace) -> int:
     from streamrl_workers.generator.engine import Sampling
 
     sampling = Sampling(temperature=args.temperature, top_p=1.0, top_k=None, max_tokens=args.max_tokens, stop=())
-    prompts = [prompt for prompt in args.prompt for _ in range(args.samples)]
-    for prompt, text in zip(
-        prompts, complete(prompts, model_path=str(directory), sampling=sampling, seed=args.seed), strict=True
-    ):
-        print(f"{prompt}{text}")
+    asked = [prompt for prompt in args.prompt for _ in range(args.samples)]
+    chat = chat_of(args.checkpoint)
+    texts = complete(
+        in_chat(asked, chat=chat, directory=directory),
+        model_path=str(directory),
+        sampling=sampling,
+        seed=args.seed,
+        add_special_tokens=chat is None,
+    )
+    between = "" if chat is None else "\n"
+    for prompt, text in zip(asked, texts, strict=True):
+        print(f"{prompt}{between}{text}")
     return EXIT_DONE
+
+
+def chat_of(checkpoint: Path) -> Chat | None:
+    """`task.chat` of the run that `checkpoint` is, or whose exported model it is; None for other directories."""
+    model = checkpoint.resolve()
+    run = model.parent if model.name == keys.DIR_EXPORT else model
+    job_file = run / keys.FILE_JOB
+    return read_job(job_file).spec.task.chat if job_file.is_file() else None
+
+
+def in_chat(prompts: Sequence[str], *, chat: Chat | None, directory: Path) -> list[str]:
+    """The prompts as the model has seen them in training. Raises `UserError` if the template cannot be used."""
+    if chat is None:
+        return list(prompts)
+    from streamrl_workers.tasks.chat import open_chat
+
+    template = open_chat(chat, model_path=str(directory))
+    return [template.prompt(prompt) for prompt in prompts]
 
 
 def _check(args: argparse.Namespace) -> None:

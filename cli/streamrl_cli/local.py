@@ -15,6 +15,7 @@ from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.parse import suggest
 from streamrl.spec.task import ReasoningGymDataset
+from streamrl_cli.local_task import task_problems
 from streamrl_cli.user_function import check_function
 
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
@@ -28,6 +29,7 @@ _TOKEN_BYTES = 8
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
 _MAX_ADVICE_CHARS = 200
 _FORMAT_ARGUMENTS = ("question", "answer", "metadata")
+_ENVIRONMENT_ARGUMENTS = ("question", "answer", "metadata", "seed")
 _REWARD_ARGUMENTS = ("prompt", "completion", "answer", "metadata")
 
 
@@ -39,6 +41,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_lengths,
         _check_groups,
         _check_dataset,
+        task_problems,
         _check_functions,
         _check_patterns,
         _check_processes,
@@ -90,11 +93,19 @@ def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         )
 
 
-def _check_groups(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
-    tokens = job.spec.task.group_size * job.spec.task.sampling.max_tokens
-    most = MAX_GROUP_BYTES // _TOKEN_BYTES
+def _check_groups(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    task = job.spec.task
+    sample, most = task.sampling.max_tokens, MAX_GROUP_BYTES // _TOKEN_BYTES
+    rule = f"times spec.task.sampling.maxTokens must be at most {most} tokens: a group is one message"
+    positions = _positions(job, base_dir)
+    if task.environment is not None and positions is not None:
+        # An observation has a token for each character at most; where the positions are not known, only one turn is.
+        sample = min(positions, task.environment.max_turns * (sample + task.environment.max_observation_chars))
+        rule = (
+            f"times the longest sample (turns and observations) must be at most {most} tokens: a group is one message"
+        )
+    tokens = task.group_size * sample
     if tokens > most:
-        rule = f"times spec.task.sampling.maxTokens must be at most {most} tokens: a group is one message"
         yield UserError(field="spec.task.groupSize", rule=rule, got=tokens, fix="lower one of the two")
 
 
@@ -164,6 +175,13 @@ def _check_functions(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield from check_function(
             task.format.function, field="spec.task.format.function", directory=base_dir, arguments=_FORMAT_ARGUMENTS
         )
+    if task.environment is not None and task.environment.python is not None:
+        yield from check_function(
+            task.environment.python.function,
+            field="spec.task.environment.python.function",
+            directory=base_dir,
+            arguments=_ENVIRONMENT_ARGUMENTS,
+        )
     for index, reward in enumerate(task.rewards):
         if reward.python is not None:
             field = f"spec.task.rewards[{index}].python.function"
@@ -188,7 +206,7 @@ def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
         total = sum(_replicas(pool) for pool in job.spec.generators if pool.engine.key == engine)
         if total > most:
             rule = f"ask for {total} replicas of engine {engine}; a local run starts at most {most}"
-            yield UserError(field="spec.generators", rule=rule, fix="lower scaling.static.replicas or raise slots")
+            yield UserError(field="spec.generators", rule=rule, fix="lower the replicas of scaling or raise slots")
 
 
 def _replicas(pool: GeneratorPool) -> int:

@@ -1,6 +1,6 @@
 """`streamrl run`: an RLJob on this machine, from the file to the report.
 
-        job file ─▶ validate ─▶ run folder ─▶ initial model ─▶ SUPERVISOR(scheduler, trainer, generators)
+        job file ─▶ validate ─▶ run folder ─▶ initial model ─▶ SUPERVISOR(scheduler, trainer ranks, generators)
                                                     │                     │ metrics, journal, checkpoints
                                                     ▼                     ▼
                                                 live view  ◀──────── run folder ──▶ report.html
@@ -11,7 +11,6 @@ supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kill
 
 import argparse
 import asyncio
-import os
 import secrets
 import signal
 import sys
@@ -22,11 +21,14 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli.runner.failure import RunFailedError
 from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
+from streamrl_cli.runner.gpus import visible_gpus
 from streamrl_cli.runner.lock import hold
+from streamrl_cli.runner.placement import usable_cpus
 from streamrl_cli.runner.plain import PlainView
-from streamrl_cli.runner.plan import plan_processes
+from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.progress import Progress, format_number, format_seconds
+from streamrl_cli.runner.scaling import Scaler
 from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView
 
@@ -131,16 +133,22 @@ class _Run:
         spec = self.folder.job.spec
         simulated = spec.trainer.engine.key == "simulated"
         model = "" if simulated else await prepare_model(self.folder, report=self.view.prepare)
-        self.supervisor = Supervisor(
-            folder=self.folder,
-            plans=plan_processes(spec, cores=os.cpu_count() or 1, signals_port=self.args.signals_port),
+        supervisor = self.supervisor = Supervisor.create(
+            self.folder,
+            plan=plan_run(spec, cpus=usable_cpus(), gpus=visible_gpus(), signals_port=self.args.signals_port),
             shared_env=self._shared_env(model),
             max_restarts=spec.failure_policy.max_restarts,
             say=self.view.say,
         )
+        scaler = Scaler(
+            folder=self.folder,
+            pools=spec.generators,
+            resize=lambda pool, replicas: supervisor.resize(pool, replicas=replicas),
+            say=self.view.say,
+        )
         shower = asyncio.create_task(self._show(), name="show progress")
         try:
-            await self.supervisor.run()
+            await supervisor.run(replicas=scaler.initial(), scaling=scaler.run)
         finally:
             shower.cancel()
             with suppress(asyncio.CancelledError):

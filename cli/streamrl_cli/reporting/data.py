@@ -1,14 +1,16 @@
 """Reads the metrics of a run folder. Owns no presentation."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl_cli.runner.folder import RunFolder, open_folder, read_json
+from streamrl_cli.runner.scaling import FILE_SCALING
 from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.sink import read_jsonl
 
@@ -73,6 +75,12 @@ class RunData:
     evaluations: tuple[dict[str, Any], ...]
     timelines: tuple[Timeline, ...]
     result: dict[str, Any] | None
+    scaling: tuple[dict[str, Any], ...] = ()
+    """Lines of `scaling.jsonl` (`runner/scaling.py`), in the order in which they happened."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> groups, over all lines of `steps.jsonl`: a step that is trained again does not undo what was lost before."""
+    score_failures: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> samples that got no reward, held-out ones too, over the same lines."""
 
 
 def read_run(path: Path) -> RunData:
@@ -83,7 +91,8 @@ def read_run(path: Path) -> RunData:
     """
     folder = open_folder(path)
     metrics = folder.file(keys.DIR_METRICS)
-    steps = {int(line["step"]): line for line in read_jsonl(metrics / "steps.jsonl")}
+    lines = list(read_jsonl(metrics / "steps.jsonl"))
+    steps = {int(line["step"]): line for line in lines}
     evaluations = {int(line["step"]): line for line in read_jsonl(metrics / "evaluations.jsonl")}
     if not steps and not evaluations:
         raise UserError(field=str(path), rule="has no steps to report yet", fix="wait for the first step, or see logs/")
@@ -94,7 +103,18 @@ def read_run(path: Path) -> RunData:
         evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
         timelines=_timelines(metrics),
         result=read_json(result) if result.exists() else None,
+        scaling=tuple(read_jsonl(metrics / FILE_SCALING)),
+        dropped=_total(lines, "dropped"),
+        score_failures=_total(lines, "score_failures"),
     )
+
+
+def _total(lines: list[dict[str, Any]], column: str) -> dict[str, int]:
+    """Counts of what happened at all, over all lines."""
+    total: Counter[str] = Counter()
+    for line in lines:
+        total.update(line.get(column, {}))
+    return {key: count for key, count in total.items() if count}
 
 
 def _timelines(metrics: Path) -> tuple[Timeline, ...]:
@@ -148,11 +168,12 @@ def weighted_bubbles(run: RunData) -> dict[str, float]:
     """Share of each part in the wall of all processes together, weighted by what a process costs an hour."""
     spec = run.folder.job.spec
     costs = {f"generator-{pool.name}": float(pool.cost_per_hour) for pool in spec.generators}
+    rank_cost = float(spec.trainer.cost_per_hour) / spec.trainer.processes_per_node
     return bubble_ratios(
         ProcessWall(
             wall_s=line.wall_s,
             parts=line.totals_s,
-            cost_per_hour=costs.get(line.process.rpartition("-")[0], float(spec.trainer.cost_per_hour)),
+            cost_per_hour=costs.get(line.process.rpartition("-")[0], rank_cost),
         )
         for line in run.timelines
     )

@@ -1,6 +1,7 @@
 """Binds the charts of a run into one self-contained HTML page. Pure."""
 
 import json
+from collections.abc import Mapping
 from html import escape
 
 from streamrl_cli.reporting.charts import COLOURS, Figure, all_charts, timeline
@@ -23,6 +24,22 @@ td:first-child,th:first-child{text-align:left}
 """
 
 
+WHY_NO_SCORE = {
+    "raised": "the function raised",
+    "timeout": "it took longer than timeoutSeconds",
+    "died": "its process ended",
+    "bad_value": "no finite number came back",
+    "memory": "it ran out of memory",
+}
+WHY_DROPPED = {
+    "reward_failed": "fewer than two samples of the group have a reward",
+    "generation_failed": "a generator could not make a sample",
+    "zero_variance": "all rewards of the group are equal: nothing to learn, another group was drawn",
+    "too_stale": "older than maxStalenessSteps allows",
+    "run_ended": "the run ended first",
+}
+
+
 def render(run: RunData, *, plotly_js: str) -> str:
     """The page as HTML text."""
     figures: list[Figure] = []
@@ -33,7 +50,7 @@ def render(run: RunData, *, plotly_js: str) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name} - StreamRL</title><style>{STYLE}</style></head>'
         f"<body><main><h1>{name}</h1><p>{escape(run.folder.name)}</p>{_cards(run)}"
-        f'<h2>Learning</h2><div class="grid">{charts}</div>'
+        f'<h2>Learning</h2><div class="grid">{charts}</div>{_sizes(run)}{_lost(run)}'
         f"<h2>Bubbles</h2><p>Where each process's wall time went.{_key()}</p>{_table(run)}{timelines}"
         f"<h2>Job</h2><details><summary>the resolved RLJob</summary><pre>{job}</pre></details></main>"
         f"<script>{plotly_js}</script><script>{_script(figures)}</script></body></html>"
@@ -101,6 +118,42 @@ def _table(run: RunData) -> str:
     rows.append(f"<tr><td>all, weighted by costPerHour</td><td></td>{cells}<td></td></tr>")
     head = "".join(f"<th>{part}</th>" for part in PARTS)
     return f"<table><tr><th>process</th><th>wall</th>{head}<th>pipeline, main cause</th></tr>{''.join(rows)}</table>"
+
+
+def _sizes(run: RunData) -> str:
+    """Every change of a pool's size with its reason."""
+    if not run.scaling:
+        return ""
+    start_s = run.scaling[0]["time_s"]
+    rows = "".join(
+        f"<tr><td>{escape(line['pool'])}</td><td>{format_seconds(line['time_s'] - start_s)}</td>"
+        f"<td>{line['from']} → {line['to']}</td><td>{escape(line['reason'])}</td></tr>"
+        for line in run.scaling
+    )
+    head = "<tr><th>pool</th><th>after</th><th>generators</th><th>reason</th></tr>"
+    return (
+        f"<details><summary>Sizes of the generator pools, with reasons</summary><table>{head}{rows}</table></details>"
+    )
+
+
+def _lost(run: RunData) -> str:
+    """Scores that failed by kind and groups that were dropped by reason, with their meaning."""
+    title = "<h2>Failed scores and dropped groups</h2>"
+    rows = [("scores failed", WHY_NO_SCORE, key, count) for key, count in _largest_first(run.score_failures)]
+    rows += [("groups dropped", WHY_DROPPED, key, count) for key, count in _largest_first(run.dropped)]
+    if not rows:
+        return f"{title}<p>None.</p>"
+    cells = "".join(
+        f"<tr><td>{what}</td><td>{escape(key)}</td><td>{count}</td><td>{escape(meaning.get(key, ''))}</td></tr>"
+        for what, meaning, key, count in rows
+    )
+    text = "<p>Over the whole run, held-out answers too. A sample whose score failed is left out of the loss.</p>"
+    head = "<tr><th></th><th>why</th><th>count</th><th>meaning</th></tr>"
+    return f"{title}{text}<table>{head}{cells}</table>"
+
+
+def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _script(figures: list[Figure]) -> str:

@@ -1,9 +1,17 @@
 """Progress as plain lines: for logs, pipes and CI."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from streamrl_cli.runner.progress import Progress, format_count, format_number, format_seconds, held_out_text
+from streamrl_cli.runner.progress import (
+    Progress,
+    failures_text,
+    format_count,
+    format_number,
+    format_seconds,
+    held_out_text,
+)
 
 LINE_EVERY_STEPS = 10
 """A line for each step would fill a log; evaluations are always shown."""
@@ -16,6 +24,9 @@ class PlainView:
         self.progress = progress
         self.out = out
         self.warm_up_tenths = 0
+        self.failures: Counter[str] = Counter()
+        """Scores that failed since the last line that told of them."""
+        self.has_told_failures = False
 
     def __enter__(self) -> "PlainView":
         return self
@@ -41,8 +52,17 @@ class PlainView:
         for line in evaluations:
             self.say(held_out_text(line))
         for line in steps:
+            self.failures.update(line.get("score_failures", {}))
             if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
-                self.say(self._step_text(line))
+                self.say(self._step_text(line) + self._new_failures(before="  "))
+        if not self.has_told_failures and (text := self._new_failures()):
+            self.say(text)  # the first ones at once: a mistake in a reward is found early
+
+    def _new_failures(self, *, before: str = "") -> str:
+        text = failures_text(self.failures)
+        self.has_told_failures |= bool(text)
+        self.failures.clear()
+        return before + text if text else ""
 
     def _step_text(self, line: Mapping[str, Any]) -> str:
         return (

@@ -1,10 +1,8 @@
 """What a run looks like from outside: the scheduler's numbers and the metrics files, read, never written."""
 
-import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,11 +11,10 @@ from typing import Any
 
 from streamrl import keys
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_cli.runner.numbers_page import fetch_numbers
 
-NUMBERS_TIMEOUT_S = 2.0
-"""One read of the scheduler's numbers; a busy scheduler is asked again a second later."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""`http_proxy` of the environment is for the world outside, not for the loopback address."""
+MOST_POINTS = 1000
+"""Of a curve that is kept for the eyes: far more than a terminal is wide."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
 
@@ -43,13 +40,46 @@ class LineReader:
                     yield json.loads(line)
 
 
+@dataclass(slots=True)
+class ThinnedCurve:
+    """A number by step in bounded memory: means over equal ranges of steps, which widen as the run goes on.
+
+    A step that is trained again after a rollback counts twice in its range's mean.
+    """
+
+    width: int = 1
+    sums: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Range of steps -> sum and count."""
+
+    def add(self, step: int, value: float) -> None:
+        """Take the value of a step."""
+        self._add(step // self.width, value, 1)
+        if len(self.sums) > MOST_POINTS:
+            self.width *= 2
+            narrow, self.sums = self.sums, {}
+            for index, (total, count) in narrow.items():
+                self._add(index // 2, total, count)
+
+    def means(self) -> list[float]:
+        """The curve, by rising step."""
+        return [total / count for _, (total, count) in sorted(self.sums.items())]
+
+    def _add(self, index: int, total: float, count: int) -> None:
+        before = self.sums.get(index, (0.0, 0))
+        self.sums[index] = (before[0] + total, before[1] + count)
+
+
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """State of a run as it is shown to people."""
 
     folder: RunFolder
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Line of `steps.jsonl` by step; a step trained again after a rollback replaces the first."""
+    """The last `RECENT_STEPS` lines of `steps.jsonl` by step; a step trained again after a rollback replaces the first."""
+    rewards: ThinnedCurve = field(default_factory=ThinnedCurve)
+    """Mean training reward."""
+    score_failures: Counter[str] = field(default_factory=Counter)
+    """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     numbers: Mapping[str, Any] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
@@ -58,23 +88,23 @@ class Progress:
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
         steps, evaluations = list(self._read("steps.jsonl")), list(self._read("evaluations.jsonl"))
-        self.steps.update((int(line["step"]), line) for line in steps)
+        for line in steps:
+            self._take_step(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
-        self.numbers = await asyncio.to_thread(self._fetch_numbers)
+        self.numbers = await fetch_numbers(self.folder) or self.numbers  # while there are none, the last ones stay
         return steps, evaluations
+
+    def _take_step(self, line: dict[str, Any]) -> None:
+        step = int(line["step"])
+        self.steps[step] = line
+        self.score_failures.update(line.get("score_failures", {}))
+        self.rewards.add(step, float(line["reward_mean"]))
+        if len(self.steps) > RECENT_STEPS:
+            del self.steps[min(self.steps)]
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
         return reader.new_lines()
-
-    def _fetch_numbers(self) -> Mapping[str, Any]:
-        endpoint = self.folder.file(keys.DIR_ENDPOINTS, "scheduler.json")
-        try:
-            address = json.loads(endpoint.read_text())["signals"]
-            with _DIRECT.open(f"http://{address}/numbers", timeout=NUMBERS_TIMEOUT_S) as reply:
-                return dict(json.load(reply))
-        except (OSError, ValueError, KeyError, urllib.error.URLError):
-            return self.numbers  # the scheduler is starting, restarting or gone: the last numbers stay
 
     @property
     def total_steps(self) -> int:
@@ -86,9 +116,14 @@ class Progress:
         """Steps taken."""
         return max(self.steps, default=-1) + 1
 
+    def replicas(self) -> dict[str, int]:
+        """Pool -> generators that are connected."""
+        connected = Counter(str(one["pool"]) for one in self.numbers.get("generators", ()))
+        return {pool.name: connected[pool.name] for pool in self.folder.job.spec.generators}
+
     def recent(self) -> list[dict[str, Any]]:
         """The last few steps, oldest first."""
-        return [self.steps[step] for step in sorted(self.steps)[-RECENT_STEPS:]]
+        return [self.steps[step] for step in sorted(self.steps)]
 
     def mean_recent(self, key: str) -> float | None:
         """Mean of a number over the last few steps."""
@@ -132,7 +167,16 @@ def held_out_text(line: Mapping[str, Any]) -> str:
     """An evaluation as a sentence."""
     reward = line["mean_reward"]
     result = "failed, nothing could be scored" if reward is None else format_number(reward)
-    return f"held-out reward at step {line['step']}: {result} ({line['prompts']} prompts)"
+    failed = f", {line['failed']} failed" if line.get("failed") and reward is not None else ""
+    return f"held-out reward at step {line['step']}: {result} ({line['prompts']} prompts{failed})"
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """`12 scores failed: timeout`, or with the count of each kind where there are several; empty if none failed."""
+    kinds = sorted((-count, kind) for kind, count in failures.items() if count)
+    total = -sum(count for count, _ in kinds)
+    names = [kind if len(kinds) == 1 else f"{kind} {-count}" for count, kind in kinds]
+    return f"{total} score{'s' * (total != 1)} failed: {', '.join(names)}" if kinds else ""
 
 
 def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, float]:

@@ -1,30 +1,30 @@
-"""Starts the workers of a run, watches them, starts again what dies, and stops them in order.
+"""Starts the workers of a run, keeps them alive, adds and removes generators, and stops all in order.
 
-        run.py ──▶ SUPERVISOR ──spawn──▶ scheduler, trainer-0, generator-<pool>-<i>
-                       │  lifeline pipe: every worker ends itself when this process is gone
+        run.py ──▶ SUPERVISOR ──▶ units: scheduler | trainer ranks | generator-<pool>-<i> ...
+                       ▲   └─ every unit is watched by a task of its own (unit.py); processes: workers.py
+        scaling.py ────┘ resize(pool, replicas)
 
-Loops (all owned by `Supervisor.run`):
-  watch(process)  consumes: the process's end; produces: a restart, or the end of the run;
-                  waits for: the process; unblocked by: its exit, or `stop`.
+Loops (all owned by `Supervisor.run`): a watch for each unit (`unit.py`); a farewell for each generator that was told to
+leave: waits for its end, unblocked by its exit or, after `LEAVE_GRACE_S`, by SIGKILL.
 
-Invariants: a worker never outlives the runner; restarts of all workers together stay within the
-failure policy; the scheduler comes back on the port it had, so that the others find it again.
+Invariants: restarts of all workers together stay within the failure policy; the scheduler comes back on the port it
+had, so that the others find it again; of a pool the highest ordinals leave first, and an ordinal that is leaving is not
+started again before it is gone.
 """
 
 import asyncio
-import os
-import sys
-import time
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl_cli.runner.failure import RunFailedError, failed
 from streamrl_cli.runner.folder import RunFolder, read_json
-from streamrl_cli.runner.plan import ProcessPlan
-from streamrl_cli.runner.restarts import QUICK_DEATH_S, judge_exit
+from streamrl_cli.runner.plan import ProcessPlan, RunPlan
+from streamrl_cli.runner.unit import Failures, Unit
+from streamrl_cli.runner.workers import Workers
 
 START_TIMEOUT_S = 60.0
 """The scheduler is ready in about a second; a minute allows for a very busy machine."""
@@ -34,6 +34,12 @@ END_TIMEOUT_S = 10.0
 """The scheduler has told the others to stop when it ends; one that was just being started again did not hear it."""
 TERMINATE_TIMEOUT_S = 45.0
 """After SIGTERM: the trainer writes a checkpoint in this time."""
+FOLLOWER_TIMEOUT_S = 5.0
+"""Rank 0's checkpoint needs the other ranks; it tells them when it is done. Those that did not hear are ended then."""
+GENERATOR_TIMEOUT_S = 5.0
+"""A generator that is told to end now keeps nothing back; a model that is being loaded may hold its signal up."""
+LEAVE_GRACE_S = 60.0
+"""For a generator that leaves to finish its samples; what it has not finished then is issued again to the others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,158 +47,143 @@ class Supervisor:
     """The workers of one run on this machine."""
 
     folder: RunFolder
-    plans: Sequence[ProcessPlan]
-    shared_env: dict[str, str]
-    max_restarts: int
-    say: Callable[[str], None]
-    restarts: int = 0
-    stopping: bool = False
-    processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
-    _lifeline: tuple[int, int] | None = None
+    plan: RunPlan
+    workers: Workers
+    failures: Failures
+    generators: dict[str, Unit] = field(default_factory=dict)
+    """By name; those that are leaving included."""
+    _ranks: Unit | None = None
+    _group: asyncio.TaskGroup | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The watches and farewells of all units but the scheduler's."""
 
-    async def run(self) -> None:
-        """Start everybody and return when the run has ended well.
+    @classmethod
+    def create(
+        cls,
+        folder: RunFolder,
+        *,
+        plan: RunPlan,
+        shared_env: dict[str, str],
+        max_restarts: int,
+        say: Callable[[str], None],
+    ) -> "Supervisor":
+        """A supervisor that has started nothing yet."""
+        workers = Workers(folder=folder, shared_env=shared_env)
+        failures = Failures(workers=workers, max_restarts=max_restarts, say=say)
+        return cls(folder=folder, plan=plan, workers=workers, failures=failures)
+
+    async def run(self, *, replicas: Mapping[str, int], scaling: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start everybody, each pool with so many generators, and return when the run has ended well.
+
+        `scaling` runs beside them, and calls `resize`, until then.
 
         Raises:
             RunFailedError: a worker refused its input, or too many died.
+            UserError: a file cannot be written.
         """
-        self._lifeline = os.pipe()
+        self.workers.open()
         try:
-            if not await self._start_scheduler():
+            scheduler = self._unit(self.plan.scheduler)
+            if not await self._start_scheduler(scheduler):
                 return
             async with asyncio.TaskGroup() as group:
-                watchers = [group.create_task(self._watch(plan), name=f"watch {plan.name}") for plan in self.plans]
-                await self._until_over(watchers)
-        except* RunFailedError as failures:
+                self._group = group
+                self._ranks = self._unit(*self.plan.ranks)
+                self._own(self._ranks.watch(), name="watch the trainer")
+                for pool, count in replicas.items():
+                    self.resize(pool, replicas=count)
+                scaler = group.create_task(scaling(), name="scaling")
+                await group.create_task(scheduler.watch(), name="watch the scheduler")
+                scaler.cancel()
+                await self._finish()
+        except* (RunFailedError, UserError) as failures:
             raise failures.exceptions[0] from None
         finally:
-            await self.kill()
-            self._close_lifeline()
+            self._group = None
+            await self.workers.close()
 
-    async def _until_over(self, watchers: Sequence[asyncio.Task[None]]) -> None:
-        scheduler, *others = watchers
-        await scheduler
-        _, late = await asyncio.wait(others, timeout=END_TIMEOUT_S)
-        if late:
-            self.stopping = True
-            await self._terminate([task.get_name().removeprefix("watch ") for task in late])
-        for task in late:
-            task.cancel()
+    def resize(self, pool: str, *, replicas: int) -> None:
+        """Start the generators of the pool that are missing, and tell those beyond `replicas` to leave."""
+        if self._group is None or self.workers.stopping or self.failures.run_ended:
+            return
+        for ordinal in range(replicas):
+            plan = self.plan.generator(pool, ordinal=ordinal)
+            if plan.name not in self.generators:
+                unit = self.generators[plan.name] = self._unit(plan)
+                self._own(self._watch_generator(unit), name=f"watch {plan.name}")
+        wanted = {self.plan.generator(pool, ordinal=ordinal).name for ordinal in range(replicas)}
+        for name, unit in self.generators.items():
+            if unit.plans[0].env[keys.ENV_POOL] == pool and name not in wanted and not unit.leaving:
+                unit.leaving = True
+                self._own(unit.leave(grace_s=LEAVE_GRACE_S), name=f"farewell of {name}")
 
     async def stop(self) -> None:
         """Ask everybody to stop: the trainer first, since its checkpoint needs the scheduler."""
-        self.stopping = True
-        for role in ("trainer", "generator", "scheduler"):
-            await self._terminate([plan.name for plan in self.plans if plan.role == role])
+        self.workers.stopping = True
+        await self._end_trainer(grace_s=TERMINATE_TIMEOUT_S)
+        await self._end_generators()
+        await self.workers.end([self.plan.scheduler.name], by=signal.SIGTERM, grace_s=TERMINATE_TIMEOUT_S)
 
-    async def _terminate(self, names: Sequence[str]) -> None:
-        alive = [
-            self.processes[name] for name in names if name in self.processes and self.processes[name].returncode is None
-        ]
-        for process in alive:
-            process.terminate()
-        waits = [asyncio.create_task(process.wait(), name="wait for SIGTERM") for process in alive]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=TERMINATE_TIMEOUT_S)
-            for task in late:
-                task.cancel()
+    async def _finish(self) -> None:
+        """The run has ended: all others were told so by the scheduler; end those that did not hear it."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=END_TIMEOUT_S)
+        self.workers.stopping = True
+        await self._end_trainer(grace_s=TERMINATE_TIMEOUT_S)
+        await self._end_generators()
+        for task in self._tasks:
+            task.cancel()
 
-    async def kill(self) -> None:
-        """End whatever still runs, at once."""
-        self.stopping = True
-        for process in self.processes.values():
-            if process.returncode is None:
-                process.kill()
-        for process in self.processes.values():
-            await process.wait()
+    async def _end_trainer(self, *, grace_s: float) -> None:
+        first, *others = [plan.name for plan in self.plan.ranks]
+        await self.workers.end([first], by=signal.SIGTERM, grace_s=grace_s)
+        await self.workers.await_end(others, timeout_s=FOLLOWER_TIMEOUT_S)
+        await self.workers.end(others, by=signal.SIGTERM, grace_s=FOLLOWER_TIMEOUT_S)
 
-    async def _watch(self, plan: ProcessPlan) -> None:
-        if self.stopping:
-            return
-        if plan.name not in self.processes:
-            await self._spawn(plan)
-        quick_deaths = 0
-        while True:
-            born_s = time.monotonic()
-            code = await self.processes[plan.name].wait()
-            quick_deaths = quick_deaths + 1 if time.monotonic() - born_s < QUICK_DEATH_S else 1
-            if self.stopping:
-                return
-            verdict = judge_exit(
-                name=plan.name,
-                exit_code=code,
-                run_ended=self.folder.file(keys.FILE_RESULT).exists(),
-                quick_deaths=quick_deaths,
-                restarts=self.restarts,
-                max_restarts=self.max_restarts,
-            )
-            if verdict.action == "finish":
-                return
-            if verdict.action == "fail":
-                raise failed(reason=verdict.reason, exit_code=code, log=self.log_file(plan.name))
-            self.restarts += 1
-            self.say(f"{verdict.reason}; starting it again ({self.restarts} of {self.max_restarts})")
-            await asyncio.sleep(verdict.backoff_s)
-            if self.stopping:
-                return  # `stop` has passed by: it would not see this one
-            await self._spawn(plan)
+    async def _end_generators(self) -> None:
+        await self.workers.end(list(self.generators), by=signal.SIGINT, grace_s=GENERATOR_TIMEOUT_S)
 
-    async def _start_scheduler(self) -> bool:
+    async def _watch_generator(self, unit: Unit) -> None:
+        await unit.watch()
+        if unit.leaving:
+            del self.generators[unit.names[0]]
+
+    def _unit(self, *plans: ProcessPlan) -> Unit:
+        return Unit(plans=plans, workers=self.workers, failures=self.failures)
+
+    def _own(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        assert self._group is not None
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start_scheduler(self, unit: Unit) -> bool:
         """Until it listens; False if the run is being stopped meanwhile."""
-        plan = self.plans[0]
-        endpoint = self.folder.file(keys.DIR_ENDPOINTS, f"{plan.name}.json")
+        name = self.plan.scheduler.name
+        endpoint = self.folder.file(keys.DIR_ENDPOINTS, f"{name}.json")
         endpoint.unlink(missing_ok=True)
-        process = await self._spawn(plan)
+        await unit.start()
+        process = self.workers.processes[name]
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not endpoint.exists():
-                    if self.stopping:
+                    if self.workers.stopping:
                         return False
                     if process.returncode is not None:
                         raise failed(
-                            reason=f"{plan.name} did not start",
+                            reason=f"{name} did not start",
                             exit_code=process.returncode,
-                            log=self.log_file(plan.name),
+                            log=self.workers.log_file(name),
                         )
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise RunFailedError(
-                f"{plan.name} was not ready within {START_TIMEOUT_S:.0f} s; see {self.log_file(plan.name)}"
+                f"{name} was not ready within {START_TIMEOUT_S:.0f} s; see {self.workers.log_file(name)}"
             ) from None
         address = str(read_json(endpoint)["grpc"])
-        self.shared_env[keys.ENV_SCHEDULER_ADDRESS] = address
-        self.shared_env[keys.ENV_GRPC_PORT] = address.rsplit(":", 1)[1]
+        self.workers.shared_env[keys.ENV_SCHEDULER_ADDRESS] = address
+        self.workers.shared_env[keys.ENV_GRPC_PORT] = address.rsplit(":", 1)[1]
         return True
-
-    async def _spawn(self, plan: ProcessPlan) -> asyncio.subprocess.Process:
-        assert self._lifeline is not None
-        read_end = self._lifeline[0]
-        env = {**os.environ, **self.shared_env, **plan.env, keys.ENV_LIFELINE_FD: str(read_end)}
-        if plan.role != "scheduler":
-            env[keys.ENV_GRPC_PORT] = "0"
-        with self.log_file(plan.name).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", plan.module),
-                env=env,
-                cwd=self.folder.path,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(read_end,),
-                start_new_session=True,  # Ctrl-C reaches the runner alone; it stops the workers in order
-            )
-        self.processes[plan.name] = process
-        return process
-
-    def log_file(self, name: str) -> Path:
-        """Where a worker's output goes."""
-        return self.folder.file(keys.DIR_LOGS, f"{name}.log")
-
-    def _close_lifeline(self) -> None:
-        if self._lifeline is not None:
-            for end in self._lifeline:
-                os.close(end)
-            self._lifeline = None
 
 
 def check_port(port: int, *, flag: str) -> None:

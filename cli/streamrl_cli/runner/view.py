@@ -13,6 +13,7 @@ from rich.text import Text
 from streamrl_cli.runner.progress import (
     Progress,
     bubble_shares,
+    failures_text,
     format_count,
     format_number,
     format_seconds,
@@ -76,18 +77,22 @@ class LiveView:
 
     def _numbers(self) -> Table:
         progress, last = self.progress, (self.progress.recent() or [{}])[-1]
-        rewards = [progress.steps[step]["reward_mean"] for step in sorted(progress.steps)]
         held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
         table = Table.grid(padding=(0, 2))
-        table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(rewards))
+        table.add_row(
+            "reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards.means())
+        )
         table.add_row(
             "reward (held-out)",
             format_number(held_out[-1] if held_out else None),
             sparkline([value for value in held_out if value is not None]),
         )
+        if failures := failures_text(progress.score_failures):
+            table.add_row("", Text(failures, style="bold red"))
         table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
         table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
         table.add_row("queue", str(progress.numbers.get("queue", "–")))
+        table.add_row("generators", replicas_text(progress))
         table.add_row(
             "staleness", f"{format_number(last.get('staleness_mean'), digits=2)} (max {last.get('staleness_max', '–')})"
         )
@@ -100,6 +105,16 @@ class LiveView:
             shares = bubble_shares(parts, wall_s=wall_s)
             table.add_row(name, share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
         return table
+
+
+def replicas_text(progress: Progress) -> str:
+    """Connected generators by pool, with the bounds of pools that change: `math 2 (1 to 4), code 1`."""
+    pools = {pool.name: pool.scaling for pool in progress.folder.job.spec.generators}
+    bounds = {
+        name: f" ({scaling.auto.min_replicas} to {scaling.auto.max_replicas})" if scaling.auto is not None else ""
+        for name, scaling in pools.items()
+    }
+    return ", ".join(f"{name} {count}{bounds[name]}" for name, count in progress.replicas().items())
 
 
 def process_bubbles(numbers: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float], float]]:

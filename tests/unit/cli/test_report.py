@@ -9,6 +9,7 @@ from rich.console import Console
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
+from streamrl_cli.reporting.charts import replicas
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 from streamrl_cli.runner.folder import RunFolder, create_folder
@@ -81,6 +82,43 @@ def test_an_evaluation_that_failed_is_a_dash_and_a_gap(folder: RunFolder) -> Non
     page = render(read_run(folder.path), plotly_js="")
     assert "<b>– → 0.25</b>" in page
     assert '"y":[null,0.25]' in page
+
+
+def test_sizes_of_a_pool_are_a_line_with_reasons(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0, time_s=160.0)])
+    changes = [(100.0, 0, 1, "initialReplicas"), (130.0, 1, 2, "T_gen <b> is high")]
+    write_lines(
+        folder,
+        "scaling",
+        [{"time_s": at_s, "pool": "sim", "from": a, "to": b, "reason": reason} for at_s, a, b, reason in changes],
+    )
+    run = read_run(folder.path)
+    (trace,) = replicas(run)["data"]
+    assert (trace["x"], trace["y"]) == ([0.0, 0.5, 1.0], [1, 2, 2])
+    assert trace["text"][:2] == ["initialReplicas", "T_gen &lt;b&gt; is high"]
+    page = render(run, plotly_js="")
+    assert "<td>0:30</td><td>1 → 2</td><td>T_gen &lt;b&gt; is high</td>" in page
+
+
+async def test_the_live_view_shows_connected_generators_and_bounds(tmp_path: Path) -> None:
+    job = simulated_job()
+    job["spec"]["generators"][0]["scaling"] = {"auto": {"minReplicas": 1, "initialReplicas": 2, "maxReplicas": 4}}
+    folder = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
+    progress, out = Progress(folder=folder), io.StringIO()
+    progress.numbers = {"generators": [{"id": "generator-sim-0", "pool": "sim", "bubbles": {}, "wall_s": 0.0}]}
+    with LiveView(progress, console=Console(file=out, width=120)) as view:
+        view.update([], [])
+    assert "sim 1 (1 to 4)" in out.getvalue()
+
+
+async def test_progress_of_a_long_run_stays_small(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(number, reward_mean=float(number >= 2000)) for number in range(4000)])
+    progress = Progress(folder=folder)
+    new, _ = await progress.refresh()
+    assert (len(new), len(progress.steps), progress.done_steps) == (4000, 10, 4000)
+    curve = progress.rewards.means()
+    assert 500 <= len(curve) <= 1000
+    assert curve == [float(at >= len(curve) // 2) for at in range(len(curve))]
 
 
 async def test_the_views_say_that_an_evaluation_failed(folder: RunFolder) -> None:

@@ -12,33 +12,25 @@ from streamrl.errors import UserError
 from streamrl.spec import parse_job
 from streamrl_cli.runner.folder import create_folder, newest_folder, open_folder
 from streamrl_cli.runner.lock import hold
-from streamrl_cli.runner.plan import plan_processes
+from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.restarts import judge_exit
 from support.jobs import simulated_job
 
 
-def test_the_plan_has_the_scheduler_first_and_every_replica() -> None:
+def test_the_plan_names_every_process() -> None:
     job = parse_job(simulated_job(replicas=3))
-    plans = plan_processes(job.spec, cores=2, signals_port=9100)
-    assert [plan.name for plan in plans] == [
+    plan = plan_run(job.spec, cpus=(0, 1), signals_port=9100)
+    generators = [plan.generator("sim", ordinal=ordinal) for ordinal in range(3)]
+    assert [one.name for one in (plan.scheduler, *plan.ranks, *generators)] == [
         "scheduler",
         "trainer-0",
         "generator-sim-0",
         "generator-sim-1",
         "generator-sim-2",
     ]
-    assert plans[0].env[keys.ENV_SIGNALS_PORT] == "9100"
-    assert {plan.env[keys.ENV_POOL] for plan in plans[2:]} == {"sim"}
-
-
-@pytest.mark.parametrize(
-    ("cores", "replicas", "threads"), [(1, 1, "1"), (2, 1, "1"), (8, 1, "4"), (8, 3, "2"), (2, 5, "1")]
-)
-def test_computing_processes_share_the_cores(*, cores: int, replicas: int, threads: str) -> None:
-    plans = plan_processes(parse_job(simulated_job(replicas=replicas)).spec, cores=cores)
-    assert {plan.env[keys.ENV_THREADS] for plan in plans[1:]} == {threads}
-    assert keys.ENV_THREADS not in plans[0].env
+    assert plan.scheduler.env[keys.ENV_SIGNALS_PORT] == "9100"
+    assert {one.env[keys.ENV_POOL] for one in generators} == {"sim"}
 
 
 @pytest.mark.parametrize(

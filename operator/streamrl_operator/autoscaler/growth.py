@@ -1,0 +1,43 @@
+"""When a pool gets one more replica.
+
+Paper (StreamRL, section 4): Δ = T_gen - T_train, Δ' = predicted fall of T_gen by one more unit; add it when Δ ≥ Δ',
+that is when generation would still not be the faster stage with it.
+"""
+
+from streamrl_operator.autoscaler.pace import trainer_share
+from streamrl_operator.autoscaler.values import Curve, Observation, Pace
+
+OVERDUE_INTERVALS = 2.0
+"""A step that takes so many times the last interval is overdue: the queue decides before its pace is known."""
+WAITING_SHARE = 0.5
+"""Of an overdue step: the trainer must have stood idle for more than this share of it."""
+
+
+def by_pace(pace: Pace, *, curve: Curve) -> tuple[bool, str]:
+    """Whether Δ ≥ Δ', and the numbers."""
+    n = pace.replicas
+    gap_s = pace.t_gen_s - pace.t_train_s
+    fall_s = pace.t_gen_s - curve(pace.t_gen_s, n, n + 1)
+    wanted = gap_s > 0 and gap_s >= fall_s
+    sign = "≥" if gap_s >= fall_s else "<"
+    times = f"T_gen {pace.t_gen_s:.3g} s, T_train {pace.t_train_s:.3g} s"
+    return wanted, f"{times}: Δ {gap_s:.3g} s {sign} Δ' {fall_s:.3g} s of replica {n + 1}"
+
+
+def by_queue(before: Observation, now: Observation, *, interval_s: float | None) -> tuple[bool, str]:
+    """Whether the step is overdue, a whole replica's samples wait, and the trainer has little to do.
+
+    Not sooner: each step begins with a full queue and an idle trainer, also where training is the slower stage.
+    """
+    training, slots = trainer_share(before, now), max((one.slots for one in now.replicas), default=0)
+    since_s = now.at_s - before.at_s
+    overdue = interval_s is not None and now.step == before.step and since_s >= OVERDUE_INTERVALS * interval_s
+    if training is None or not overdue:
+        return False, "the pace is not known yet"
+    waits = 1 - training
+    wanted = slots > 0 and now.backlog >= slots and waits > WAITING_SHARE
+    last = f"the step takes {since_s:.3g} s, the last took {interval_s:.3g} s"
+    return (
+        wanted,
+        f"{last}; {now.backlog} samples wait for a slot (a replica has {slots}), the trainer idle {waits:.0%}",
+    )

@@ -1,0 +1,69 @@
+"""How long generation and training take for one step, from two observations.
+
+With I the interval of a step and i a process's idle share: T_train = I (1 - i_trainer), T_gen = I · mean over the
+replicas of (1 - i). In a stream both stages work at once and the slower one sets I; its idle share is near 0, so the
+other one's T is what it would need alone.
+"""
+
+from collections.abc import Sequence
+
+from streamrl_operator.autoscaler.values import Clock, Observation, Pace
+
+FRESH_SHARE = 0.5
+"""A process must have told of at least so much of the window: its clock comes with heartbeats, seconds late."""
+
+
+def busy_share(before: Clock | None, now: Clock | None, *, window_s: float) -> float | None:
+    """Share of its time in which the process was not idle; None if it started anew or has told too little."""
+    if before is None or now is None:
+        return None
+    wall_s, idle_s = now.wall_s - before.wall_s, now.idle_s - before.idle_s
+    if wall_s <= 0 or wall_s < FRESH_SHARE * window_s or idle_s < 0:
+        return None
+    return max(0.0, 1.0 - idle_s / wall_s)
+
+
+def pool_share(before: Observation, now: Observation) -> float | None:
+    """Mean of `busy_share` over the replicas; None if they are not the same ones, or one of them has no share."""
+    if not now.replicas or [one.name for one in before.replicas] != [one.name for one in now.replicas]:
+        return None
+    pairs = zip(before.replicas, now.replicas, strict=True)
+    shares = [busy_share(one.clock, other.clock, window_s=now.at_s - before.at_s) for one, other in pairs]
+    return _mean(shares)
+
+
+def trainer_share(before: Observation, now: Observation) -> float | None:
+    """`busy_share` of the trainer."""
+    return busy_share(before.trainer, now.trainer, window_s=now.at_s - before.at_s)
+
+
+def has_begun_again(before: Observation, now: Observation) -> bool:
+    """Whether a process started anew, or the trainer went back to its checkpoint: no measure spans that."""
+    clocks = [(one.clock, other.clock) for one, other in zip(before.replicas, now.replicas, strict=False)]
+    if before.trainer is not None and now.trainer is not None:
+        clocks.append((before.trainer, now.trainer))
+    return (
+        now.attempt != before.attempt
+        or now.step < before.step
+        or any(later.wall_s < earlier.wall_s or later.idle_s < earlier.idle_s for earlier, later in clocks)
+    )
+
+
+def measure(before: Observation, now: Observation) -> Pace | None:
+    """The pace between the two; None while no whole step or not every process's clock is known."""
+    steps = now.step - before.step
+    generating, training = pool_share(before, now), trainer_share(before, now)
+    if steps < 1 or generating is None or training is None:
+        return None
+    interval_s = (now.at_s - before.at_s) / steps
+    return Pace(
+        replicas=len(now.replicas),
+        interval_s=interval_s,
+        t_gen_s=interval_s * generating,
+        t_train_s=interval_s * training,
+    )
+
+
+def _mean(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known and len(known) == len(shares) else None

@@ -1,0 +1,45 @@
+"""A pool and a trainer as clocks alone: both work at once, the slower one sets the pace. For the autoscaler."""
+
+from dataclasses import dataclass, field
+
+from streamrl_operator.autoscaler.values import Clock, Observation, Replica
+
+SLOTS = 8
+
+
+@dataclass(slots=True)
+class PoolWorld:
+    """Generators that split a step's work evenly, and a trainer."""
+
+    replicas: int
+    now_s: float = 0.0
+    steps: float = 0.0
+    waiting: int = 0
+    trainer: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    clocks: dict[int, list[float]] = field(default_factory=dict)
+
+    def advance(self, seconds: float, *, work_s: float, train_s: float) -> None:
+        """Let time pass; a step is `work_s` of one generator's time and `train_s` of the trainer's."""
+        interval_s = max(work_s / self.replicas, train_s)
+        self.now_s += seconds
+        self.steps += seconds / interval_s
+        self.clocks = {n: self.clocks.get(n, [0.0, 0.0]) for n in range(self.replicas)}
+        for clock in self.clocks.values():
+            clock[0] += seconds
+            clock[1] += seconds * (1 - work_s / self.replicas / interval_s)
+        self.trainer[0] += seconds
+        self.trainer[1] += seconds * (1 - train_s / interval_s)
+
+    def see(self) -> Observation:
+        """What the scheduler's page shows now."""
+        return Observation(
+            at_s=self.now_s,
+            attempt=1,
+            step=int(self.steps),
+            waiting=self.waiting,
+            replicas=tuple(
+                Replica(name=f"generator-p-{n}", slots=SLOTS, active=SLOTS, clock=Clock(wall_s=wall, idle_s=idle))
+                for n, (wall, idle) in self.clocks.items()
+            ),
+            trainer=Clock(wall_s=self.trainer[0], idle_s=self.trainer[1]),
+        )

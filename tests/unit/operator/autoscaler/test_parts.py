@@ -1,0 +1,121 @@
+"""The single rules: pace, growth, shrinking, and what is read of the scheduler's page."""
+
+from typing import Any
+
+import pytest
+
+from streamrl_operator.autoscaler import growth, shrinking
+from streamrl_operator.autoscaler.observation import observe
+from streamrl_operator.autoscaler.pace import measure
+from streamrl_operator.autoscaler.values import Clock, Observation, Pace, Replica, inverse
+
+
+@pytest.mark.parametrize(
+    ("replicas", "t_gen_s", "t_train_s", "grows", "shrinks"),
+    [
+        (1, 10.0, 5.0, True, False),  # Δ 5 = Δ' 5: with the second, T_gen equals T_train
+        (1, 10.0, 5.1, False, False),
+        (1, 1.0, 10.0, False, False),  # the last one stays
+        (3, 10.0, 7.5, True, False),
+        (3, 10.0, 7.6, False, False),
+        (3, 6.0, 10.0, False, True),  # 9 s with two, of 9 s that are allowed
+        (3, 6.1, 10.0, False, False),
+        (2, 0.0, 0.0, False, True),  # nothing to do at all
+    ],
+)
+def test_growth_and_shrinking_leave_a_dead_band(
+    *, replicas: int, t_gen_s: float, t_train_s: float, grows: bool, shrinks: bool
+) -> None:
+    pace = Pace(replicas=replicas, interval_s=10.0, t_gen_s=t_gen_s, t_train_s=t_train_s)
+    assert growth.by_pace(pace, curve=inverse)[0] is grows
+    assert shrinking.has_slack(pace, curve=inverse)[0] is shrinks
+
+
+def seen(
+    at_s: float,
+    *,
+    step: int,
+    idle_s: float = 0.0,
+    trainer_idle_s: float = 0.0,
+    lag_s: float = 0.0,
+    waiting: int = 0,
+    active: int = 4,
+) -> Observation:
+    """One replica and a trainer whose clocks began with the world; `lag_s`: since the last heartbeat."""
+    clock = Clock(wall_s=at_s - lag_s, idle_s=idle_s)
+    return Observation(
+        at_s=at_s,
+        attempt=1,
+        step=step,
+        waiting=waiting,
+        replicas=(Replica(name="g-0", slots=4, active=active, clock=clock),),
+        trainer=Clock(wall_s=at_s - lag_s, idle_s=trainer_idle_s),
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "pace"),
+    [
+        (seen(30, step=4, idle_s=5, trainer_idle_s=15), (5.0 * 0.75, 5.0 * 0.25)),
+        (seen(30, step=4, idle_s=3, trainer_idle_s=10, lag_s=4), (5.0 * 13 / 16, 5.0 * 6 / 16)),  # late heartbeats
+        (seen(30, step=0), None),  # no whole step
+        (seen(30, step=4, lag_s=15), None),  # nothing told for most of the window
+        (seen(30, step=4, lag_s=25), None),  # a clock that went back
+    ],
+)
+def test_the_pace_is_the_interval_without_the_idle_time(now: Observation, pace: tuple[float, float] | None) -> None:
+    measured = measure(seen(10, step=0), now)
+    got = None if measured is None else (measured.t_gen_s, measured.t_train_s)
+    assert got == (None if pace is None else pytest.approx(pace))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "active", "trainer_idle_s", "interval_s", "grows"),
+    [
+        (4, 4, 18.0, 10.0, True),
+        (3, 4, 18.0, 10.0, False),  # less than a replica takes
+        (400, 3, 18.0, 10.0, False),  # a slot is free: they wait for something else
+        (400, 4, 8.0, 10.0, False),  # the trainer is at work
+        (400, 4, 18.0, 10.1, False),  # as it is at each step's begin
+        (400, 4, 18.0, None, False),  # the first step
+    ],
+)
+def test_when_a_step_is_overdue_the_queue_decides(
+    *, waiting: int, active: int, trainer_idle_s: float, interval_s: float | None, grows: bool
+) -> None:
+    now = seen(30, step=5, waiting=waiting, active=active, trainer_idle_s=trainer_idle_s)
+    assert growth.by_queue(seen(10, step=5), now, interval_s=interval_s)[0] is grows
+
+
+def page(**more: Any) -> dict[str, Any]:
+    bubbles = {"busy": 6.0, "pipeline_staleness": 3.0, "pipeline_turn": 1.0}
+    line = {"pool": "p", "slots": 8, "active": 3, "bubbles": bubbles, "wall_s": 10.0}
+    generators = [{"id": f"generator-p-{n}", **line} for n in (2, 0)] + [{"id": "generator-other-0", **line}]
+    trainer = {"id": "trainer-0", "bubbles": {"busy": 9.0, "pipeline_no_samples": 1.0}, "wall_s": 10.0}
+    return {"attempt": 1, "step": 5, "queue": 7, "ended": False, "generators": generators, "trainer": trainer, **more}
+
+
+def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
+    observed = observe(page(), pool="p", wanted=2, now_s=3.0)
+    assert observed is not None
+    assert [(one.name, one.clock.idle_s) for one in observed.replicas] == [("generator-p-0", 4.0)]
+    assert (observed.step, observed.waiting, observed.trainer) == (5, 7, Clock(wall_s=10.0, idle_s=1.0))
+    assert observe(page(trainer=None), pool="p", wanted=2, now_s=3.0).trainer is None  # type: ignore[union-attr] # is a page
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        {},
+        page(ended=True),
+        page(generators=None),
+        page(generators=["x"]),
+        page(step=None),
+        page(queue="many"),
+        page(trainer={"wall_s": 1.0}),
+        page(trainer={"wall_s": 1.0, "bubbles": {"pipeline_turn": None}}),
+    ],
+)
+def test_a_page_that_is_not_whole_is_no_observation(broken: dict[str, Any] | None) -> None:
+    assert observe(broken, pool="p", wanted=2, now_s=0.0) is None

@@ -1,0 +1,187 @@
+"""The policy `auto` over time: grows, shrinks, holds still, and never without data."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamrl.spec.generators import Scaling
+from streamrl_operator.autoscaler import POLICIES
+from streamrl_operator.autoscaler.values import Clock, Decision, Observation, Replica, State
+from support.pool_world import PoolWorld
+
+POLL_S = 2.0
+TRAIN_S = 10.0
+
+
+def auto(*, initial: int = 2, least: int = 1, most: int = 8, cooldown_s: float = 60.0) -> Scaling:
+    given_ = {"initialReplicas": initial, "minReplicas": least, "maxReplicas": most, "cooldownSeconds": cooldown_s}
+    return Scaling.model_validate({"auto": given_})
+
+
+def drive(
+    scaling: Scaling, works_s: Iterable[float], *, missing: Iterable[bool] = ()
+) -> Iterator[tuple[float, int, Decision]]:
+    """(time, replicas before, decision) of each poll; the pool follows at once. `missing`: polls without numbers."""
+    world, state = PoolWorld(scaling.initial), State(wanted=scaling.initial)
+    for work_s, blind in zip(works_s, itertools.chain(missing, itertools.repeat(False)), strict=False):
+        world.advance(POLL_S, work_s=work_s, train_s=TRAIN_S)
+        seen = None if blind else world.see()
+        before = state.wanted
+        decision, state = POLICIES["auto"](scaling, state=state, seen=seen, now_s=world.now_s)
+        assert decision.replicas == state.wanted
+        assert decision.reason
+        world.replicas = decision.replicas
+        yield world.now_s, before, decision
+
+
+def changes(run: Iterable[tuple[float, int, Decision]]) -> list[tuple[float, int, int]]:
+    return [(at_s, before, decision.replicas) for at_s, before, decision in run if before != decision.replicas]
+
+
+def polls(seconds: float, work_s: float) -> list[float]:
+    return [work_s] * int(seconds / POLL_S)
+
+
+def test_growing_lengths_add_a_replica_within_a_step_of_the_data() -> None:
+    (at_s, before, after), *_ = changes(drive(auto(), polls(100, 20.0) + polls(100, 60.0)))
+    assert (before, after) == (2, 3)
+    assert at_s - 100 <= 60.0 / 2 + TRAIN_S + POLL_S  # the step that had begun, and one whole step of long answers
+
+
+def test_answers_that_grow_without_bound_bring_replicas_before_the_step_has_ended() -> None:
+    world, state, scaling = PoolWorld(2, waiting=100), State(wanted=2), auto()
+    for _ in range(40):
+        world.advance(POLL_S, work_s=20.0, train_s=TRAIN_S)
+        decision, state = POLICIES["auto"](scaling, state=state, seen=world.see(), now_s=world.now_s)
+    begun_s = world.now_s
+    while decision.replicas == 2 and world.now_s - begun_s < 60:
+        world.advance(POLL_S, work_s=2000.0, train_s=TRAIN_S)
+        decision, state = POLICIES["auto"](scaling, state=state, seen=world.see(), now_s=world.now_s)
+    assert decision.replicas == 3
+    assert decision.reason.endswith("100 samples wait for a slot (a replica has 8), the trainer idle 99%")
+    assert 20 <= world.now_s - begun_s <= 30
+
+
+def test_shrinking_lengths_let_replicas_go_one_by_one() -> None:
+    run = changes(drive(auto(initial=4), polls(1000, 8.0)))
+    assert [(before, after) for _, before, after in run] == [(4, 3), (3, 2), (2, 1)]
+    assert all(later - earlier >= 60 for (earlier, *_), (later, *_) in itertools.pairwise(run))
+
+
+@pytest.mark.parametrize("work_s", [1.0, 9.0, 10.0, 11.0, 15.0, 20.0, 35.0, 79.0, 200.0])
+@pytest.mark.parametrize("initial", [1, 2, 5, 8])
+def test_under_an_even_load_the_pool_comes_to_rest(*, work_s: float, initial: int) -> None:
+    run = changes(drive(auto(initial=initial, cooldown_s=10.0), polls(2000, work_s)))
+    directions = {after - before for _, before, after in run}
+    assert len(directions) <= 1, f"went up and down: {run}"
+    assert all(at_s < 1400 for at_s, *_ in run), f"never rests: {run}"
+
+
+loads = st.lists(st.sampled_from([2.0, 8.0, 20.0, 45.0, 90.0, 300.0]), min_size=20, max_size=60)
+
+
+@given(works_s=loads, missing=st.lists(st.booleans(), max_size=120), cooldown_s=st.sampled_from([0.0, 20.0, 60.0]))
+def test_bounds_and_cool_down_hold_and_blind_polls_change_nothing(
+    works_s: list[float], missing: list[bool], cooldown_s: float
+) -> None:
+    stretched = [work_s for work_s in works_s for _ in range(5)]
+    blind = [one for one in missing for _ in range(5)]
+    run = list(drive(auto(initial=3, least=2, most=5, cooldown_s=cooldown_s), stretched, missing=blind))
+    assert all(2 <= decision.replicas <= 5 for _, _, decision in run)
+    changed = changes(run)
+    assert all(later - earlier >= cooldown_s for (earlier, *_), (later, *_) in itertools.pairwise(changed))
+    assert all(abs(after - before) == 1 for _, before, after in changed)
+    unseen = [decision.replicas - before for (_, before, decision), hidden in zip(run, blind, strict=False) if hidden]
+    assert not any(unseen)
+
+
+def incomplete(seen: Observation) -> list[tuple[Observation, str]]:
+    """What a page may lack, and how it is told."""
+    first, *rest = seen.replicas
+    restarted = replace(first, clock=Clock(wall_s=0.5, idle_s=0.5))
+    silent = replace(seen, at_s=seen.at_s + 100, step=seen.step + 50)
+    return [
+        (replace(seen, trainer=None), "no trainer is connected"),
+        (replace(seen, replicas=tuple(rest)), "of 3 replicas are connected"),
+        (replace(seen, replicas=(restarted, *rest)), "waits for the end of a step"),
+        (replace(seen, attempt=2), "waits for the end of a step"),
+        (replace(seen, step=0), "waits for the end of a step"),
+        (silent, "the pace is not known yet"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(6))
+def test_with_a_part_of_the_data_nothing_is_taken_away(case: int) -> None:
+    world, state, scaling = PoolWorld(3), State(wanted=3), auto(initial=3, cooldown_s=0.0)
+    for _ in range(14):  # idle enough to let one go, once all is seen
+        world.advance(POLL_S, work_s=1.0, train_s=TRAIN_S)
+        decision, state = POLICIES["auto"](scaling, state=state, seen=world.see(), now_s=world.now_s)
+    assert state.slack_windows == 1
+    part, reason = incomplete(world.see())[case]
+    decision, state = POLICIES["auto"](scaling, state=state, seen=part, now_s=part.at_s)
+    assert decision.replicas == 3
+    assert reason in decision.reason
+
+
+def test_bounds_that_were_edited_are_kept_at_once() -> None:
+    state = State(wanted=7, changed_s=99.0)
+    decision, after = POLICIES["auto"](auto(initial=2, most=4), state=state, seen=None, now_s=100.0)
+    assert (decision.replicas, decision.reason, after.changed_s) == (4, "bounds are 1 to 4", 100.0)
+
+
+def test_a_fixed_size_is_what_the_job_says() -> None:
+    scaling = Scaling.model_validate({"static": {"replicas": 3}})
+    decision, after = POLICIES["static"](scaling, state=State(wanted=1), seen=None, now_s=0.0)
+    assert (decision.replicas, after.wanted) == (3, 3)
+
+
+FALLS_S = {4: 29.5, 5: 21.5, 6: 15.5}
+"""Units of 8 GPUs -> fall of T_gen by one more, in seconds: the paper's elastic run (7B, lengths growing 10K to 20K)."""
+
+
+def measured_curve(t_gen_s: float, replicas: int, others: int) -> float:
+    assert others == replicas + 1 or others == replicas - 1
+    if others > replicas:
+        return t_gen_s - FALLS_S.get(replicas, 5.0)
+    return t_gen_s + FALLS_S.get(others, 40.0)
+
+
+def gap_with_four_units_s(iteration: int) -> float:
+    """Δ with 4 units as answers grow: what the falls of the units added later must make up for."""
+    points = [(0, 0.0), (10, 29.5), (16, 29.5 + 21.5), (22, 29.5 + 21.5 + 15.5), (30, 70.0)]
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if iteration <= right:
+            return low + (high - low) * (iteration - left) / (right - left) + 1e-6
+    raise AssertionError(iteration)
+
+
+def test_the_papers_trace_is_replayed() -> None:
+    scaling, state, at_s, train_s = auto(initial=4, least=4, most=7), State(wanted=4), 0.0, 100.0
+    busy_s, waits_s, trace = 0.0, 0.0, []
+    for iteration in range(30):
+        gap_s = gap_with_four_units_s(iteration) - sum(FALLS_S[unit] for unit in range(4, state.wanted))
+        interval_s = train_s + max(gap_s, 0.0)
+        at_s, busy_s, waits_s = at_s + interval_s, busy_s + interval_s, waits_s + interval_s - train_s
+        clock = Clock(wall_s=busy_s, idle_s=0.0)
+        replicas = tuple(Replica(name=f"g-{n}", slots=8, active=8, clock=clock) for n in range(state.wanted))
+        seen = Observation(
+            at_s=at_s,
+            attempt=1,
+            step=iteration + 1,
+            waiting=0,
+            replicas=replicas,
+            trainer=Clock(wall_s=at_s, idle_s=waits_s),
+        )
+        before = state.wanted
+        decision, state = POLICIES["auto"](scaling, state=state, seen=seen, now_s=at_s, curve=measured_curve)
+        if decision.replicas != before:
+            trace.append((iteration, 8 * before, 8 * decision.replicas, decision.reason.split(": ")[1]))
+    assert trace == [
+        (10, 32, 40, "Δ 29.5 s ≥ Δ' 29.5 s of replica 5"),
+        (16, 40, 48, "Δ 21.5 s ≥ Δ' 21.5 s of replica 6"),
+        (22, 48, 56, "Δ 15.5 s ≥ Δ' 15.5 s of replica 7"),
+    ]
