@@ -1,6 +1,6 @@
 """Loads models and tokenizers by directory or hub name: the only door to transformers' `Auto` classes for the workers.
 
-Everything is fp32. What transformers raises becomes a `UserError` of one line here. No code of a model's repository is run.
+Weights come as float32 unless another format is asked for. What transformers raises becomes a `UserError` of one line here. No code of a model's repository is run.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from transformers import (
 from streamrl.errors import UserError, shorten
 
 DTYPE = torch.float32
-"""Number format of weights and arithmetic: `trainer.precision` knows no other one yet."""
+"""Number format of the weights that a trainer holds, whatever its passes compute in."""
 
 _Loaded = TypeVar("_Loaded")
 
@@ -54,11 +54,11 @@ def count_parameters(model_path: str) -> int:
         return int(load_structure(model_path).num_parameters())
 
 
-def load_structure(model_path: str, *, revision: str | None = None) -> PreTrainedModel:
+def load_structure(model_path: str, *, revision: str | None = None, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model that the configuration describes, in eval mode; its weights mean nothing yet."""
     config = load_config(model_path, revision=revision)
     model: PreTrainedModel = _translated(
-        lambda: AutoModelForCausalLM.from_config(config, dtype=DTYPE),  # type: ignore[no-untyped-call] # untyped in transformers
+        lambda: AutoModelForCausalLM.from_config(config, dtype=dtype),  # type: ignore[no-untyped-call] # untyped in transformers
         what="model",
         path=model_path,
     )

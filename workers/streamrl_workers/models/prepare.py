@@ -3,6 +3,7 @@
 - `scratch`: built, warmed up and saved as `DIR/<hash>`, or taken from there. The hash covers all that determines the
   result (`recipe_hash`). Invariant: `DIR/<hash>` is whole or absent; it is written beside and renamed.
 - `path`, `huggingFace`: resolved to a directory; a hub model at exactly the revision asked for.
+- A data set of the hub is fetched here too, and a chat template tried.
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
 every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}. Waits for nothing but the hub's download.
@@ -91,8 +92,15 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report)
         assert model.path is not None
         directory = (base_dir / model.path.directory).resolve()
     load_tokenizer(str(directory))
+    _try_task(spec, base_dir=base_dir, directory=directory)
     report({"event": "ready", "path": str(directory), "parameters": count_parameters(str(directory))})
     return directory
+
+
+def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
+    """Open what the task pool will open and what can take long or fail for the model's sake: here a download may take hours."""
+    if spec.task.dataset.hugging_face is not None or spec.task.chat is not None:
+        open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=str(directory))
 
 
 def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:

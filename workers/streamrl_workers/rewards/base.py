@@ -24,6 +24,8 @@ class Item:
     metadata: Mapping[str, Any]
     source_index: int
     """Where the data set holds it: the generator's index, or the line number counted from 0."""
+    environment_reward: float = 0.0
+    """Of the sample that is scored: sum of what the environment gave for its turns; 0 without one."""
 
 
 Scorer = Callable[[str, Item], object]
@@ -42,3 +44,5 @@ class RewardContext:
     base_dir: Path
     """Where the user's modules lie."""
     verify: Verify
+    timeout_s: float
+    """The reward's time limit for one sample, held by the pool."""

@@ -8,14 +8,25 @@ from pathlib import Path
 
 from streamrl.errors import shorten
 from streamrl.spec.task import Reward
-from streamrl_workers.rewards import exact_match, python_function, regex, verifier
+from streamrl_workers.rewards import (
+    endpoint,
+    environment,
+    equal_mathematics,
+    exact_match,
+    python_function,
+    regex,
+    verifier,
+)
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, Verify
 
 REWARDS: dict[str, Callable[..., Scorer]] = {
     "verifier": verifier.create,
     "exactMatch": exact_match.create,
     "regex": regex.create,
+    "mathVerify": equal_mathematics.create,
     "python": python_function.create,
+    "http": endpoint.create,
+    "environment": environment.create,
 }
 
 
@@ -52,7 +63,12 @@ def weighted_sum(parts: Sequence[Part], values: Sequence[float]) -> float:
 
 
 def _part(reward: Reward, number: int, *, verify: Verify, base_dir: Path) -> Part:
-    context = RewardContext(field=f"spec.task.rewards.{number}.{reward.key}", base_dir=base_dir, verify=verify)
+    context = RewardContext(
+        field=f"spec.task.rewards.{number}.{reward.key}",
+        base_dir=base_dir,
+        verify=verify,
+        timeout_s=reward.timeout_seconds,
+    )
     return Part(
         name=reward.name,
         weight=reward.weight_percent / 100,

@@ -1,19 +1,22 @@
 """A data set as the rest sees it: items by (split, index), made again at any time from these and the seed alone.
 
-A source (one file for each kind) gives questions; this file adds the user's format. It does not score.
+A source (one file for each kind) gives questions; this file adds the user's format and the chat template. It does not score.
 Invariant: no question of one split is a question of the other.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streamrl.errors import UserError
 from streamrl.spec.base import PythonFunction
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.functions import load_function
 from streamrl_workers.tasks.values import Split
+
+if TYPE_CHECKING:
+    from streamrl_workers.tasks.chat import ChatTemplate
 
 FORMAT_FIELD = "spec.task.format"
 FORMAT_KEYWORDS = ("question", "answer", "metadata")
@@ -48,11 +51,13 @@ Format = Callable[[Question], tuple[str, str]]
 
 
 class TaskDataset:
-    """A source and the user's format."""
+    """A source, the user's format, and the chat template around what it gives."""
 
-    def __init__(self, source: Source, *, make_texts: Format) -> None:
+    def __init__(self, source: Source, *, make_texts: Format, chat: "ChatTemplate | None" = None) -> None:
         self._source = source
         self._make_texts = make_texts
+        self.chat = chat
+        """None: prompts are plain text."""
         self.verify = source.verify
 
     @property
@@ -61,11 +66,11 @@ class TaskDataset:
         return self._source.held_out_size
 
     def item(self, split: Split, index: int) -> Item:
-        """Item `index` of a split. Raises `UserError` if the user's format function fails on it."""
+        """Item `index` of a split. Raises `UserError` if the user's format function or the chat template fails on it."""
         question = self._source.question(split, index)
         prompt, target = self._make_texts(question)
         return Item(
-            prompt=prompt,
+            prompt=prompt if self.chat is None else self.chat.prompt(prompt),
             target=target,
             question=question.question,
             answer=question.answer,

@@ -1,17 +1,10 @@
 """`jsonl`: one JSON object a line. Keeps only the place of each line in memory; lines are read when asked for.
 
-Owns the split and the order. Invariants:
-- A line is held out by the hash of its prompt, so equal prompts are never in both splits; the share is
-  `heldOutPercent` of the lines (at least one), a little more where a prompt at the edge occurs many times.
-- Train item i is line `permutation(seed, i // n)[i % n]`: every line once in each pass, each pass in its own order.
-Every line is checked when the file is opened. The file must not change during a run.
+Split and order are those of `rows.py`. Every line is checked when the file is opened. The file must not change during a run.
 """
 
-import functools
-import hashlib
 import json
 import os
-import random
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +15,7 @@ from streamrl.errors import UserError
 from streamrl.spec.task import JsonlDataset
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.tasks.dataset import Question
+from streamrl_workers.tasks.rows import Passes, hash_of, split_rows
 from streamrl_workers.tasks.values import Split
 
 FIELD = "spec.task.dataset.jsonl"
@@ -54,10 +48,9 @@ def _scan(path: Path, *, options: JsonlDataset) -> _Lines:
         for number, line in enumerate(file):
             if line.strip():
                 question = _parse(line, number=number, options=options)
-                digest = hashlib.blake2b(question.question.encode("utf-8", "surrogatepass"), digest_size=8).digest()
                 lines.offsets.append(offset)
                 lines.numbers.append(number)
-                lines.hashes.append(int.from_bytes(digest, "big"))
+                lines.hashes.append(hash_of(question.question))
             offset += len(line)
     if not lines.offsets:
         raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
@@ -101,9 +94,8 @@ class JsonlSource:
         self._file = file
         self._lines = lines
         self._options = options
-        self._seed = seed
-        self._train, self._held_out = _split(lines, percent=options.held_out_percent)
-        self._order = functools.lru_cache(maxsize=2)(self._shuffled)
+        train, self._held_out = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")
+        self._passes = Passes(train, seed=seed)
 
     @property
     def held_out_size(self) -> int:
@@ -114,13 +106,7 @@ class JsonlSource:
         """Train: pass after pass, without end. Held out: in the order of the file."""
         if split == "held_out":
             return self._read(self._held_out[index])
-        epoch, position = divmod(index, len(self._train))
-        return self._read(self._order(epoch)[position])
-
-    def _shuffled(self, epoch: int) -> "array[int]":
-        order = array("Q", self._train)
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return order
+        return self._read(self._passes.row(index))
 
     def _read(self, row: int) -> Question:
         start = self._lines.offsets[row]
@@ -134,18 +120,3 @@ class JsonlSource:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
-
-
-def _split(lines: _Lines, *, percent: int) -> tuple["array[int]", "array[int]"]:
-    rows = range(len(lines.offsets))
-    wanted = max(1, round(len(rows) * percent / 100))
-    edge = sorted(lines.hashes)[wanted - 1]
-    held_out = array("Q", (row for row in rows if lines.hashes[row] <= edge))
-    train = array("Q", (row for row in rows if lines.hashes[row] > edge))
-    if not train:
-        raise UserError(
-            field=f"{FIELD}.path",
-            rule=f"must hold at least two different prompts, one to train on and one held out, got {len(set(lines.hashes))}",
-            fix="add lines or lower heldOutPercent",
-        )
-    return train, held_out

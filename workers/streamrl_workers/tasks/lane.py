@@ -16,7 +16,7 @@ from typing import Any
 from streamrl_workers.tasks import framing
 from streamrl_workers.tasks.backlog import Backlog, Work
 from streamrl_workers.tasks.nursery import Connection, NurseryProcess
-from streamrl_workers.tasks.progress import Doing, ProgressTable
+from streamrl_workers.tasks.progress import PLAYING, Doing, ProgressTable
 from streamrl_workers.tasks.values import TaskPoolError
 
 BATCH_S = 0.05
@@ -37,7 +37,7 @@ EXIT_NOTICE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """Time limit of one part of the reward."""
+    """Time limit of one part of the reward, or of one call of the environment."""
 
     name: str
     timeout_s: float
@@ -50,8 +50,9 @@ class LaneParts:
     backlog: Backlog
     progress: ProgressTable
     limits: tuple[Limit, ...]
+    """Of the parts of the reward, by stage."""
+    environment: Limit | None
     clock: Callable[[], float]
-    lanes: int
     failures: Counter[str]
     nursery: Callable[[], Awaitable[NurseryProcess]]
     """Gives the living nursery; starts another if it has ended."""
@@ -92,7 +93,7 @@ class Lane:
             while True:
                 await self.connect()
                 wanted = max(1, min(MAX_BATCH, int(BATCH_S / self._seconds_per_sample)))
-                works = await self._shared.backlog.take(wanted, share=self._shared.lanes)
+                works = await self._shared.backlog.take(wanted, lane=self._number)
                 await self._serve(works)
         finally:
             self._drop()
@@ -138,7 +139,7 @@ class Lane:
             assert self._nursery is not None
             self._nursery.kill(self._number)
             return
-        shortest = min(limit.timeout_s for limit in self._shared.limits)
+        shortest = min(limit.timeout_s for limit in (*self._shared.limits, self._shared.environment) if limit)
         wait_s = max(MIN_CHECK_S, min(due - now, shortest))
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._watch)
 
@@ -150,6 +151,8 @@ class Lane:
     def _limit(self, doing: Doing) -> Limit:
         if 0 <= doing.stage < len(self._shared.limits):
             return self._shared.limits[doing.stage]
+        if doing.stage == PLAYING and self._shared.environment is not None:
+            return self._shared.environment
         return Limit(name="making the item", timeout_s=MAKE_ITEM_TIMEOUT_S)
 
     # ---- death

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl_workers.tasks import commands, framing
@@ -61,6 +62,7 @@ class NurseryProcess:
             "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
             "seed": job.spec.seed,
             "base_dir": str(base_dir),
+            "model_path": os.environ.get(keys.ENV_MODEL_PATH, ""),
             "workers": workers,
             "progress_fd": progress.fd,
             "memory_limit_bytes": memory_limit_bytes,
@@ -72,11 +74,12 @@ class NurseryProcess:
         self._control: socket.socket | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._lost = False  # a command met a closed socket; the listener hears of the end a moment later
 
     @property
     def alive(self) -> bool:
-        """It has started and has not ended."""
-        return self._listener is not None and not self._listener.done()
+        """It has started and has not ended, as far as we know."""
+        return self._listener is not None and not self._listener.done() and not self._lost
 
     async def start(self) -> int | None:
         """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
@@ -171,6 +174,7 @@ class NurseryProcess:
         try:
             socket.send_fds(self._control, [commands.encode(command, worker)], fds)
         except OSError as error:
+            self._lost = True
             raise TaskPoolError(f"the task process cannot be reached: {error.strerror}") from error
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The task pool: makes prompts and scores completions in processes of its own, each sample under a time limit.
+"""The task pool: makes prompts, answers turns, scores completions in processes of its own, each under a time limit.
 
 ```
   scheduler ──▶ TaskPool ──▶ Backlog ──▶ Lane 0 ══ worker process 0      (worker.py)
@@ -24,7 +24,17 @@ from streamrl_workers.tasks.backlog import Backlog
 from streamrl_workers.tasks.lane import Lane, LaneParts, Limit
 from streamrl_workers.tasks.nursery import NurseryProcess
 from streamrl_workers.tasks.progress import ProgressTable
-from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult, Split, TaskPoolError
+from streamrl_workers.tasks.values import (
+    PromptItem,
+    ScoreRequest,
+    ScoreResult,
+    Split,
+    TaskPoolError,
+    Turn,
+    TurnRequest,
+    TurnResult,
+    WorkRequest,
+)
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
@@ -49,7 +59,8 @@ class TaskPool:
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
         self._names = [reward.name for reward in job.spec.task.rewards]
-        self._backlog = Backlog()
+        environment = job.spec.task.environment
+        self._backlog = Backlog(lanes=self._count)
         self._progress = ProgressTable(workers=self._count)
         self._nursery: NurseryProcess | None = None
         self._nursery_lock = asyncio.Lock()
@@ -63,8 +74,10 @@ class TaskPool:
             backlog=self._backlog,
             progress=self._progress,
             limits=tuple(Limit(name=part.name, timeout_s=part.timeout_seconds) for part in job.spec.task.rewards),
+            environment=None
+            if environment is None
+            else Limit(name="environment", timeout_s=environment.timeout_seconds),
             clock=clock,
-            lanes=self._count,
             failures=self.failures,
             nursery=self._living_nursery,
         )
@@ -94,7 +107,7 @@ class TaskPool:
             TaskPoolError: the pool cannot work.
         """
         indexes = range(first_index, first_index + count)
-        rows = await self._backlog.run([(split, index, None) for index in indexes])
+        rows = await self._backlog.run([WorkRequest(split, index) for index in indexes])
         for index, row in zip(indexes, rows, strict=True):
             if isinstance(row, dict):
                 raise UserError(field="spec.task", rule=f"{split} prompt {index} cannot be made: {row['error']}")
@@ -106,8 +119,18 @@ class TaskPool:
         Raises:
             TaskPoolError: the pool cannot work. Never for what a reward does.
         """
-        rows = await self._backlog.run([(r.split, r.prompt_index, r.completion) for r in requests])
+        asked = [WorkRequest(r.split, r.prompt_index, r.completion, r.environment_reward) for r in requests]
+        rows = await self._backlog.run(asked)
         return [self._result(request, row) for request, row in zip(requests, rows, strict=True)]
+
+    async def play(self, requests: Sequence[TurnRequest]) -> list[TurnResult]:
+        """The environment's answer to each turn, in their order. Waits while too much is outstanding.
+
+        Raises:
+            TaskPoolError: the pool cannot work. Never for what an environment does.
+        """
+        rows = await self._backlog.run([_turn_request(request) for request in requests])
+        return [_turn_result(request, row) for request, row in zip(requests, rows, strict=True)]
 
     def _result(self, request: ScoreRequest, row: Any) -> ScoreResult:  # noqa: ANN401 - a row of `scoring.py`
         group_id, sample_index = request.group_id, request.sample_index
@@ -161,3 +184,20 @@ class TaskPool:
             )
             self.held_out_size = await self._nursery.start()
             return self._nursery
+
+
+def _turn_request(request: TurnRequest) -> WorkRequest:
+    turn = Turn(request.group_id, request.sample_index, request.last_token, request.completions)
+    return WorkRequest(request.split, request.prompt_index, turn=turn)
+
+
+def _turn_result(request: TurnRequest, row: Any) -> TurnResult:  # noqa: ANN401 - a row of `scoring.py`
+    group_id, sample_index, lease = request.group_id, request.sample_index, request.lease
+    if isinstance(row, dict):
+        return TurnResult(
+            group_id=group_id, sample_index=sample_index, lease=lease, error=row["error"], kind=row["kind"]
+        )
+    observation, reward, done = row
+    return TurnResult(
+        group_id=group_id, sample_index=sample_index, lease=lease, observation=observation, reward=reward, done=done
+    )

@@ -17,6 +17,8 @@ ROW_BYTES = 32
 
 MAKING_ITEM = -1
 """Stage: the item is made; stages from 0 are the parts of the reward."""
+PLAYING = -2
+"""Stage: one call of the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

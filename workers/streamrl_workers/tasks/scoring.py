@@ -1,25 +1,26 @@
-"""Makes prompts and scores completions, one after the other, inside a worker of the pool.
+"""Makes prompts, answers turns and scores completions, one after the other, inside a worker of the pool.
 
 Whatever the user's functions do becomes a result or a failure of the one sample. What cannot be caught here (a hang, the
 end of the process) is seen by the pool from outside, by the progress row.
 
-Rows: a request is [split, index, completion | null]; null asks for the prompt. A result is [prompt], or
-[reward, part, part, ...], or {"kind", "error"}.
+Rows: a request is a `WorkRequest`. A result is [prompt], or [reward, part, part, ...], or [observation, reward, done], or
+{"kind", "error"}.
 """
 
 import functools
 import resource
 from collections.abc import Sequence
+from dataclasses import replace
 
 from streamrl.errors import UserError
+from streamrl_workers.environments.player import EnvironmentSource, Player
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.registry import BadValueError, Part, weighted_sum
 from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.progress import MAKING_ITEM, ProgressTable
-from streamrl_workers.tasks.values import FailureKind, Split
+from streamrl_workers.tasks.progress import MAKING_ITEM, PLAYING, ProgressTable
+from streamrl_workers.tasks.values import FailureKind, Turn, WorkRequest
 
-Request = tuple[Split, int, str | None]
-Row = list[str] | list[float] | dict[str, str]
+Row = list[str] | list[float] | list[str | float | bool] | dict[str, str]
 
 ITEMS_KEPT = 1024
 """A group's samples come close together; an item that fell out is made again."""
@@ -29,26 +30,40 @@ MAX_ERROR_CHARS = 500
 class Scoring:
     """The work of one worker."""
 
-    def __init__(self, *, dataset: TaskDataset, parts: Sequence[Part], progress: ProgressTable, worker: int) -> None:
+    def __init__(
+        self,
+        *,
+        dataset: TaskDataset,
+        parts: Sequence[Part],
+        environments: EnvironmentSource | None = None,
+        progress: ProgressTable,
+        worker: int,
+    ) -> None:
+        """`environments` None: the job has none."""
+        self._dataset = dataset
+        self._player = None if environments is None else Player(environments, entering=self._enter_environment)
         self._item = functools.lru_cache(maxsize=ITEMS_KEPT)(dataset.item)
         self._parts = parts
         self._progress = progress
         self._worker = worker
         self._number = 0
 
-    def answer(self, request: Request) -> Row:
+    def answer(self, request: WorkRequest) -> Row:
         """Result of one request; never raises for what the user's code does."""
-        split, index, completion = request
         where = ""
         try:
             self._enter(MAKING_ITEM)
-            item = self._item(split, index)
-            if completion is None:
+            item = self._item(request.split, request.item)
+            if request.turn is not None:
+                where = "environment: "
+                return self._play(item, request)
+            if request.completion is None:
                 return [item.prompt]
+            item = replace(item, environment_reward=request.environment_reward)
             values = []
             for stage, part in enumerate(self._parts):
                 where = f"{part.name}: "
-                values.append(self._value(part, stage=stage, completion=completion, item=item))
+                values.append(self._value(part, stage=stage, completion=request.completion, item=item))
             return [weighted_sum(self._parts, values), *values]
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
             return _failure(where, error)
@@ -59,6 +74,26 @@ class Scoring:
     def _value(self, part: Part, *, stage: int, completion: str, item: Item) -> float:
         self._enter(stage)
         return part.value(completion, item)
+
+    def _play(self, item: Item, request: WorkRequest) -> list[str | float | bool]:
+        assert self._player is not None, "a turn was asked for, and the job has no environment"
+        assert request.turn is not None
+        turn = Turn(*request.turn)
+        answer = self._player.play(
+            item,
+            split=request.split,
+            index=request.item,
+            key=(turn.group_id, turn.sample_index),
+            completions=turn.completions,
+        )
+        chat, text = self._dataset.chat, answer.observation
+        if chat is not None and not answer.done:
+            self._enter(MAKING_ITEM)
+            text = chat.observation(text, ended=chat.ends_turn(turn.last_token))
+        return [text, answer.reward, answer.done]
+
+    def _enter_environment(self) -> None:
+        self._enter(PLAYING)
 
     def _enter(self, stage: int) -> None:
         self._progress.enter(self._worker, number=self._number, stage=stage)
@@ -71,6 +106,8 @@ def _failure(where: str, error: BaseException) -> dict[str, str]:
         return {"kind": "memory", "error": f"{where}ran out of memory"}
     if isinstance(error, BadValueError):
         kind, text = "bad_value", _text(error)
+    elif isinstance(error, TimeoutError):
+        kind, text = "timeout", _text(error)
     elif isinstance(error, UserError):
         text = _text(error)
     else:
@@ -80,7 +117,7 @@ def _failure(where: str, error: BaseException) -> dict[str, str]:
 
 def _text(error: BaseException) -> str:
     try:
-        return " ".join(str(error).split())
+        return " ".join(str(error).split()).encode("utf-8", "replace").decode("utf-8")  # no message carries surrogates
     except Exception:  # noqa: BLE001 - the user's own exception may fail to print
         return "(its text cannot be made)"
 

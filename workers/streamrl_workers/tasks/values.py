@@ -1,8 +1,8 @@
 """Values that go in and out of the task pool. Owns no behaviour; imports nothing heavy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Split = Literal["train", "held_out"]
 
@@ -32,6 +32,9 @@ class ScoreRequest:
     split: Split
     prompt_index: int
     completion: str
+    """The whole completion; with an environment that of the last turn."""
+    environment_reward: float = 0.0
+    """Sum of what the environment gave for the turns; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +48,53 @@ class ScoreResult:
     """Value of each part by the reward's name, before its weight; empty if scoring failed."""
     error: str = ""
     kind: FailureKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """A turn of the model that the environment is to answer."""
+
+    group_id: int
+    sample_index: int
+    lease: int
+    """Names the turn: the lease under which it ended."""
+    split: Split
+    prompt_index: int
+    completions: tuple[str, ...]
+    """Text of every turn so far, this one last."""
+    last_token: int
+    """Token with which the turn ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnResult:
+    """What the environment answered. `kind` set: it failed, `error` says how."""
+
+    group_id: int
+    sample_index: int
+    lease: int
+    observation: str = ""
+    """Text that follows the turn, the chat template's part included."""
+    reward: float = 0.0
+    done: bool = False
+    error: str = ""
+    kind: FailureKind | None = None
+
+
+class Turn(NamedTuple):
+    """The part of a `WorkRequest` that asks for a turn's answer."""
+
+    group_id: int
+    sample_index: int
+    last_token: int
+    completions: Sequence[str]
+
+
+class WorkRequest(NamedTuple):
+    """What a worker is asked, as it travels (JSON keeps the order): a score, a turn's answer, or else the prompt."""
+
+    split: Split
+    item: int
+    completion: str | None = None
+    environment_reward: float = 0.0
+    turn: Turn | None = None

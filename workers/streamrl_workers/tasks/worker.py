@@ -33,11 +33,13 @@ from typing import Any, NoReturn
 
 from streamrl.errors import UserError
 from streamrl.spec.task import Task
+from streamrl_workers.environments.registry import open_environment
 from streamrl_workers.rewards.registry import make_parts
 from streamrl_workers.tasks import commands, framing
 from streamrl_workers.tasks.progress import ProgressTable
 from streamrl_workers.tasks.registry import open_dataset
 from streamrl_workers.tasks.scoring import Scoring
+from streamrl_workers.tasks.values import WorkRequest
 
 FLUSH_S = 0.005
 """Results wait so long at most for the next ones; less would cost a system call for each cheap sample."""
@@ -66,13 +68,14 @@ def main() -> None:
 def _open(config: dict[str, Any], control: socket.socket) -> "Nursery":
     task = Task.model_validate_json(config["task"])
     base_dir = Path(config["base_dir"])
-    dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir)
+    dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=config["model_path"])
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
+    environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
     progress = ProgressTable(workers=config["workers"], fd=config["progress_fd"])
     control.sendall(framing.encode({"ready": {"held_out_size": dataset.held_out_size}}))
 
     def make_scoring(worker: int) -> Scoring:
-        return Scoring(dataset=dataset, parts=parts, progress=progress, worker=worker)
+        return Scoring(dataset=dataset, parts=parts, environments=environments, progress=progress, worker=worker)
 
     return Nursery(control, make_scoring=make_scoring, memory_limit_bytes=config["memory_limit_bytes"])
 
@@ -172,11 +175,11 @@ def serve(connection: socket.socket, scoring: Scoring) -> int:
             return 0
         rows: list[Any] = []
         flushed = time.monotonic()
-        for request in batch:
+        for request in map(WorkRequest._make, batch):
             row = scoring.answer(request)
             rows.append(row)
             now = time.monotonic()
-            if now - flushed > FLUSH_S:
+            if request.turn is not None or now - flushed > FLUSH_S:  # a model waits for a turn's answer
                 connection.sendall(framing.encode(rows))
                 rows, flushed = [], now
             if isinstance(row, dict) and row["kind"] == "memory":

@@ -1,0 +1,122 @@
+"""Chat templates: the texts that the model reads, the glue between turns, and what templates refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.spec.task import Chat
+from streamrl_workers.generator.engines.hf.prompts import PromptTokens
+from streamrl_workers.tasks.chat import ChatTemplate, open_chat
+from streamrl_workers.tasks.registry import open_dataset
+from support.chat_models import TEMPLATE, chat_tokenizer, save_tokenizer
+from support.task_jobs import make_task, write_lines
+from support.tree import python
+
+PROMPT = "<|bos|><|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n"
+
+
+def opened(directory: Path, *, template: str | None = TEMPLATE, **chat: Any) -> ChatTemplate:
+    return open_chat(Chat.model_validate(chat), model_path=save_tokenizer(directory, template=template))
+
+
+def test_a_question_becomes_the_users_turn(tmp_path: Path) -> None:
+    assert opened(tmp_path).prompt("1+1=") == PROMPT
+
+
+def test_system_turn_and_arguments_reach_the_template(tmp_path: Path) -> None:
+    chat = opened(tmp_path, systemPrompt="Be brief.", templateArguments={"enable_thinking": False})
+    system, rest = "<|im_start|>system\nBe brief.<|im_end|>\n", PROMPT.removeprefix("<|bos|>")
+    assert chat.prompt("1+1=") == f"<|bos|>{system}{rest}<think>\n\n</think>\n\n"
+
+
+def test_the_text_is_the_tokenizers_own(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "s"}, {"role": "user", "content": " odd {{ x }} <b> \n"}]
+    own = chat_tokenizer().apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert opened(tmp_path, systemPrompt="s").prompt(" odd {{ x }} <b> \n") == own
+
+
+def test_turns_joined_by_the_glue_are_the_conversation(tmp_path: Path) -> None:
+    chat = opened(tmp_path)
+    turns = [("user", "1+1="), ("assistant", "3"), ("user", "no"), ("assistant", "2"), ("user", "yes")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    whole = chat_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ended = "3<|im_end|>" + chat.observation("no", ended=True) + "2<|im_end|>" + chat.observation("yes", ended=True)
+    cut = "3" + chat.observation("no", ended=False) + "2" + chat.observation("yes", ended=False)
+    assert chat.prompt("1+1=") + ended == chat.prompt("1+1=") + cut == whole
+
+
+def test_a_turn_ends_at_the_end_tokens_of_tokenizer_and_generation_settings(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+    chat = open_chat(Chat(), model_path=str(tmp_path))
+    ids = chat_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "a"])
+    assert [chat.ends_turn(number) for number in ids] == [True, True, False]
+
+
+def test_special_tokens_are_not_added_twice(tmp_path: Path) -> None:
+    text, tokenizer = opened(tmp_path).prompt("1+1="), chat_tokenizer()
+    tokens = PromptTokens(tokenizer, add_special_tokens=False).of(text)
+    assert tokens == tuple(
+        tokenizer.apply_chat_template([{"role": "user", "content": "1+1="}], add_generation_prompt=True)["input_ids"]
+    )
+    assert tokens.count(tokenizer.bos_token_id) == 1
+    assert PromptTokens(tokenizer).of(text).count(tokenizer.bos_token_id) == 2  # what the flag is for
+
+
+def test_items_carry_the_conversation_and_rewards_the_question(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "lines.jsonl", count=9)
+    path = save_tokenizer(tmp_path / "model")
+    task = make_task(dataset=lines, chat={})
+    item = open_dataset(task, seed=0, base_dir=tmp_path, model_path=path).item("train", 0)
+    assert item.prompt == PROMPT.replace("1+1=", item.question)
+    assert item.target == item.answer
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "text"),
+    [
+        (None, {}, "needs a tokenizer with a chat template, and this one has none"),
+        ("{{ raise_exception('never') }}", {}, "refuses the conversation: TemplateError: 'never'"),
+        ("{% for", {}, "refuses the conversation: TemplateSyntaxError"),
+        ("{{ messages[0].content.no_such() }}", {}, "refuses the conversation: UndefinedError"),
+        ("always the same", {}, "leaves the user's text out"),
+        (TEMPLATE, {"systemPrompt": "s", "templateArguments": {"allow_system": False}}, "no system turn here"),
+        (TEMPLATE, {"templateArguments": {"tokenize": True}}, "templateArguments.tokenize: is set by the run"),
+        ("{{ messages[0].content + 1 }}", {}, "refuses the conversation: TypeError"),
+    ],
+)
+def test_what_a_template_refuses_is_one_line(tmp_path: Path, template: str, chat: Any, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path, template=template, **chat)
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("spec.task.chat")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, "{", ""])
+def test_a_directory_without_a_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        save_tokenizer(tmp_path)
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match="the tokenizer cannot be loaded"):
+        open_chat(Chat(), model_path=str(tmp_path))
+    with pytest.raises(UserError, match="this run has none"):
+        open_chat(Chat(), model_path="")
+
+
+def test_a_template_that_drops_earlier_turns_cannot_have_any(tmp_path: Path) -> None:
+    chat = opened(tmp_path, template="{{ messages[-1].content }}")
+    assert chat.prompt("a") == "a"
+    with pytest.raises(UserError, match="drops earlier turns"):
+        chat.observation("b", ended=True)
+
+
+def test_chat_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from streamrl.spec.task import Chat; from streamrl_workers.tasks.chat import open_chat;"
+        "text = open_chat(Chat(), model_path=sys.argv[1]).prompt('a'); print('torch' in sys.modules, 'im_start' in text)"
+    )
+    assert python(code, save_tokenizer(tmp_path)).split() == ["False", "True"]

@@ -1,0 +1,237 @@
+"""Data sets of Hugging Face from disk: every layout, splits, order, what rows become, and every kind of bad data."""
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from streamrl.errors import UserError
+from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.registry import open_dataset
+from support.task_jobs import make_task
+
+COUNT = 50
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+
+
+def rows(count: int = COUNT, *, first: int = 0) -> dict[str, list[Any]]:
+    numbers = range(first, first + count)
+    return {
+        "question": [f"{i}+1=" for i in numbers],
+        "answer": [f"so #### {i + 1}" for i in numbers],
+        "level": [i % 3 for i in numbers],
+    }
+
+
+def opened(base_dir: Path, *, seed: int = 0, evaluation: dict[str, Any] | None = None, **options: Any) -> TaskDataset:
+    fields = {"path": "data", "promptField": "question", "answerField": "answer"} | options
+    dataset = {"huggingFace": {key: value for key, value in fields.items() if value is not None}}
+    return open_dataset(make_task(dataset=dataset, evaluation=evaluation or {}), seed=seed, base_dir=base_dir)
+
+
+def prompts(dataset: TaskDataset, split: Any, count: int) -> list[str]:
+    return [dataset.item(split, index).prompt for index in range(count)]
+
+
+def save_one(directory: Path) -> None:
+    Dataset.from_dict(rows()).save_to_disk(directory)
+
+
+def save_splits(directory: Path) -> None:
+    splits = {"train": Dataset.from_dict(rows()), "test": Dataset.from_dict(rows(5, first=100))}
+    DatasetDict(splits).save_to_disk(directory)
+
+
+def save_parquet(directory: Path) -> None:
+    directory.mkdir()
+    Dataset.from_dict(rows()).to_parquet(directory / "train.parquet")
+
+
+def save_jsonl(directory: Path) -> None:
+    directory.mkdir()
+    table = rows()
+    lines = [json.dumps({key: table[key][i] for key in table}) for i in range(COUNT)]
+    (directory / "train.jsonl").write_text("\n".join(lines))
+
+
+def save_csv(directory: Path) -> None:
+    directory.mkdir()
+    Dataset.from_dict(rows()).to_csv(directory / "train.csv")
+
+
+@pytest.mark.parametrize("save", [save_one, save_splits, save_parquet, save_jsonl, save_csv])
+def test_every_layout_gives_the_same_rows(tmp_path: Path, save: Any) -> None:
+    save(tmp_path / "data")
+    dataset = opened(tmp_path)
+    assert dataset.held_out_size == 5
+    train, held_out = prompts(dataset, "train", 45), prompts(dataset, "held_out", 5)
+    assert sorted(train + held_out) == sorted(rows()["question"])
+    item = dataset.item("train", 7)
+    number = item.source_index
+    assert (item.question, item.answer, dict(item.metadata)) == (
+        f"{number}+1=",
+        f"so #### {number + 1}",
+        {"level": number % 3},
+    )
+
+
+@pytest.mark.parametrize("save", [save_parquet, save_jsonl, save_csv])
+def test_a_single_file_will_do(tmp_path: Path, save: Any) -> None:
+    save(tmp_path / "data")
+    (file,) = (tmp_path / "data").iterdir()
+    assert prompts(opened(tmp_path, path=f"data/{file.name}"), "train", 5) == prompts(opened(tmp_path), "train", 5)
+
+
+def test_each_pass_has_every_row_once_in_an_order_of_its_own_and_the_seed_gives_it(tmp_path: Path) -> None:
+    save_one(tmp_path / "data")
+    one, same, other = (opened(tmp_path, seed=seed) for seed in (1, 1, 2))
+    passes = [[one.item("train", 45 * epoch + i).prompt for i in range(45)] for epoch in range(3)]
+    assert len({tuple(sorted(each)) for each in passes}) == 1
+    assert len({tuple(each) for each in passes}) == 3
+    assert [same.item("train", i) for i in (100, 3, 3)] == [one.item("train", i) for i in (100, 3, 3)]
+    assert prompts(other, "train", 45) != passes[0]
+    assert prompts(other, "held_out", 5) == prompts(one, "held_out", 5)
+
+
+def test_a_split_for_evaluation_is_taken_whole_and_its_prompts_leave_the_training_split(tmp_path: Path) -> None:
+    train, test = rows(20), rows(10, first=15)
+    DatasetDict({"train": Dataset.from_dict(train), "test": Dataset.from_dict(test)}).save_to_disk(tmp_path / "data")
+    dataset = opened(tmp_path, evaluation={"split": "test"})
+    assert dataset.held_out_size == 10
+    assert prompts(dataset, "held_out", 10) == test["question"]
+    assert sorted(prompts(dataset, "train", 15)) == sorted(train["question"][:15])
+    assert set(prompts(dataset, "train", 30)) == set(train["question"][:15])
+
+
+def test_numbers_become_texts_and_metadata_is_what_json_carries(tmp_path: Path) -> None:
+    table = {
+        "question": [1, 2, 3],
+        "answer": [0.5, 1.0, 2.0],
+        "day": [datetime.datetime(2026, 1, 2)] * 3,
+        "blob": [b"\x00"] * 3,
+        "nested": [{"a": [1.0, float("nan")], "b": b"x"}] * 3,
+        "none": [None] * 3,
+    }
+    Dataset.from_dict(table).save_to_disk(tmp_path / "data")
+    item = opened(tmp_path).item("train", 0)
+    assert item.prompt in {"1", "2", "3"}
+    assert item.answer in {"0.5", "1.0", "2.0"}
+    assert item.metadata == {"day": "2026-01-02 00:00:00", "nested": {"a": [1.0, None]}, "none": None}
+    json.dumps(item.metadata, allow_nan=False)
+
+
+def test_without_an_answer_field_there_is_no_answer(tmp_path: Path) -> None:
+    save_one(tmp_path / "data")
+    item = opened(tmp_path, answerField=None).item("train", 0)
+    assert item.answer is None
+    assert "answer" in item.metadata
+
+
+def test_a_fork_reads_what_its_parent_opened(tmp_path: Path) -> None:
+    save_parquet(tmp_path / "data")
+    dataset = opened(tmp_path)
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write_end, "\n".join(prompts(dataset, "train", 45)).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read_end, 65536).decode().splitlines() == prompts(dataset, "train", 45)
+    os.close(read_end)
+    os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"path": "nowhere"}, "path: must be a directory or a file"),
+        ({"split": "trian"}, "split: the data set has no split trian; its splits are train, test"),
+        (
+            {"evaluation": {"split": "dev"}},
+            "evaluation.split: the data set has no split dev; its splits are train, test",
+        ),
+        ({"evaluation": {"split": "train"}}, "evaluation.split: must differ"),
+        ({"promptField": "prompt"}, "promptField: train has no column prompt; its columns are question, answer, level"),
+        ({"answerField": "a"}, "answerField: train has no column a; its columns are question, answer, level"),
+        ({"revision": "main"}, "revision: goes with name"),
+        ({"config": "main"}, "config: goes with name"),
+    ],
+)
+def test_what_is_not_there_is_one_line_with_what_is(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    save_splits(tmp_path / "data")
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path, **options)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "text"),
+    [
+        ("question", ["a", "  "], "promptField: row 1 of train: question must not be empty"),
+        ("question", ["a", None], "promptField: row 1 of train: question must be a text or a number"),
+        ("question", [["a"], ["b"]], "promptField: row 0 of train: question must be a text or a number, got ['a']"),
+        ("question", [True, False], "promptField: row 0 of train: question must be a text or a number, got true"),
+        ("answer", ["a", None], "answerField: row 1 of train: answer must be a text or a number"),
+        ("question", ["same", "same"], "must hold at least two different prompts"),
+    ],
+)
+def test_a_bad_row_is_one_line_with_its_number(tmp_path: Path, column: str, values: list[Any], text: str) -> None:
+    count = len(values)
+    table = {"question": [f"q{i}" for i in range(count)], "answer": ["x"] * count} | {column: values}
+    Dataset.from_dict(table).save_to_disk(tmp_path / "data")
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path)
+    assert text in str(caught.value)
+
+
+def test_a_training_split_that_is_held_out_whole_is_refused(tmp_path: Path) -> None:
+    DatasetDict({"train": Dataset.from_dict(rows(5)), "test": Dataset.from_dict(rows(9))}).save_to_disk(
+        tmp_path / "data"
+    )
+    with pytest.raises(UserError, match="every prompt of train is also one of test, which is held out"):
+        opened(tmp_path, evaluation={"split": "test"})
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.csv"])
+def test_a_broken_file_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'\x00\xff{"question": ')
+    with pytest.raises(UserError, match=r"path: cannot be loaded|has no column") as caught:
+        opened(tmp_path, path=name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_without_rows_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("question,answer\n")
+    with pytest.raises(UserError, match="corresponds to no data"):
+        opened(tmp_path, path="empty.csv")
+
+
+def test_a_directory_without_data_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match="path: cannot be loaded"):
+        opened(tmp_path)
+
+
+def test_the_code_of_a_data_set_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/data.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(UserError, match="path: cannot be loaded"):
+        opened(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="name: cannot be loaded") as caught:
+        opened(tmp_path, path=None, name="nobody/nothing")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,1 @@
+"""What answers the model's turns: environments, made again by replay wherever they are needed."""

@@ -1,0 +1,99 @@
+"""Plays turns, and keeps the environments of samples that are still at it.
+
+Owns the live environments of one process, the least recently used of them up to `MAX_LIVE`. Does not own time limits:
+`entering` is called before each call of the user's code, and whoever watches the process counts from there.
+
+Invariants:
+- The answer depends on (item, seed, completions) alone: where no live environment has played exactly these completions
+  (another process, a killed one, a forgotten one) a new one plays them all again.
+- An environment that failed is not used again.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from streamrl_workers.environments.base import Answer, Environment, MakeEnvironment, checked
+from streamrl_workers.rewards.base import Item
+from streamrl_workers.rewards.registry import BadValueError
+
+MAX_LIVE = 1024
+"""Environments kept in one process: about the samples that are under way; one that fell out costs a replay."""
+
+Key = tuple[int, int]
+"""Group, sample."""
+
+
+def item_seed(job_seed: int, *, split: str, index: int) -> int:
+    """Seed of an item's environment, 63 bits: all samples of an item, in every evaluation, play the same game."""
+    digest = hashlib.blake2b(f"{job_seed}/{split}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSource:
+    """What the environments of a job are made of."""
+
+    make: MakeEnvironment
+    seed: int
+    """The job's."""
+    max_observation_chars: int
+    """Longer observations are cut."""
+
+
+class Player:
+    """Answers turns."""
+
+    def __init__(self, source: EnvironmentSource, *, entering: Callable[[], None], max_live: int = MAX_LIVE) -> None:
+        self._source = source
+        self._entering = entering
+        self._max_live = max_live
+        self._live: OrderedDict[Key, tuple[bytes, Environment]] = OrderedDict()
+        self.replayed = 0
+        """Turns played again."""
+
+    def play(self, item: Item, *, split: str, index: int, key: Key, completions: Sequence[str]) -> Answer:
+        """The answer to the last of `completions` (at least one) by the environment of item `index` of a split.
+
+        `key` names the sample. The observation is cut to the job's bound.
+
+        Raises `BadValueError`, or whatever the user's code raises.
+        """
+        before = completions[:-1]
+        seed = item_seed(self._source.seed, split=split, index=index)
+        environment = self._find(key, before) or self._replay(item, seed=seed, completions=before)
+        answer = self._step(environment, completions[-1])
+        if not answer.done:
+            self._keep(key, completions, environment)
+        return replace(answer, observation=answer.observation[: self._source.max_observation_chars])
+
+    def _find(self, key: Key, completions: Sequence[str]) -> Environment | None:
+        found = self._live.pop(key, None)
+        return found[1] if found is not None and found[0] == _digest(completions) else None
+
+    def _keep(self, key: Key, completions: Sequence[str], environment: Environment) -> None:
+        self._live[key] = (_digest(completions), environment)
+        if len(self._live) > self._max_live:
+            self._live.popitem(last=False)
+
+    def _replay(self, item: Item, *, seed: int, completions: Sequence[str]) -> Environment:
+        self._entering()
+        environment = self._source.make(item, seed)
+        for turn, completion in enumerate(completions, start=1):
+            self.replayed += 1
+            if self._step(environment, completion).done:
+                raise BadValueError(
+                    f"made again, it ended at turn {turn} of {len(completions)}, which it had not done before; "
+                    "it must depend on its item, its seed and the completions alone"
+                )
+        return environment
+
+    def _step(self, environment: Environment, completion: str) -> Answer:
+        self._entering()
+        return checked(environment.step(completion))
+
+
+def _digest(completions: Sequence[str]) -> bytes:
+    return hashlib.blake2b(json.dumps(list(completions)).encode(), digest_size=16).digest()

@@ -1,0 +1,20 @@
+"""The environments by the key that users write; `open_environment` is the door."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from streamrl.spec.task import Environment
+from streamrl_workers.environments import python_function
+from streamrl_workers.environments.base import EnvironmentContext, MakeEnvironment
+from streamrl_workers.environments.player import EnvironmentSource
+
+ENVIRONMENTS: dict[str, Callable[..., MakeEnvironment]] = {"python": python_function.create}
+
+
+def open_environment(spec: Environment | None, *, seed: int, base_dir: Path) -> EnvironmentSource | None:
+    """The environment of a job with this seed; None if it has none. Raises `UserError` for a bad function."""
+    if spec is None:
+        return None
+    context = EnvironmentContext(field=f"spec.task.environment.{spec.key}", base_dir=base_dir)
+    make = ENVIRONMENTS[spec.key](spec.value, context=context)
+    return EnvironmentSource(make=make, seed=seed, max_observation_chars=spec.max_observation_chars)

@@ -1,0 +1,142 @@
+"""Chat templates: how a question becomes the text that the model reads. The one door to tokenizers for tasks.
+
+Owns the conversation [system?, user] and the glue between turns. Does not tokenize; the generators do, without adding
+special tokens, since the template has put them in. No torch: the tokenizer is loaded by the class that needs none
+(`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamrl.errors import UserError, shorten
+from streamrl.spec.task import Chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FIELD = "spec.task.chat"
+RESERVED_ARGUMENTS = (
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "conversation",
+    "messages",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+)
+"""Arguments that are ours; the template's own go by `templateArguments`."""
+
+_MARK = "streamrlturnends"
+"""A turn of the model that no template changes: what follows it is the glue."""
+_PROBE = "x"
+"""Some question that does not hold the mark."""
+
+Message = Mapping[str, str]
+
+
+def open_chat(chat: Chat, *, model_path: str) -> "ChatTemplate":
+    """The chat template of the tokenizer in the directory `model_path`; tries it once.
+
+    Raises:
+        UserError: there is no tokenizer or no template, or it refuses the system turn or the arguments.
+    """
+    for name in RESERVED_ARGUMENTS:
+        if name in chat.template_arguments:
+            raise UserError(field=f"{FIELD}.templateArguments.{name}", rule="is set by the run", fix="remove it")
+    tokenizer = _load(model_path)
+    template = ChatTemplate(tokenizer, chat=chat, ends=_ends(tokenizer, directory=Path(model_path)))
+    if _PROBE not in template.prompt(_PROBE):
+        raise UserError(field=FIELD, rule="the tokenizer's chat template leaves the user's text out", got=model_path)
+    return template
+
+
+def _load(model_path: str) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
+    if not model_path:
+        raise UserError(field=FIELD, rule="needs a model with a tokenizer, and this run has none", fix="remove chat")
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # a broken file surfaces as any exception at all, a bare one of the tokenizers' Rust too
+        raise UserError(
+            field=FIELD,
+            rule=f"the tokenizer cannot be loaded: {type(error).__name__}: {shorten(_one_line(error))}",
+            got=model_path,
+            fix="save it with save_pretrained, so that tokenizer.json is there",
+        ) from error
+    if not tokenizer.chat_template:
+        raise UserError(
+            field=FIELD,
+            rule="needs a tokenizer with a chat template, and this one has none",
+            got=model_path,
+            fix="take an instruction-tuned model, or remove chat",
+        )
+    loaded: PreTrainedTokenizerFast = tokenizer
+    return loaded
+
+
+def _ends(tokenizer: "PreTrainedTokenizerFast", *, directory: Path) -> dict[int, str]:
+    """Tokens at which a completion ends, as the engine takes them: of the tokenizer and of the generation settings."""
+    ids = [tokenizer.eos_token_id]
+    file = directory / "generation_config.json"
+    if file.is_file():
+        try:
+            named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        except (ValueError, AttributeError):  # a broken file: the engine says so when it loads the model
+            named = None
+        ids += named if isinstance(named, list) else [named]
+    return {number: str(tokenizer.convert_ids_to_tokens(number)) for number in ids if isinstance(number, int)}
+
+
+class ChatTemplate:
+    """Renders conversations; every method is pure."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, chat: Chat, ends: Mapping[int, str]) -> None:
+        self._tokenizer = tokenizer
+        self._system = [] if chat.system_prompt is None else [{"role": "system", "content": chat.system_prompt}]
+        self._arguments = dict(chat.template_arguments)
+        self._ends = ends
+
+    def prompt(self, question: str) -> str:
+        """System and user turn, and the beginning of the model's. Raises `UserError` if the template refuses."""
+        return self._render([*self._system, {"role": "user", "content": question}])
+
+    def ends_turn(self, token_id: int) -> bool:
+        """Whether a turn of the model whose last token is this one has ended by itself."""
+        return token_id in self._ends
+
+    def observation(self, text: str, *, ended: bool) -> str:
+        """What stands between two turns of the model: the end of the first, the environment's `text` as a user's turn, the beginning of the next.
+
+        `ended`: the model's turn ended with its end token, which stands in the sequence already and is left out here.
+        Raises `UserError` if the template refuses.
+        """
+        turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _MARK}]
+        whole = self._render([*self._system, *turns, {"role": "user", "content": text}])
+        _, mark, glue = whole.partition(_MARK)
+        if not mark:
+            raise UserError(field=FIELD, rule="the chat template drops earlier turns of the model; turns need them")
+        end = next((end for end in self._ends.values() if glue.startswith(end)), "") if ended else ""
+        return glue.removeprefix(end)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        arguments: dict[str, Any] = self._arguments
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **arguments
+            )
+        except Exception as error:  # jinja's, or whatever the template's own code raises
+            raise UserError(
+                field=FIELD,
+                rule=f"the chat template refuses the conversation: {type(error).__name__}: {shorten(_one_line(error))}",
+                fix="change systemPrompt or templateArguments",
+            ) from error
+        return str(text)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

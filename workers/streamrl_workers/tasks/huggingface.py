@@ -1,0 +1,202 @@
+"""`huggingFace`: a data set of the Hugging Face `datasets` library, of the hub or on disk, as a source of questions.
+
+Owns the checks of its rows and what a row becomes. Does not own: loading (`huggingface_load.py`), split by share and
+order (`rows.py`). Invariants:
+- All prompts and answers are checked when it is opened: a text that is not empty, or a number, which becomes its text.
+- No prompt of the held-out rows is trained: with `evaluation.split`, such rows leave the training split.
+- Rows lie in memory-mapped Arrow files: processes that were forked from one another share them.
+"""
+
+import datetime
+import decimal
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamrl.errors import UserError
+from streamrl.spec.task import HuggingFaceDataset, Task
+from streamrl_workers.rewards.base import Item
+from streamrl_workers.tasks.dataset import Question
+from streamrl_workers.tasks.huggingface_load import FIELD, load_splits
+from streamrl_workers.tasks.rows import Passes, hash_of, split_rows
+from streamrl_workers.tasks.values import Split
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+CHECK_ROWS = 1000
+"""Rows read at once while a split is checked: few enough for any text, many enough to be quick."""
+HELD_OUT_FIELD = "spec.task.evaluation.split"
+
+
+def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> "HuggingFaceSource":
+    """Load the splits and check every row.
+
+    Raises:
+        UserError: the data set, a split or a field is absent, or a row has no usable prompt or answer.
+    """
+    options, held_out_split = task.dataset.value, task.evaluation.split
+    assert isinstance(options, HuggingFaceDataset)
+    names = [options.split] if held_out_split is None else [options.split, held_out_split]
+    if len(set(names)) != len(names):
+        raise UserError(field=HELD_OUT_FIELD, rule="must differ from the split that is trained", got=held_out_split)
+    splits = load_splits(options, names=names, base_dir=base_dir)
+    train = _Rows(splits[0], name=options.split, options=options)
+    if held_out_split is None:
+        train_rows, held_out_rows = split_rows(
+            train.hashes, percent=options.held_out_percent, field=f"{FIELD}.{_place(options)}"
+        )
+        return HuggingFaceSource(
+            train=train, train_rows=train_rows, held_out=train, held_out_rows=held_out_rows, seed=seed
+        )
+    held_out = _Rows(splits[1], name=held_out_split, options=options)
+    return HuggingFaceSource(
+        train=train,
+        train_rows=_not_in(train, held_out, options=options),
+        held_out=held_out,
+        held_out_rows=array("Q", range(len(held_out.hashes))),
+        seed=seed,
+    )
+
+
+def _place(options: HuggingFaceDataset) -> str:
+    return "path" if options.name is None else "name"
+
+
+def _not_in(train: "_Rows", held_out: "_Rows", *, options: HuggingFaceDataset) -> "array[int]":
+    known = set(held_out.hashes)
+    rows = array("Q", (row for row, digest in enumerate(train.hashes) if digest not in known))
+    if not rows:
+        raise UserError(
+            field=f"{FIELD}.split",
+            rule=f"every prompt of {options.split} is also one of {held_out.name}, which is held out",
+            fix="name another split for evaluation, or none",
+        )
+    return rows
+
+
+class HuggingFaceSource:
+    """Questions of an opened data set."""
+
+    def __init__(
+        self, *, train: "_Rows", train_rows: "array[int]", held_out: "_Rows", held_out_rows: "array[int]", seed: int
+    ) -> None:
+        self._train = train
+        self._held_out = held_out
+        self._held_out_rows = held_out_rows
+        self._passes = Passes(train_rows, seed=seed)
+
+    @property
+    def held_out_size(self) -> int:
+        """Held-out rows."""
+        return len(self._held_out_rows)
+
+    def question(self, split: Split, index: int) -> Question:
+        """Train: pass after pass, without end. Held out: in the order of the data set."""
+        if split == "held_out":
+            return self._held_out.question(self._held_out_rows[index])
+        return self._train.question(self._passes.row(index))
+
+    def verify(self, answer: str, item: Item) -> float:
+        """Equality with the reference after trimming. Raises `ValueError` where there is none."""
+        if item.answer is None:
+            raise ValueError("the data set has no reference answer; set dataset.huggingFace.answerField")
+        return float(answer.strip() == item.answer.strip())
+
+
+class _Rows:
+    """One split, checked."""
+
+    def __init__(self, dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> None:
+        self.name = name
+        self._options = options
+        self._fields = _fields(dataset, name=name, options=options)
+        self._dataset = _without_media(dataset, keep=self._fields)
+        self.hashes = array("Q", (hash_of(prompt) for prompt in self._checked_prompts()))
+        """Of each row's prompt."""
+        if not self.hashes:
+            raise UserError(field=f"{FIELD}.split", rule=f"{name} must have at least one row")
+
+    def question(self, row: int) -> Question:
+        """One row. Columns that JSON cannot carry are left out of the metadata."""
+        record = self._dataset[int(row)]
+        prompt = _text(record[self._options.prompt_field], place="")
+        field = self._options.answer_field
+        answer = None if field is None else _text(record[field], place="")
+        rest = {key: plain(value) for key, value in record.items() if key not in self._fields and _is_plain(value)}
+        return Question(question=prompt, answer=answer, metadata=rest, source_index=int(row))
+
+    def _checked_prompts(self) -> Iterator[str]:
+        number = 0
+        for batch in self._dataset.select_columns(list(self._fields)).iter(batch_size=CHECK_ROWS):
+            columns = [batch[field] for field in self._fields]
+            for values in zip(*columns, strict=True):
+                yield self._checked(values, number=number)
+                number += 1
+
+    def _checked(self, values: tuple[Any, ...], *, number: int) -> str:
+        keys = ("promptField", "answerField")
+        prompt = ""
+        for key, field, value in zip(keys, self._fields, values, strict=False):
+            place = f"row {number} of {self.name}: {field}"
+            try:
+                text = _text(value, place=place)
+            except ValueError as error:
+                raise UserError(field=f"{FIELD}.{key}", rule=str(error), got=value) from error
+            if key == "promptField":
+                prompt = text
+        if not prompt.strip():
+            raise UserError(
+                field=f"{FIELD}.promptField",
+                rule=f"row {number} of {self.name}: {self._options.prompt_field} must not be empty",
+            )
+        return prompt
+
+
+def _fields(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> tuple[str, ...]:
+    """Names of the prompt's and the answer's column, which are there."""
+    wanted = {"promptField": options.prompt_field}
+    if options.answer_field is not None:
+        wanted["answerField"] = options.answer_field
+    for key, column in wanted.items():
+        if column not in dataset.column_names:
+            known = ", ".join(dataset.column_names)
+            raise UserError(
+                field=f"{FIELD}.{key}", rule=f"{name} has no column {column}", fix=f"its columns are {known}"
+            )
+    return tuple(wanted.values())
+
+
+def _without_media(dataset: "Dataset", *, keep: tuple[str, ...]) -> "Dataset":
+    """Without images, sounds and the like: to decode them takes packages and time, and no reward could have them."""
+    from datasets.features.features import require_decoding
+
+    media = [name for name, feature in dataset.features.items() if name not in keep and require_decoding(feature)]
+    return dataset.remove_columns(media)
+
+
+def _text(value: object, *, place: str) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{place} must be a text or a number")
+
+
+def _is_plain(value: object) -> bool:
+    return not isinstance(value, bytes | bytearray)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any value of Arrow in, JSON out
+    """The value as JSON can carry it: dates and decimals as texts, numbers that are none as null, bytes left out."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items() if _is_plain(item)}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value if _is_plain(item)]
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
+        return str(value)
+    return value if isinstance(value, str | int | bool | None) else str(value)
