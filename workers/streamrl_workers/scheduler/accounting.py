@@ -1,40 +1,31 @@
-"""What metrics read: counts now, and one summary for each recorded step.
+"""What metrics read of steps: one summary for each that is recorded.
 
 Owns the values; the core fills them. Means come as sum and count where they are reduced further.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import get_args
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.group_stats import GroupStats, add_up
+from streamrl_workers.scheduler.life import Event
+from streamrl_workers.tasks.values import FailureKind
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStats:
-    """What a scored group adds to the summary of its step."""
-
-    begun: int
-    samples: int
-    reward_sum: float
-    reward_count: int
-    tokens_sum: int
-    tokens_max: int
-
-
-def stats_of(trajectories: Iterable[pb.Trajectory], *, begun: int) -> GroupStats:
-    """Add up the samples of one group."""
-    samples = list(trajectories)
-    rewards = [sample.reward for sample in samples if sample.HasField("reward")]
-    tokens = [len(sample.tokens) >> 2 for sample in samples]
-    return GroupStats(
-        begun=begun,
-        samples=len(samples),
-        reward_sum=sum(rewards),
-        reward_count=len(rewards),
-        tokens_sum=sum(tokens),
-        tokens_max=max(tokens, default=0),
+FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+"""Why a sample has no reward; metrics have them all, zeros included."""
+DROP_REASONS = tuple(
+    event.value
+    for event in (
+        Event.REWARD_FAILED,
+        Event.GENERATION_FAILED,
+        Event.ZERO_VARIANCE,
+        Event.TOO_STALE,
+        Event.RUN_ENDED,
     )
+)
+"""Why a group is never trained; metrics have them all, zeros included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +54,12 @@ class StepSummary:
     dropped_groups: Mapping[str, int]
     """Reason -> groups, since the step before."""
     trainer_metrics: Mapping[str, float]
+    turns_sum: int = 0
+    """Turns of the model, over samples."""
+    part_sums: Mapping[str, float] = field(default_factory=dict)
+    """Reward's name -> sum over the samples with a reward, before weights."""
+    score_failures: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> samples that got no reward since the step before: training and held-out ones, of this or any later step."""
 
     @property
     def reward_mean(self) -> float:
@@ -70,9 +67,19 @@ class StepSummary:
         return self.reward_sum / self.reward_count if self.reward_count else 0.0
 
     @property
+    def part_means(self) -> dict[str, float]:
+        """Mean of each part of the reward, before weights, over the samples that have a reward."""
+        return {name: total / self.reward_count for name, total in self.part_sums.items()} if self.reward_count else {}
+
+    @property
     def tokens_mean(self) -> float:
         """Mean completion length in tokens."""
         return self.tokens_sum / self.samples if self.samples else 0.0
+
+    @property
+    def turns_mean(self) -> float:
+        """Mean turns of a sample; 1 without an environment."""
+        return self.turns_sum / self.samples if self.samples else 0.0
 
     @property
     def staleness_mean(self) -> float:
@@ -86,6 +93,7 @@ class Since:
 
     reissued_samples: int
     dropped_groups: Mapping[str, int]
+    score_failures: Mapping[str, int] = field(default_factory=dict)
 
 
 def summarize(done: pb.StepDone, *, attempt: int, groups: Iterable[GroupStats], since: Since) -> StepSummary:
@@ -110,35 +118,7 @@ def summarize(done: pb.StepDone, *, attempt: int, groups: Iterable[GroupStats], 
         reissued_samples=since.reissued_samples,
         dropped_groups=since.dropped_groups,
         trainer_metrics=dict(done.metrics),
+        turns_sum=sum(group.turns_sum for group in stats),
+        part_sums=add_up(group.part_sums for group in stats),
+        score_failures=since.score_failures,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreView:
-    """The scheduler's state in numbers."""
-
-    attempt: int
-    step: int
-    """Steps recorded in the effective history."""
-    steps: int
-    ended: bool
-    groups_by_state: Mapping[str, int]
-    """Groups in memory by state of life; the key set is stable."""
-    waiting_samples: int
-    active_leases: int
-    buffered_bytes: int
-    handed_groups: int
-    """Of the step that is being handed over."""
-    generators: int
-    idle_causes: Mapping[str, int]
-    """Cause -> generators that have a free slot and nothing to take; the key set is stable."""
-    announced_step: int | None
-    """Weight version that generators are told to use."""
-    evaluating_step: int | None
-    prompts_ready: int
-    ignored_progress: int
-    """Progress items of unknown or revoked leases, since the start."""
-    reissued_samples: int
-    """Since the start."""
-    dropped_groups: Mapping[str, int]
-    """Reason -> groups, since the start."""

@@ -9,15 +9,12 @@ the load stays even. Tells generators without work why there is none.
     3. the next group by the policy, if the staleness window and the buffer let one begin
 """
 
-from collections import Counter
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups import Group
 from streamrl_workers.scheduler.parts import Parts
-
-CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "ended")
 
 
 class Assignment:
@@ -65,6 +62,7 @@ class Assignment:
             self._pressed(),
             self._planner.may_plan(),
             self._planner.all_planned(),
+            self._production.answering > 0,
             self.open,
             self.ended,
         )
@@ -73,11 +71,6 @@ class Assignment:
             return [self._fleet.free[name] for name in names if name in self._fleet.free]
         self._last = situation
         return list(self._fleet.free.values())
-
-    def causes(self) -> dict[str, int]:
-        """Cause -> generators that have a free slot and nothing to take."""
-        found = Counter(generator.idle_cause for generator in self._fleet.free.values())
-        return {cause: found[cause] for cause in CAUSES}
 
     # ---- inside
 
@@ -125,13 +118,20 @@ class Assignment:
             self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(idle=pb.Idle(cause=cause)))
 
     def _cause(self, generator: Generator) -> str:
+        if self._production.answering and not (self.ended or self._waiting.samples):
+            return "no_prompts"  # what the model reads next is not there yet
         if self.ended or (self._planner.all_planned() and not self._waiting.samples and not self._evaluator.waiting):
             return "ended"
         if generator.step is None or not self.open:
             return "no_weights"
         if self._waiting.samples:
-            return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else "staleness"
-        return "no_prompts" if self._planner.may_plan() else "staleness"
+            return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else self._not_yet
+        return "no_prompts" if self._planner.may_plan() else self._not_yet
+
+    @property
+    def _not_yet(self) -> str:
+        """Why nothing more may begin before the trainer has done its step."""
+        return "turn" if self._settings.waits_are_turns else "staleness"
 
     def _tell_waiting(self, generator: Generator, *, waiting: bool) -> None:
         if generator.told_waiting != waiting:

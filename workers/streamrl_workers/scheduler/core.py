@@ -16,9 +16,10 @@ which nothing that can be done now is left undone.
 from collections.abc import Sequence
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.accounting import CoreView, StepSummary
+from streamrl_workers.scheduler.accounting import StepSummary
 from streamrl_workers.scheduler.announce import Announcer
 from streamrl_workers.scheduler.assignment import Assignment
+from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.dispatch import policy
 from streamrl_workers.scheduler.effects import (
     Dropped,
@@ -31,6 +32,7 @@ from streamrl_workers.scheduler.effects import (
     Recovered,
     RunEnded,
     Score,
+    TurnAnswer,
 )
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, PATIENCE_LEASES, Evaluator
 from streamrl_workers.scheduler.fleet import Fleet, Generator, welcome
@@ -40,6 +42,7 @@ from streamrl_workers.scheduler.lengths import LengthHistory
 from streamrl_workers.scheduler.life import Event, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.parts import Parts
+from streamrl_workers.scheduler.pool_view import pool_view, pool_views
 from streamrl_workers.scheduler.production import Production
 from streamrl_workers.scheduler.prompts import Planner
 from streamrl_workers.scheduler.recovery import frontier, restore
@@ -118,6 +121,16 @@ class Core:
                 self._parts.production.scored(score)
         return self._settle()
 
+    def turns_answered(self, answers: Sequence[TurnAnswer]) -> list[Effect]:
+        """Answers to PlayTurn."""
+        for answer in answers:
+            if answer.group_id >= GROUP_BASE:
+                self._parts.evaluator.answered(answer)
+            else:
+                self._parts.evaluator.slots_move()
+                self._parts.production.answered(answer)
+        return self._settle()
+
     # ---- journal
 
     def committed(self, sequence: int) -> list[Effect]:
@@ -178,6 +191,14 @@ class Core:
             if version.step == generator.highest_told:
                 generator.highest_told = -1
                 self._announcer.changed()
+        return self._settle()
+
+    def generator_leaving(self, generator_id: str, *, now_s: float) -> list[Effect]:
+        """The generator finishes what it holds, takes nothing more, and goes."""
+        generator = self._heard(generator_id, now_s)
+        if generator is not None:
+            generator.leaving = True
+            self._parts.fleet.settle(generator)
         return self._settle()
 
     def generator_drained(self, generator_id: str, *, now_s: float) -> list[Effect]:
@@ -277,14 +298,16 @@ class Core:
             active_leases=parts.fleet.leases,
             buffered_bytes=parts.groups.buffered_bytes,
             handed_groups=self._handover.handed,
-            generators=len(parts.fleet),
-            idle_causes=self._assignment.causes(),
+            buffered_groups=self._handover.buffered,
+            fleet=pool_view(parts.fleet),
+            pools=pool_views(parts.fleet),
             announced_step=None if announced is None else announced[1],
             evaluating_step=None if evaluating is None else evaluating[1],
             prompts_ready=parts.planner.ready,
             ignored_progress=self._ignored_progress,
             reissued_samples=parts.production.reissued,
             dropped_groups=dict(parts.groups.dropped),
+            score_failures=dict(parts.production.failures),
         )
 
     # ---- inside: generators
@@ -340,6 +363,7 @@ class Core:
                 self._handover.scored(group)
             else:
                 self._outbox.write(Dropped(group_id=group.group_id, reason=Event.TOO_STALE.value))
+                parts.groups.dropped[Event.TOO_STALE.value] += 1
         parts.planner.restore(restored.planned)
 
     def _settle(self) -> list[Effect]:
@@ -409,6 +433,7 @@ def _make_parts(settings: Settings, recovered: Recovered, *, first_lease: int) -
         batch_groups=settings.batch_groups,
     )
     first = recovered.next_group_id
+    production = Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, history=history)
     return Parts(
         settings=settings,
         outbox=outbox,
@@ -416,7 +441,9 @@ def _make_parts(settings: Settings, recovered: Recovered, *, first_lease: int) -
         window=window,
         fleet=fleet,
         waiting=waiting,
-        production=Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, history=history),
-        evaluator=Evaluator(settings, outbox, fleet=fleet, done=recovered.evaluated_steps),
+        production=production,
+        evaluator=Evaluator(
+            settings, outbox, fleet=fleet, done=recovered.evaluated_steps, failures=production.failures
+        ),
         planner=Planner(settings, outbox, groups=groups, window=window, waiting=waiting, first=first),
     )

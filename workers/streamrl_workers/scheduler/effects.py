@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.group_stats import GroupStats
+from streamrl_workers.tasks.values import FailureKind
 
 Split = Literal["train", "held_out"]
 
@@ -28,13 +30,29 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Result of scoring one sample. `reward` None: scoring failed, `error` says why."""
+    """Result of scoring one sample. `reward` None: scoring failed, `kind` and `error` say why."""
 
     group_id: int
     sample_index: int
     reward: float | None
     parts: Mapping[str, float]
     error: str = ""
+    kind: FailureKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnAnswer:
+    """The environment's answer to one turn. `error` not empty: it failed; `kind` and `error` say how."""
+
+    group_id: int
+    sample_index: int
+    lease: int
+    """As in `PlayTurn`."""
+    observation: str
+    reward: float
+    done: bool
+    error: str = ""
+    kind: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +172,24 @@ class ScoreSample:
     split: Split
     prompt_index: int
     completion: str
+    """With an environment: of the last turn."""
+    environment_reward: float = 0.0
+    """Sum of what the environment gave for the turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayTurn:
+    """Ask the task pool for the environment's answer to a turn; answered by a `TurnAnswer`."""
+
+    group_id: int
+    sample_index: int
+    lease: int
+    """The lease under which the turn ended: no two turns have the same."""
+    split: Split
+    prompt_index: int
+    completions: tuple[str, ...]
+    """Text of every turn so far: the environment is what answers to them."""
+    last_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +214,7 @@ class HandGroup:
     group_id: int
     step: int
     trajectories: tuple[bytes, ...]
-    """Serialized `Trajectory`, by sample index."""
+    """Serialized `Trajectory`, by sample index. Empty: a group of a recorded step, the shell takes them from the journal."""
     size_bytes: int
 
 
@@ -204,7 +240,7 @@ class Failed:
     reason: str
 
 
-Effect = NeedPrompts | ScoreSample | ToGenerator | ToTrainer | HandGroup | Write | Finished | Failed
+Effect = NeedPrompts | ScoreSample | PlayTurn | ToGenerator | ToTrainer | HandGroup | Write | Finished | Failed
 
 
 # ---------------------------------------------------------------- recovery
@@ -212,13 +248,15 @@ Effect = NeedPrompts | ScoreSample | ToGenerator | ToTrainer | HandGroup | Write
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredGroup:
-    """A live group found in the journal. `trajectories` empty: planned only, it is generated again."""
+    """A live group found in the journal, or one of a step that may be repeated (`stats` are there: its samples stay
+    in the journal). Neither `trajectories` nor `stats`: planned only, it is generated again."""
 
     group_id: int
     prompt_index: int
     begun_step: int | None
     trajectories: tuple[bytes, ...]
     size_bytes: int
+    stats: GroupStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

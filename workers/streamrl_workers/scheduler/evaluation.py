@@ -8,15 +8,17 @@ of the groups' life: nothing of it is journaled but the result, an unfinished on
     deadline: PATIENCE_LEASES leases in which no sample at all gains a token; what is missing then counts as failed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.effects import Evaluated, NeedPrompts, Prompt, Score, ScoreSample
+from streamrl_workers.scheduler.effects import Evaluated, NeedPrompts, Prompt, Score, ScoreSample, TurnAnswer
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease, Version
+from streamrl_workers.scheduler.groups import Sample
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.seeds import sample_seed
 from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.tasks.values import FailureKind
 
 PATIENCE_LEASES = 10
 """A version that nobody can load must not stop the run."""
@@ -34,18 +36,23 @@ def group_number(step: int, prompt_index: int) -> int:
 class Evaluator:
     """At most one evaluation at a time."""
 
-    def __init__(self, settings: Settings, outbox: Outbox, *, fleet: Fleet, done: frozenset[int]) -> None:
+    def __init__(
+        self, settings: Settings, outbox: Outbox, *, fleet: Fleet, done: frozenset[int], failures: Counter[str]
+    ) -> None:
+        """`failures`: samples that got no reward are counted there, by kind."""
         self._settings = settings
         self._outbox = outbox
         self._fleet = fleet
         self._done = set(done)
+        self._failures = failures
         self._prompts: dict[int, str] = {}
         self._sampling = pb.Sampling(
             temperature=0.0, top_p=1.0, max_tokens=settings.sampling.max_tokens, stop=settings.sampling.stop
         )
         self.version: Version | None = None
         self._waiting: deque[int] = deque()
-        self._tokens: dict[int, int] = {}
+        self._samples: dict[int, Sample] = {}
+        """By prompt index: those that are with a generator, with the environment, or done."""
         self._rewards: dict[int, float | None] = {}
         self._progressed = False
         self._progress_s: float | None = None
@@ -76,7 +83,7 @@ class Evaluator:
         """Evaluate this version now."""
         self.version = version
         self._waiting = deque(sorted(self._prompts))
-        self._tokens, self._rewards, self._writing = {}, {}, False
+        self._samples, self._rewards, self._writing = {}, {}, False
         self._progressed = True
 
     def abandon(self) -> None:
@@ -109,11 +116,15 @@ class Evaluator:
         assert self.version is not None
         index = self._waiting.popleft()
         number = group_number(self.version[1], index)
+        sample = self._samples.setdefault(index, Sample(0, turns=self._settings.new_turns()))
         lease = self._fleet.lend(generator, group_id=number, sample_index=0, evaluation=True)
         request = pb.SampleRequest(
             lease=lease.number,
             group_id=number,
             prompt=self._prompts[index],
+            prefix_tokens=sample.tokens,
+            context_tokens=0 if sample.turns is None else sample.turns.context_tokens,
+            observation="" if sample.turns is None else sample.turns.observation,
             sampling=self._sampling,
             seed=sample_seed(self._settings.seed, group_id=number, sample_index=0),
             pinned=True,
@@ -124,18 +135,45 @@ class Evaluator:
         """Tokens, and perhaps the end, of one sample."""
         self._progressed = True
         index = _prompt_index(lease.group_id)
-        self._tokens[index] = self._tokens.get(index, 0) + (len(item.tokens) >> 2)
+        sample = self._samples[index]
+        sample.add(item)
         if not item.finish_reason:
             return
         self._fleet.end(lease.number)
         if item.finish_reason == "error":
             self._result(index, None)
-            return
+        elif sample.ends_turn(item):
+            self._outbox.add(sample.ask(lease.number, group_id=lease.group_id, split="held_out", prompt_index=index))
+        else:
+            self._ask_score(lease.group_id, sample)
+
+    def _ask_score(self, group_id: int, sample: Sample) -> None:
         self._outbox.add(
             ScoreSample(
-                group_id=lease.group_id, sample_index=0, split="held_out", prompt_index=index, completion=item.text
+                group_id=group_id,
+                sample_index=0,
+                split="held_out",
+                prompt_index=_prompt_index(group_id),
+                completion=sample.text,
+                environment_reward=0.0 if sample.turns is None else sample.turns.reward,
             )
         )
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """The environment's answer to a turn; those of an older evaluation are left alone."""
+        index = _prompt_index(answer.group_id)
+        sample = self._samples.get(index)
+        if self.version is None or self._writing or sample is None or sample.turns is None:
+            return
+        if sample.turns.asked != answer.lease or index in self._rewards:
+            return
+        self._progressed = True
+        if sample.answered(answer, max_turns=self._settings.max_turns):
+            self._waiting.append(index)
+        elif answer.error:
+            self._result(index, None, kind=answer.kind)
+        else:
+            self._ask_score(answer.group_id, sample)
 
     def slots_move(self) -> None:
         """Training samples gain tokens: their slots will be free for those that wait here."""
@@ -145,7 +183,7 @@ class Evaluator:
         """The lease is revoked: its sample is made again from the start."""
         self._fleet.end(lease.number)
         index = _prompt_index(lease.group_id)
-        self._tokens.pop(index, None)
+        self._samples.pop(index, None)
         self._waiting.appendleft(index)
 
     def scored(self, score: Score) -> None:
@@ -153,9 +191,9 @@ class Evaluator:
         index = _prompt_index(score.group_id)
         if self.version is None or self._writing or score.group_id != group_number(self.version[1], index):
             return
-        if index in self._tokens:
+        if index in self._samples:
             self._progressed = True
-            self._result(index, score.reward)
+            self._result(index, score.reward, kind=score.kind)
 
     # ---- the end
 
@@ -169,9 +207,11 @@ class Evaluator:
             self._waiting.clear()
             self._finish()
 
-    def _result(self, index: int, reward: float | None) -> None:
+    def _result(self, index: int, reward: float | None, *, kind: FailureKind | None = None) -> None:
         if index in self._rewards:
             return
+        if kind is not None:
+            self._failures[kind] += 1
         self._rewards[index] = reward
         if len(self._rewards) == self._settings.evaluation_prompts:
             self._finish()
@@ -179,7 +219,7 @@ class Evaluator:
     def _finish(self) -> None:
         assert self.version is not None
         rewards = [reward for reward in self._rewards.values() if reward is not None]
-        tokens = [self._tokens.get(index, 0) for index in self._rewards]
+        tokens = [len(self._samples[index].tokens) >> 2 if index in self._samples else 0 for index in self._rewards]
         result = Evaluated(
             step=self.version[1],
             mean_reward=sum(rewards) / len(rewards) if rewards else None,

@@ -15,6 +15,9 @@ from streamrl_workers.scheduler.effects import GeneratorInfo
 Version = tuple[int, int]
 """Attempt, step."""
 
+IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "turn", "ended")
+"""Why a generator with a free slot gets nothing."""
+
 
 @dataclass(slots=True)
 class Lease:
@@ -48,6 +51,8 @@ class Generator:
     """It could not load that version; it is told again at the next tick."""
     silent: bool = False
     """Not heard for a lease: it holds nothing and gets nothing until it speaks."""
+    leaving: bool = False
+    """It has said that it finishes what it holds and takes nothing more."""
     drained: bool = False
     idle_cause: str = ""
     """The cause last told; empty: it has work."""
@@ -66,7 +71,7 @@ class Generator:
     @property
     def free(self) -> int:
         """Slots without a lease that can be filled."""
-        return 0 if self.silent or self.drained else self.slots - len(self.leases)
+        return 0 if self.silent or self.leaving or self.drained else self.slots - len(self.leases)
 
 
 class Fleet:

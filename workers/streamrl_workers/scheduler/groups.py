@@ -14,10 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.accounting import GroupStats
 from streamrl_workers.scheduler.dispatch import Key
+from streamrl_workers.scheduler.effects import PlayTurn, Split, TurnAnswer
+from streamrl_workers.scheduler.group_stats import GroupStats
 from streamrl_workers.scheduler.life import Event, SampleEvent, SampleState, State, after, sample_after
 from streamrl_workers.scheduler.staleness import Window
+from streamrl_workers.scheduler.turns import Turns
+from streamrl_workers.stream.packing import unpack_int32
 
 _OVERHEAD_BYTES = 96
 """What a sample takes beside its tokens: numbers and names of the message."""
@@ -34,6 +37,9 @@ class Sample:
     state: SampleState = SampleState.WAITING
     lease: int | None = None
     issues: int = 0
+    """Of the turn under way."""
+    turns: Turns | None = None
+    """With an environment."""
     bound: int | None = None
     """Version of its first token, or the oldest that it can still be made under; None: waiting, no token."""
     tokens: bytes = b""
@@ -47,6 +53,9 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     reward_error: str = ""
 
+    text: str = ""
+    """Of the completion, when it has ended; with an environment: of the last turn."""
+
     @property
     def size_bytes(self) -> int:
         """What it takes in the buffer."""
@@ -58,17 +67,74 @@ class Sample:
 
     def add(self, item: pb.Progress) -> None:
         """Append what has arrived."""
+        if self.turns is not None and (item.tokens or item.observation_tokens):
+            self._add_observation(item, turns=self.turns)
         self.tokens += item.tokens
         self.logprobs += item.logprobs
         if item.prompt_tokens:
             self.prompt_tokens = item.prompt_tokens
         for span in item.spans:
-            self._add_span((span.tokens, span.step, span.attempt))
+            self._add_span(_span(span))
+
+    def _add_observation(self, item: pb.Progress, *, turns: Turns) -> None:
+        """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
+        count = len(item.observation_tokens) >> 2
+        turns.observed(count)
+        if count:
+            self.tokens += item.observation_tokens
+            self.logprobs += bytes(len(item.observation_tokens))
+            _, step, attempt = _span(item.spans[0]) if item.spans else self.spans[-1]
+            self._add_span((count, step, attempt))
 
     def _add_span(self, span: Span) -> None:
         if self.spans and self.spans[-1][1:] == span[1:]:
             span = (self.spans.pop()[0] + span[0], span[1], span[2])
         self.spans.append(span)
+
+    # ---- with an environment
+
+    def awaits_observation(self, item: pb.Progress) -> bool:
+        """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
+        return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
+
+    def ends_turn(self, item: pb.Progress) -> bool:
+        """The completion has ended with `item`; whether that is a turn for the environment.
+
+        A turn without a token is none: the model has no positions left, the sample ends with the turn before.
+        """
+        if self.turns is not None and self.turns.context_tokens * 4 == len(self.tokens):
+            return False
+        self.text = item.text
+        return self.turns is not None
+
+    def ask(self, lease: int, *, group_id: int, split: Split, prompt_index: int) -> PlayTurn:
+        """What the environment is asked about the turn that ended under `lease`."""
+        assert self.turns is not None
+        self.turns.end(self.text, tokens=len(self.tokens) >> 2, lease=lease)
+        return PlayTurn(
+            group_id=group_id,
+            sample_index=self.index,
+            lease=lease,
+            split=split,
+            prompt_index=prompt_index,
+            completions=tuple(self.turns.completions),
+            last_token=unpack_int32(self.tokens[-4:])[0],
+        )
+
+    def answered(self, answer: TurnAnswer, *, max_turns: int | None) -> bool:
+        """Take the environment's answer; whether the model has another turn. What a limit ends has finish reason `length`."""
+        assert self.turns is not None
+        self.turns.answered(answer)
+        if answer.error or answer.done:
+            return False
+        goes_on = max_turns is None or len(self.turns.completions) < max_turns
+        if not goes_on:
+            self.finish_reason = "length"
+        return goes_on
+
+
+def _span(span: pb.VersionSpan) -> Span:
+    return span.tokens, span.step, span.attempt
 
 
 @dataclass(slots=True)
@@ -93,7 +159,7 @@ class Group:
     unscored: int = 0
     buffered_bytes: int = 0
     trajectories: tuple[bytes, ...] = ()
-    """Once scored: serialized, by sample index."""
+    """Once scored, until a step's record has the group: serialized, by sample index."""
     size_bytes: int = 0
     stats: GroupStats | None = None
     serial: int | None = None
@@ -136,6 +202,11 @@ class GroupTable:
         return self._groups[group_id]
 
     @property
+    def filling_step(self) -> int:
+        """The step that is being filled: the first without a record."""
+        return self._window.step
+
+    @property
     def live(self) -> int:
         """Groups that are in no step's record (and not dropped)."""
         return len(self._groups) - self._recorded
@@ -159,10 +230,16 @@ class GroupTable:
         group.state = following
 
     def record(self, group: Group) -> None:
-        """The group is in the record of a step now; it no longer counts as waiting for the trainer."""
+        """The group is in the record of a step now; it no longer counts as waiting for the trainer.
+
+        Its samples leave the memory: the journal has them until a checkpoint covers the step, and whoever hands the
+        group over again reads them there.
+        """
         self._recorded += not group.recorded
         group.recorded = True
         self.unbuffer(group)
+        group.trajectories = ()
+        group.samples, group.bounds, group.prompt = [], {}, ""
 
     def drop(self, group: Group, event: Event) -> None:
         """The group will never be trained; it leaves the memory."""

@@ -8,15 +8,18 @@ get exactly their recorded groups; the staleness window speaks of the frontier a
     trainer_joined -> AttemptStarted durable -> Welcome -> groups ... StepDone -> StepTaken durable -> StepRecorded -> groups of the next step
 """
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.accounting import GroupStats, Since, StepSummary, stats_of, summarize
+from streamrl_workers.scheduler.accounting import Since, StepSummary, summarize
+from streamrl_workers.scheduler.barrier import batch_complete
 from streamrl_workers.scheduler.effects import AttemptStarted, Checkpointed, HandGroup, Recovered, StepTaken
+from streamrl_workers.scheduler.group_stats import GroupStats, stats_of_stored
 from streamrl_workers.scheduler.groups import Group
 from streamrl_workers.scheduler.life import Event, State
 from streamrl_workers.scheduler.parts import Parts
+from streamrl_workers.scheduler.ready import ReadyGroups
 
 
 class MismatchError(Exception):
@@ -50,12 +53,11 @@ class HandOver:
         self._largest_credit = 0
         self._handed: dict[int, None] = {}
         """Groups of the current step that the trainer holds, in order."""
-        self._ready: dict[int, deque[tuple[int, int]]] = {}
-        """Version -> (serial, group) of groups that may be handed over; entries out of date are skipped."""
-        self._serial = 0
+        self._ready = ReadyGroups(parts.groups)
         self._idle_cause = ""
         self._reissued_before = 0
-        self._dropped_before: dict[str, int] = {}
+        self._dropped_before: Counter[str] = Counter()
+        self._failures_before: Counter[str] = Counter()
         self.last_step: StepSummary | None = None
 
     # ---- what others ask
@@ -66,6 +68,11 @@ class HandOver:
         return len(self._handed)
 
     @property
+    def buffered(self) -> int:
+        """Groups that are scored and in no step's record."""
+        return self._ready.total + (0 if self.repeating else len(self._handed))
+
+    @property
     def repeating(self) -> bool:
         """Whether recorded steps are being taken again."""
         return self.step < self._window.step
@@ -74,10 +81,7 @@ class HandOver:
 
     def scored(self, group: Group) -> None:
         """The group's record is durable: it may be handed over."""
-        group.serial = self._serial
-        self._serial += 1
-        if group.begun is not None:
-            self._ready.setdefault(group.begun, deque()).append((group.serial, group.group_id))
+        self._ready.put(group)
 
     def hand_over(self) -> None:
         """Send what may be sent, in the order of scoring as far as the staleness rule allows."""
@@ -93,23 +97,15 @@ class HandOver:
         if self.repeating:
             missing = (group_id for group_id in self._compositions[self.step] if group_id not in self._handed)
             return next((self._groups[group_id] for group_id in missing), None)
-        if not self._window.room:
+        if not (self._window.room and self._barrier_open()):
             return None
-        heads = [(head, version) for version in self._allowed() if (head := self._head(version)) is not None]
-        return self._groups[min(heads)[0][1]] if heads else None
+        heads = [self._ready.first(version) for version in self._ready.counts if self._window.may_hand(version)]
+        return self._groups[min(heads)[1]] if heads else None
 
-    def _allowed(self) -> list[int]:
-        return [version for version in self._ready if self._window.may_hand(version)]
-
-    def _head(self, version: int) -> tuple[int, int] | None:
-        """First valid entry of a version."""
-        entries = self._ready[version]
-        while entries:
-            group = self._groups.get(entries[0][1])
-            if group is not None and group.state is State.SCORED and group.serial == entries[0][0]:
-                return entries[0]
-            entries.popleft()
-        return None
+    def _barrier_open(self) -> bool:
+        if not self._settings.whole_batches or self._handed:
+            return True
+        return batch_complete(self._ready.counts, room=self._window.room, due=self._window.due())
 
     def _affords(self, group: Group) -> bool:
         """Within the credit; a group larger than all of the credit goes when nothing else is unpaid."""
@@ -131,7 +127,7 @@ class HandOver:
     def _hold(self, group: Group) -> None:
         """The trainer has the group, in the current step."""
         self._groups.follow(group, Event.HAND)
-        group.serial = None
+        self._ready.take(group)
         self._handed[group.group_id] = None
         if not self.repeating:
             assert group.begun is not None
@@ -149,11 +145,16 @@ class HandOver:
     def _tell_idle(self) -> None:
         if self.repeating or not self._window.room:
             return
-        waits = any(self._head(version) is not None for version in self._ready)
-        cause = "due_group" if waits else "no_samples"
+        cause = self._waits_for()
         if cause != self._idle_cause:
             self._idle_cause = cause
             self._outbox.to_trainer(pb.TrainerCommand(idle=pb.Idle(cause=cause)))
+
+    def _waits_for(self) -> str:
+        if self._settings.waits_are_turns:
+            return "turn"
+        enough = self._window.room if self._settings.whole_batches else 1
+        return "due_group" if self._ready.total >= enough else "no_samples"
 
     # ---- steps
 
@@ -182,23 +183,24 @@ class HandOver:
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups[group_id] for group_id in done.group_ids]
+        stats = [_stats(group) for group in groups]
         for group in groups:
             self._groups.follow(group, Event.CONSUME)
             self._groups.record(group)
         if not self.repeating:
             self._compositions[self.step] = tuple(done.group_ids)
             self._window.advance()
-            self._ready = {version: entries for version, entries in self._ready.items() if entries}
-        stats = [_stats(group) for group in groups]
         return summarize(done, attempt=self.attempt, groups=stats, since=self._since())
 
     def _since(self) -> Since:
-        reissued, dropped = self._production.reissued, dict(self._groups.dropped)
+        reissued, dropped, failures = self._production.reissued, self._groups.dropped, self._production.failures
         since = Since(
             reissued_samples=reissued - self._reissued_before,
-            dropped_groups={reason: count - self._dropped_before.get(reason, 0) for reason, count in dropped.items()},
+            dropped_groups={reason: count - self._dropped_before[reason] for reason, count in dropped.items()},
+            score_failures={kind: count - self._failures_before[kind] for kind, count in failures.items()},
         )
-        self._reissued_before, self._dropped_before = reissued, dropped
+        self._reissued_before = reissued
+        self._dropped_before, self._failures_before = dropped.copy(), failures.copy()
         return since
 
     def _recorded(self, attempt: int, summary: StepSummary) -> Callable[[], None]:
@@ -333,5 +335,5 @@ def _stats(group: Group) -> GroupStats:
     """Known since its scoring, or read from the journal's trajectories."""
     if group.stats is None:
         assert group.begun is not None
-        group.stats = stats_of(map(pb.Trajectory.FromString, group.trajectories), begun=group.begun)
+        group.stats = stats_of_stored(group.trajectories, begun=group.begun)
     return group.stats

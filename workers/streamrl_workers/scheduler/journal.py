@@ -22,17 +22,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from streamrl_workers.scheduler.effects import Recovered, Scored, Write
+from streamrl.errors import UserError
+from streamrl_workers.scheduler import journal_compact
+from streamrl_workers.scheduler.effects import Checkpointed, Recovered, Scored, Write
 from streamrl_workers.scheduler.journal_apply import apply_record, delete_settled_trajectories, delete_trajectories
-from streamrl_workers.scheduler.journal_load import load
-from streamrl_workers.scheduler.journal_store import JournalFaultError, WriterLock, open_for_writing, translated
+from streamrl_workers.scheduler.journal_compact import fold, release_pages
+from streamrl_workers.scheduler.journal_load import load, read_samples
+from streamrl_workers.scheduler.journal_store import (
+    JournalFaultError,
+    WriterLock,
+    open_for_reading,
+    open_for_writing,
+    translated,
+)
 
 QUEUE_LIMIT_BYTES = 64 * 2**20
 """Records that wait for the disk; above this the scheduler stops reading from its links."""
 _RECORD_BYTES = 128
 """What a record without samples counts for in the queue."""
 _GARBAGE_PORTION = 64
-"""Groups whose samples are deleted in one transaction: keeps the pause between two commits short."""
+"""Groups whose samples are deleted in one transaction, beside one for each record that it writes: keeps the pause
+between two commits short, and ahead of what comes."""
+_FOLD_PORTION = 4
+"""Steps that are folded in one transaction, for the same reason."""
 _CLOSE_TIMEOUT_S = 30.0
 
 
@@ -49,17 +61,26 @@ class JournalListener:
 class Journal:
     """One run's journal, opened for writing by one scheduler."""
 
-    def __init__(self, path: Path, *, limit_bytes: int = QUEUE_LIMIT_BYTES) -> None:
+    def __init__(
+        self, path: Path, *, limit_bytes: int = QUEUE_LIMIT_BYTES, keep_groups: int = journal_compact.KEEP_GROUPS
+    ) -> None:
+        """`keep_groups`: the newest groups that compaction leaves in full."""
         self._path = path
+        self._keep_groups = keep_groups
         self._limit_bytes = limit_bytes
         self._lock = WriterLock(path)
         self._connection: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._queue: deque[Write] = deque()
         self._queue_bytes = 0
         self._closing = False
         self._garbage: deque[int] = deque()
+        self._foldable = False
+        """A checkpoint has come, or an earlier writer did not end folding."""
+        self._surplus = False
+        """Folding has ended: there may be pages to give back."""
         self._room = asyncio.Event()
 
     def open(self) -> Recovered:
@@ -73,6 +94,7 @@ class Journal:
             self._connection = open_for_writing(self._path)
             with translated(self._path):
                 delete_settled_trajectories(self._connection)
+                self._foldable = True
                 return load(self._connection)
         except BaseException:
             self.close()
@@ -99,6 +121,22 @@ class Journal:
                 self._room.clear()
             self._wake.notify()
 
+    def samples_of(self, group_id: int) -> tuple[bytes, ...]:
+        """Serialized samples of a group whose record is durable, by index. Called on the scheduler's loop: one group is
+        read within a millisecond, and only the steps that a new attempt repeats are read at all.
+
+        Raises:
+            JournalFaultError: the disk does not give them.
+        """
+        try:
+            if self._reader is None:
+                self._reader = open_for_reading(self._path)
+            samples = read_samples(self._reader, group_id)
+        except (sqlite3.Error, UserError) as error:
+            raise JournalFaultError(f"{self._path}: group {group_id} cannot be read: {error}") from None
+        assert samples, f"group {group_id} is to be handed over again, but its samples are gone"
+        return samples
+
     async def wait_for_room(self, *, timeout_s: float = 60.0) -> None:
         """Return once the queue is below its bound.
 
@@ -124,6 +162,9 @@ class Journal:
             if self._thread.is_alive():
                 raise JournalFaultError(f"{self._path}: the disk did not finish writing within {_CLOSE_TIMEOUT_S:g} s")
             self._thread = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -137,14 +178,15 @@ class Journal:
                 self._commit(batch)
                 if batch:
                     _tell(loop, self._settle, batch, listener)
+                self._release()
         except (sqlite3.Error, OSError) as error:
             fault = JournalFaultError(f"{self._path}: cannot be written: {error}; what was acknowledged is safe")
             _tell(loop, listener.on_fault, fault)
 
     def _next_batch(self) -> list[Write] | None:
-        """What is queued; empty if there is only garbage to remove; None at the end."""
+        """What is queued; empty if there is only something to tidy; None at the end."""
         with self._wake:
-            while not (self._queue or self._garbage or self._closing):
+            while not (self._queue or self._garbage or self._foldable or self._closing):
                 self._wake.wait()
             if self._closing and not self._queue:
                 return None
@@ -159,13 +201,28 @@ class Journal:
         try:
             for write in batch:
                 self._garbage.extend(apply_record(connection, write.record))
-            portion = [self._garbage.popleft() for _ in range(min(_GARBAGE_PORTION, len(self._garbage)))]
-            delete_trajectories(connection, portion)
+                self._foldable |= isinstance(write.record, Checkpointed)
+            self._tidy(connection, garbage_groups=_GARBAGE_PORTION + len(batch))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+
+    def _tidy(self, connection: sqlite3.Connection, *, garbage_groups: int) -> None:
+        """A portion of what nobody needs. Only groups without samples are folded: a later writer could not find them."""
+        portion = [self._garbage.popleft() for _ in range(min(garbage_groups, len(self._garbage)))]
+        delete_trajectories(connection, portion)
+        if self._foldable and not self._garbage:
+            self._foldable = fold(connection, keep_groups=self._keep_groups, limit_steps=_FOLD_PORTION)
+            self._surplus = not self._foldable
+
+    def _release(self) -> None:
+        """Once after each round of folding, when nobody waits for a commit."""
+        if self._surplus and not self._queue:
+            assert self._connection is not None, "the journal is open while its writer runs"
+            self._surplus = False
+            release_pages(self._connection)
 
     def _settle(self, batch: list[Write], listener: JournalListener) -> None:
         """On the scheduler's loop: the batch is durable."""

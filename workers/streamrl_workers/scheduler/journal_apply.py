@@ -13,7 +13,7 @@ from typing import Any
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.journal_history import effective_attempts
-from streamrl_workers.scheduler.journal_store import SAMPLE_BITS
+from streamrl_workers.scheduler.journal_store import SAMPLE_BITS, newest_checkpoint
 from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
 from streamrl_workers.stream.packing import count_32, pack_int64, unpack_int64
 
@@ -106,6 +106,7 @@ def _checkpointed(connection: sqlite3.Connection, record: fx.Checkpointed) -> Ga
     settled = [group_id for _, _, group_ids in final for group_id in group_ids]
     connection.executemany("UPDATE groups SET settled = 1 WHERE group_id = ?", [(group_id,) for group_id in settled])
     connection.executemany("DELETE FROM steps WHERE step = ? AND attempt <> ?", [row[:2] for row in final])
+    connection.execute("DELETE FROM checkpoints WHERE step < ?", (record.step,))
     connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?)", (record.step, record.path))
     _forget_lengths(connection)
     return settled
@@ -126,7 +127,8 @@ def _evaluated(connection: sqlite3.Connection, record: fx.Evaluated) -> Garbage:
 
 def _run_ended(connection: sqlite3.Connection, record: fx.RunEnded) -> Garbage:
     """Groups in a step of the effective history stay as they are; all other live ones end here."""
-    consumed = {group_id for _, _, ids in _effective_steps(connection, first=0) for group_id in ids}
+    steps = _effective_steps(connection, first=newest_checkpoint(connection))  # those before it are settled
+    consumed = {group_id for _, _, ids in steps for group_id in ids}
     live = [group_id for (group_id,) in connection.execute("SELECT group_id FROM groups WHERE settled = 0")]
     dropped = [group_id for group_id in live if group_id not in consumed]
     connection.executemany(
@@ -135,12 +137,6 @@ def _run_ended(connection: sqlite3.Connection, record: fx.RunEnded) -> Garbage:
     )
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('ended_step', ?)", (str(record.step),))
     return dropped
-
-
-def newest_checkpoint(connection: sqlite3.Connection) -> int:
-    """Step of the newest checkpoint that counts, 0 if there is none."""
-    step: int = connection.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()[0]
-    return step
 
 
 def _effective_steps(connection: sqlite3.Connection, *, first: int) -> Sequence[tuple[int, int, Sequence[int]]]:

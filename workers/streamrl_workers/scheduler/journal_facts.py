@@ -14,10 +14,11 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.keys import DIR_CHECKPOINTS, FILE_JOB, FILE_JOURNAL
 from streamrl.spec import parse_job
-from streamrl_workers.scheduler.journal_apply import newest_checkpoint
 from streamrl_workers.scheduler.journal_check import CheckpointFact, Facts, GroupFact, Rules
+from streamrl_workers.scheduler.journal_compact import read_folded
 from streamrl_workers.scheduler.journal_history import effective_attempts
-from streamrl_workers.scheduler.journal_store import SAMPLE_BITS, open_for_reading, translated
+from streamrl_workers.scheduler.journal_store import SAMPLE_BITS, newest_checkpoint, open_for_reading, translated
+from streamrl_workers.stream.history import EMPTY_CHAIN, extend_chain
 from streamrl_workers.stream.packing import unpack_int64
 
 CHECKPOINT_META = "meta.json"
@@ -67,6 +68,7 @@ def read_facts(run_dir: Path) -> Facts:
         return Facts(
             groups=_groups(connection),
             steps=effective_steps(connection),
+            folded=read_folded(connection),
             covered_steps=newest_checkpoint(connection),
             ended=has_ended(connection),
             checkpoint=_newest_that_counts(checkpoints.good, attempts),
@@ -80,7 +82,7 @@ def has_ended(connection: sqlite3.Connection) -> bool:
 
 
 def effective_steps(connection: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
-    """Step -> groups, of the steps that count."""
+    """Step -> groups, of the steps that count and are not folded."""
     attempts = connection.execute("SELECT attempt, step FROM attempts").fetchall()
     rows = connection.execute("SELECT step, attempt, group_ids FROM steps ORDER BY step").fetchall()
     owners = effective_attempts(attempts, taken=[(attempt, step) for step, attempt, _ in rows])
@@ -129,7 +131,15 @@ def _checkpoints(directory: Path) -> _OnDisk:
 def _checkpoint(path: Path) -> CheckpointFact:
     document = json.loads((path / CHECKPOINT_META).read_text(encoding="utf-8"))
     history = tuple(str(digest) for digest in document["history"])
-    return CheckpointFact(path=path.name, step=int(document["step"]), attempt=int(document["attempt"]), history=history)
+    extend_chain(EMPTY_CHAIN, digests=history)  # ValueError where one is no digest
+    return CheckpointFact(
+        path=path.name,
+        step=int(document["step"]),
+        attempt=int(document["attempt"]),
+        history=history,
+        folded_steps=int(document.get("folded_steps", 0)),
+        chain=str(document.get("chain", EMPTY_CHAIN)),
+    )
 
 
 def _newest_that_counts(checkpoints: list[CheckpointFact], attempts: list[tuple[int, int]]) -> CheckpointFact | None:

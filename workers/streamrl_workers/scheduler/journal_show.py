@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.journal_apply import newest_checkpoint
+from streamrl_workers.scheduler.journal_compact import read_folded
 from streamrl_workers.scheduler.journal_facts import effective_steps, has_ended
-from streamrl_workers.scheduler.journal_store import SAMPLE_BITS
+from streamrl_workers.scheduler.journal_load import read_samples
+from streamrl_workers.scheduler.journal_store import newest_checkpoint
 from streamrl_workers.stream.packing import count_32, unpack_int64
 
 
@@ -20,6 +21,12 @@ def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
     row = connection.execute(
         "SELECT prompt_index, begun_step, size_bytes, drop_reason FROM groups WHERE group_id = ?", (group_id,)
     ).fetchone()
+    folded = read_folded(connection)
+    if row is None and group_id in folded:
+        return [
+            f"group {group_id}: consumed by a step before {folded.steps}, or dropped before it",
+            "compaction has folded it into the summary of old steps: its prompt and its step are no longer known",
+        ]
     if row is None:
         raise UserError(field=f"group {group_id}", rule="is not in this journal", fix=_known(connection))
     prompt_index, begun_step, size_bytes, drop_reason = row
@@ -37,7 +44,9 @@ def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
 
 def _known(connection: sqlite3.Connection) -> str:
     first, last = connection.execute("SELECT min(group_id), max(group_id) FROM groups").fetchone()
-    return "it has no groups yet" if first is None else f"it has groups {first} to {last}"
+    settled = read_folded(connection).settled
+    known = [number for number in (first, last, *(end for span in settled for end in span)) if number is not None]
+    return f"it has groups {min(known)} to {max(known)}" if known else "it has no groups yet"
 
 
 def _step_of(connection: sqlite3.Connection, group_id: int) -> int | None:
@@ -65,13 +74,10 @@ def _undone(connection: sqlite3.Connection, group_id: int, *, step: int | None) 
 
 
 def _samples(connection: sqlite3.Connection, group_id: int, *, covered: bool) -> Iterator[str]:
-    bounds = (group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS)
-    rows = connection.execute(
-        "SELECT data FROM trajectories WHERE key >= ? AND key < ? ORDER BY key", bounds
-    ).fetchall()
-    if not rows:
+    samples = read_samples(connection, group_id)
+    if not samples:
         yield "samples: removed, a checkpoint covers them" if covered else "samples: none stored"
-    for (data,) in rows:
+    for data in samples:
         yield _sample(pb.Trajectory.FromString(data))
 
 
@@ -81,6 +87,13 @@ def _sample(trajectory: pb.Trajectory) -> str:
     )
     spans = " ".join(f"{span.tokens}@{span.attempt}.{span.step}" for span in trajectory.spans)
     return (
-        f"sample {trajectory.sample_index}: {count_32(trajectory.tokens)} tokens, {reward}, {trajectory.finish_reason}, "
+        f"sample {trajectory.sample_index}: {count_32(trajectory.tokens)} tokens{_turns(trajectory)}, {reward}, {trajectory.finish_reason}, "
         f"tokens@attempt.version {spans}, by {trajectory.generator_id} in {trajectory.generate_s:.3f} s"
     )
+
+
+def _turns(trajectory: pb.Trajectory) -> str:
+    """Of a sample with an environment: its turns and what each earned."""
+    turns = [segment for segment in trajectory.segments if not segment.observation]
+    earned = " ".join(f"{turn.reward:g}" if turn.HasField("reward") else "failed" for turn in turns)
+    return f" in {len(turns)} turn{'s' * (len(turns) > 1)} (rewards {earned})" if turns else ""

@@ -9,6 +9,8 @@ written (`journal.py`).
     trajectories  samples of groups that are scored and not settled; key = group_id * 1024 + sample
     attempts      trainer instances and the step that each began at
     steps         what each step of each attempt consumed (group ids as packed int64)
+    checkpoints   the oldest one kept
+    meta          schema version, end of the run, summary of old steps (`journal_folded.py`)
     lengths       mean completion tokens by prompt (hash of its text), a sliding window of prompts
 """
 
@@ -21,7 +23,9 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE = ("1", "2")
+"""Schema 1 had no summary of old steps and no pages to give back; it is read as it is, and written on as 2."""
 SAMPLE_BITS = 10
 """Samples of one group fit in so many bits (groupSize is at most 1024)."""
 
@@ -133,10 +137,16 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return connection
 
 
+def newest_checkpoint(connection: sqlite3.Connection) -> int:
+    """Step of the oldest checkpoint that is kept: no attempt begins before it. 0 if there is none."""
+    step: int = connection.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()[0]
+    return step
+
+
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse what a newer StreamRL wrote."""
     (text,) = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if int(text) != SCHEMA_VERSION:
+    if text not in _READABLE:
         raise UserError(
             field=str(path),
             rule=f"has journal schema {text}, this StreamRL knows {SCHEMA_VERSION}",
@@ -146,6 +156,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 def _configure(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts for a new file only
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise UserError(
@@ -161,13 +172,14 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 
 def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return check_version(connection, path)
+        check_version(connection, path)
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (str(SCHEMA_VERSION),))
+        return
     connection.execute("BEGIN IMMEDIATE")
     for statement in _TABLES.split(";"):
         connection.execute(statement)
     connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
     connection.execute("COMMIT")
-    return None
 
 
 def _quoted(path: Path) -> str:

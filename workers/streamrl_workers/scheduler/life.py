@@ -51,6 +51,8 @@ class Event(StrEnum):
     """The trainer does not have it (any more)."""
     REWARD_FAILED = "reward_failed"
     GENERATION_FAILED = "generation_failed"
+    ZERO_VARIANCE = "zero_variance"
+    """Its rewards are all equal, and another group takes its place."""
     RUN_ENDED = "run_ended"
     TOO_STALE = "too_stale"
     """Found in a journal that was written under a larger staleness."""
@@ -62,6 +64,8 @@ class SampleState(StrEnum):
     WAITING = "waiting"
     OUT = "out"
     """With a generator, under a lease."""
+    ANSWERING = "answering"
+    """A turn of it is with the environment."""
     FINISHED = "finished"
     SCORED = "scored"
 
@@ -71,6 +75,10 @@ class SampleEvent(StrEnum):
 
     ISSUE = "issue"
     LOSE = "lose"
+    ASK = "ask"
+    """A turn has ended; the environment is to answer it."""
+    GO_ON = "go_on"
+    """The environment has answered, and the model has another turn."""
     FINISH = "finish"
     SCORE = "score"
 
@@ -87,7 +95,12 @@ GROUP_LIFE: Mapping[State, Mapping[Event, State]] = MappingProxyType(
         State.PLANNED: {Event.ISSUE: State.ISSUED, **_FAIL},
         State.ISSUED: {Event.BEGIN: State.RUNNING, Event.LOSE: State.PLANNED, **_FAIL},
         State.RUNNING: {Event.FINISH: State.FINISHED, **_FAIL},
-        State.FINISHED: {Event.SCORE: State.SCORED, Event.REWARD_FAILED: State.DROPPED, **_END},
+        State.FINISHED: {
+            Event.SCORE: State.SCORED,
+            Event.REWARD_FAILED: State.DROPPED,
+            Event.ZERO_VARIANCE: State.DROPPED,
+            **_END,
+        },
         State.SCORED: {Event.HAND: State.HANDED, Event.TOO_STALE: State.DROPPED, **_END},
         State.HANDED: {Event.CONSUME: State.CONSUMED, Event.ROLL_BACK: State.SCORED},
         State.CONSUMED: {Event.ROLL_BACK: State.SCORED},
@@ -98,7 +111,12 @@ GROUP_LIFE: Mapping[State, Mapping[Event, State]] = MappingProxyType(
 SAMPLE_LIFE: Mapping[SampleState, Mapping[SampleEvent, SampleState]] = MappingProxyType(
     {
         SampleState.WAITING: {SampleEvent.ISSUE: SampleState.OUT},
-        SampleState.OUT: {SampleEvent.LOSE: SampleState.WAITING, SampleEvent.FINISH: SampleState.FINISHED},
+        SampleState.OUT: {
+            SampleEvent.LOSE: SampleState.WAITING,
+            SampleEvent.ASK: SampleState.ANSWERING,
+            SampleEvent.FINISH: SampleState.FINISHED,
+        },
+        SampleState.ANSWERING: {SampleEvent.GO_ON: SampleState.WAITING, SampleEvent.FINISH: SampleState.FINISHED},
         SampleState.FINISHED: {SampleEvent.SCORE: SampleState.SCORED},
         SampleState.SCORED: {},
     }

@@ -135,7 +135,7 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
     switchboard = Switchboard()
     front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
     executor = Executor(core, journal=run.journal, switchboard=switchboard, numbers=numbers, ending=run.ending)
-    desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores)
+    desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns)
     executor.attach(desk)
     listener = JournalListener(on_committed=executor.on_committed, on_fault=lambda fault: run.ending.retry(str(fault)))
     run.journal.start(listener)

@@ -1,4 +1,4 @@
-"""A group's way from planned to scored: issue, tokens, lost generators, scores.
+"""A group's way from planned to scored: issue, tokens, lost generators, turns, scores.
 
 Owns what each of these does to samples, groups and the queue. Decides nothing about who gets what
 (`assignment.py`) or what is handed over (`handover.py`).
@@ -8,19 +8,23 @@ without a token counts at the version that its generator had at issue; generator
 versions, so the token can only be newer, and a token that claims an older one is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.accounting import stats_of
-from streamrl_workers.scheduler.effects import Dropped, Score, Scored, ScoreSample
+from streamrl_workers.scheduler.dynamic_sampling import DynamicSampling
+from streamrl_workers.scheduler.effects import Dropped, Score, Scored, ScoreSample, TurnAnswer
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
+from streamrl_workers.scheduler.group_stats import stats_of
 from streamrl_workers.scheduler.groups import Group, GroupTable, Sample
 from streamrl_workers.scheduler.lengths import LengthHistory
 from streamrl_workers.scheduler.life import Event, SampleEvent, SampleState, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.seeds import sample_seed
 from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.turns import covers
 from streamrl_workers.scheduler.waiting import WaitingGroups
+from streamrl_workers.tasks.values import FailureKind
 
 MIN_REWARDS = 2
 """A group with fewer rewards has no advantage to learn from."""
@@ -45,10 +49,15 @@ class Production:
         self._fleet = fleet
         self._waiting = waiting
         self._history = history
+        self._dynamic = DynamicSampling(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
         self.reissued = 0
+        self.answering = 0
+        """Samples that are with the environment."""
         self.last_error = ""
+        self.failures: Counter[str] = Counter()
+        """Samples that got no reward, by kind; the evaluator counts here too."""
 
     # ---- to a generator
 
@@ -75,6 +84,8 @@ class Production:
             sample_index=sample.index,
             prompt=group.prompt,
             prefix_tokens=sample.tokens,
+            context_tokens=0 if sample.turns is None else sample.turns.context_tokens,
+            observation="" if sample.turns is None else sample.turns.observation,
             sampling=self._settings.sampling,
             seed=sample_seed(self._settings.seed, group_id=group.group_id, sample_index=sample.index),
         )
@@ -87,7 +98,11 @@ class Production:
         sample = group.samples[lease.sample_index]
         if item.finish_reason == "error":
             self.last_error = item.error
-            self._drop(group, Event.GENERATION_FAILED)
+            if sample.turns is not None and sample.turns.observation:
+                self._end_lease(sample)
+                self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
+            else:
+                self._drop(group, Event.GENERATION_FAILED)
             return
         if fault := _fault(lease, sample, item, newest_step=newest_step):
             self.last_error = f"{lease.generator_id}: {fault}"
@@ -97,7 +112,7 @@ class Production:
         self._begin(group, sample, item)
         sample.add(item)
         if item.finish_reason:
-            self._finish(group, sample, item)
+            self._end(group, sample, item)
 
     def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
         if not (item.spans or item.finish_reason):
@@ -107,25 +122,72 @@ class Production:
         if item.spans and not sample.spans:
             self._groups.rebound(group, sample, to=item.spans[0].step)
 
-    def _finish(self, group: Group, sample: Sample, item: pb.Progress) -> None:
-        assert sample.lease is not None
-        self._fleet.end(sample.lease)
-        sample.lease = None
-        sample.follow(SampleEvent.FINISH)
+    def _end(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+        """The completion has ended; with an environment that is one turn of it."""
+        lease = self._end_lease(sample)
         sample.finish_reason = item.finish_reason
-        sample.generate_s = item.generate_s
+        sample.generate_s += item.generate_s
+        if sample.ends_turn(item):
+            sample.follow(SampleEvent.ASK)
+            self.answering += 1
+            self._outbox.add(sample.ask(lease, group_id=group.group_id, split="train", prompt_index=group.prompt_index))
+        else:
+            self._finish(group, sample)
+            self._ask_score(group, sample)
+
+    def _end_lease(self, sample: Sample) -> int:
+        lease, sample.lease = sample.lease, None
+        assert lease is not None
+        self._fleet.end(lease)
+        return lease
+
+    def _finish(self, group: Group, sample: Sample) -> None:
+        """The sample has all its tokens."""
+        sample.follow(SampleEvent.FINISH)
         self._groups.buffer(group, sample.size_bytes)
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, Event.FINISH)
+
+    def _ask_score(self, group: Group, sample: Sample) -> None:
         self._outbox.add(
             ScoreSample(
                 group_id=group.group_id,
                 sample_index=sample.index,
                 split="train",
                 prompt_index=group.prompt_index,
-                completion=item.text,
+                completion=sample.text,
+                environment_reward=0.0 if sample.turns is None else sample.turns.reward,
             )
+        )
+
+    # ---- turns
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """The environment's answer to a turn; late ones of groups that are gone are left alone."""
+        group = self._groups.get(answer.group_id)
+        if group is None or not answer.sample_index < len(group.samples):
+            return
+        sample = group.samples[answer.sample_index]
+        if sample.turns is None or sample.turns.asked != answer.lease:
+            return
+        self.answering -= 1
+        if sample.answered(answer, max_turns=self._settings.max_turns):
+            sample.issues = 0
+            sample.follow(SampleEvent.GO_ON)
+            self._waiting.put(group, [sample.index])
+            return
+        if answer.error:
+            self._fail(group, sample, kind=answer.kind, error=answer.error)
+        else:
+            self._finish(group, sample)
+            self._ask_score(group, sample)
+
+    def _fail(self, group: Group, sample: Sample, *, kind: FailureKind | None, error: str) -> None:
+        """The sample ends here, without a reward."""
+        self._finish(group, sample)
+        self.scored(
+            Score(group_id=group.group_id, sample_index=sample.index, reward=None, parts={}, error=error, kind=kind)
         )
 
     # ---- lost
@@ -150,6 +212,7 @@ class Production:
     def _drop(self, group: Group, event: Event) -> None:
         """The group will not be trained: take it back from everybody."""
         for sample in group.samples:
+            self.answering -= sample.state is SampleState.ANSWERING
             if sample.lease is not None:
                 lease = self._fleet.end(sample.lease)
                 if lease is not None:
@@ -169,6 +232,8 @@ class Production:
         if sample.state is not SampleState.FINISHED:
             return
         sample.follow(SampleEvent.SCORE)
+        if score.kind is not None:
+            self.failures[score.kind] += 1
         sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
         group.unscored -= 1
         if not group.unscored:
@@ -178,6 +243,10 @@ class Production:
         if sum(sample.reward is not None for sample in group.samples) < MIN_REWARDS:
             self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
             self._drop(group, Event.REWARD_FAILED)
+            return
+        if self._dynamic.drops([sample.reward for sample in group.samples], step=self._groups.filling_step):
+            self._drop(group, Event.ZERO_VARIANCE)
+            self._groups.drops_in_a_row = 0  # it could be scored: nothing is wrong with the run
             return
         assert group.begun is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
@@ -206,10 +275,14 @@ def _fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int)
         return f"{len(item.tokens)} bytes of tokens, {len(item.logprobs)} of log-probs, versions for {tokens} tokens"
     if item.spans and not sample.spans and not lease.version_step <= item.spans[0].step <= newest_step:
         return f"first token of version {item.spans[0].step}, expected {lease.version_step} to {newest_step}"
+    if item.observation_tokens and not sample.awaits_observation(item):
+        return f"{len(item.observation_tokens)} bytes of an observation's tokens, which nobody asked for"
     return ""
 
 
 def _trajectory(group: Group, sample: Sample) -> pb.Trajectory:
+    segments = [] if sample.turns is None else sample.turns.segments
+    assert not segments or covers(segments, tokens=len(sample.tokens) >> 2), "segments do not cover the tokens"
     return pb.Trajectory(
         group_id=group.group_id,
         sample_index=sample.index,
@@ -223,4 +296,5 @@ def _trajectory(group: Group, sample: Sample) -> pb.Trajectory:
         reward_error=sample.reward_error,
         generator_id=sample.generator_id,
         generate_s=sample.generate_s,
+        segments=segments,
     )

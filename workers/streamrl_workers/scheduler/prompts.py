@@ -93,7 +93,7 @@ class Planner:
         size = self._settings.group_size
         group.prompt = text
         group.prompt_key = prompt_key(text)
-        group.samples = [Sample(index) for index in range(size)]
+        group.samples = [Sample(index, turns=self._settings.new_turns()) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))
 

@@ -44,7 +44,7 @@ def restore(recovered: Recovered) -> RestoredGroups:
 
 
 def _group(found: RecoveredGroup, state: State, *, recorded: bool = False) -> Group:
-    assert found.begun_step is not None, f"group {found.group_id} has trajectories but no version"
+    assert found.begun_step is not None, f"group {found.group_id} is in a step or scored, but has no version"
     return Group(
         found.group_id,
         found.prompt_index,
@@ -52,5 +52,6 @@ def _group(found: RecoveredGroup, state: State, *, recorded: bool = False) -> Gr
         begun=found.begun_step,
         trajectories=found.trajectories,
         size_bytes=found.size_bytes,
+        stats=found.stats,
         recorded=recorded,
     )

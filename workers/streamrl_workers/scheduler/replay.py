@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.group_stats import stats_of_stored
 from streamrl_workers.scheduler.lengths import LengthHistory
 
 
@@ -67,16 +68,19 @@ class _Fold:
 
     def groups(self) -> tuple[fx.RecoveredGroup, ...]:
         """Groups that are live or in a step that no checkpoint covers."""
-        return tuple(self._group(planned) for planned in self.planned.values())
+        recorded = {group_id for group_ids in self.compositions.values() for group_id in group_ids}
+        return tuple(self._group(group, recorded=group.group_id in recorded) for group in self.planned.values())
 
-    def _group(self, planned: fx.Planned) -> fx.RecoveredGroup:
+    def _group(self, planned: fx.Planned, *, recorded: bool) -> fx.RecoveredGroup:
         scored = self.scored.get(planned.group_id)
+        blobs = scored.trajectories if scored else ()
         return fx.RecoveredGroup(
             group_id=planned.group_id,
             prompt_index=planned.prompt_index,
             begun_step=scored.begun_step if scored else None,
-            trajectories=scored.trajectories if scored else (),
+            trajectories=() if recorded else blobs,
             size_bytes=scored.size_bytes if scored else 0,
+            stats=stats_of_stored(blobs, begun=scored.begun_step) if scored and recorded else None,
         )
 
 

@@ -25,6 +25,7 @@ from streamrl_workers.scheduler.shell.connection import Context, Events, Handler
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.link import Link
+from streamrl_workers.scheduler.shell.rates import Beat
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
@@ -83,6 +84,7 @@ class _Generator:
             "heartbeat": self._on_heartbeat,
             "weights_loaded": self._on_weights_loaded,
             "weights_failed": self._on_weights_failed,
+            "leaving": self._on_leaving,
             "drained": self._on_drained,
         }
 
@@ -118,6 +120,9 @@ class _Generator:
 
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
         self._entry.heartbeat = heartbeat
+        self._entry.beats.add(
+            Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds, tokens=heartbeat.tokens)
+        )
         self._run(self._core.generator_alive(self._id, now_s=self._now_s()))
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
@@ -128,6 +133,10 @@ class _Generator:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
         version, error = failed.version, failed.error
         self._run(self._core.weights_failed(self._id, version=version, error=error, now_s=self._now_s()))
+
+    def _on_leaving(self, _leaving: pb.Leaving) -> None:
+        log.info("generator %s is leaving", self._id)
+        self._run(self._core.generator_leaving(self._id, now_s=self._now_s()))
 
     def _on_drained(self, _drained: pb.Drained) -> None:
         self._run(self._core.generator_drained(self._id, now_s=self._now_s()))
@@ -176,6 +185,7 @@ class _Trainer:
 
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
         self._entry.heartbeat = heartbeat
+        self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds))
 
 
 def _info(hello: pb.GeneratorHello) -> GeneratorInfo:

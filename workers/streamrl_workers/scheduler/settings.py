@@ -9,9 +9,15 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.task import Sampling
+from streamrl.spec.training import Algorithm, DynamicSampling, Mode
+from streamrl_workers.scheduler.turns import Turns
 
 MAX_ISSUES = 20
 """A sample issued so often (its generators died, or refused it) gives its group up."""
+_WHOLE_BATCH_MODES: tuple[Mode, ...] = ("Colocated", "Batch")
+"""Modes that hand over whole batches at a barrier."""
+_TURN_MODES: tuple[Mode, ...] = ("Colocated",)
+"""Modes in which generators and trainer share devices."""
 MIN_LOOK_AHEAD = 64
 MAX_LOOK_AHEAD = 8192
 """Prompts held ready: two batches within these bounds; texts are small, but the bound is not the user's."""
@@ -40,7 +46,19 @@ class Settings:
     use_history: bool
     """Whether past lengths predict future ones."""
     prompt_look_ahead: int
+    whole_batches: bool = False
+    """Whether groups are handed over only when a whole batch can be."""
+    waits_are_turns: bool = False
+    """Whether trainer and generators take turns on the same devices: each then waits for its turn."""
+    draws_per_step: int = 1
+    """Batches that may be scored for one step; above 1, groups with equal rewards are dropped."""
     max_issues: int = MAX_ISSUES
+    max_turns: int | None = None
+    """Turns of the model with the environment; None: there is none."""
+
+    def new_turns(self) -> Turns | None:
+        """Of a sample at its beginning."""
+        return None if self.max_turns is None else Turns()
 
     @classmethod
     def from_job(cls, spec: RLJobSpec) -> "Settings":
@@ -61,7 +79,17 @@ class Settings:
             dispatch=scheduling.dispatch.key,
             use_history="History" in scheduling.length_signals,
             prompt_look_ahead=look_ahead,
+            whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
+            waits_are_turns=pipeline.mode in _TURN_MODES,
+            draws_per_step=_draws_per_step(spec.algorithm),
+            max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
         )
+
+
+def _draws_per_step(algorithm: Algorithm) -> int:
+    """An algorithm wants dynamic sampling if it has the field."""
+    sampling = getattr(algorithm.value, "dynamic_sampling", None)
+    return sampling.max_draws_per_step if isinstance(sampling, DynamicSampling) else 1
 
 
 def _sampling(spec: Sampling) -> pb.Sampling:

@@ -57,6 +57,16 @@ class Window:
         oldest = self._tight().oldest_tight
         return self.room > 0 and (oldest is None or version <= oldest)
 
+    def due(self) -> dict[int, int]:
+        """Version j -> live groups begun at <= j that must be in the current step; versions without one are left out."""
+        due, begun, later = {}, 0, 0
+        for version in range(self.oldest, self.step):
+            begun += self._counts.get(version, 0)
+            if begun > later:
+                due[version] = begun - later
+            later += self._batch
+        return due
+
     def situation(self) -> tuple[object, ...]:
         """Two moments with an equal situation give equal answers to `may_begin` and `may_lower`."""
         return self.step, self._tight().tight

@@ -3,47 +3,11 @@
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import parse_job
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.replay import replay
-from streamrl_workers.scheduler.settings import Settings
+from support.core_events import Always, commands, issued, token, world
 from support.core_world import World, is_evaluation, settings
-
-
-def world(*, generators: int = 1, slots: int = 4, **changes) -> World:
-    """A run whose generators have version 0 and whose first samples are out, with no evaluation in the way."""
-    found = World(settings(**{"evaluation_prompts": 0, **changes}), slots=(slots,))
-    found.start_trainer()
-    for number in range(generators):
-        found.join_generator(f"g{number}")
-    found.progress_some(Always(), pace=1.0, finish=0.0)
-    found.progress_some(Always(), pace=1.0, finish=0.0)
-    for generator in found.generators.values():
-        while generator.inbox:
-            found.deliver_generator(generator)
-    return found
-
-
-class Always:
-    """Chance that always says yes."""
-
-    def random(self) -> float:
-        return 0.0
-
-
-def commands(effects: list[fx.Effect], name: str) -> list:
-    found = [e.command for e in effects if isinstance(e, fx.ToGenerator | fx.ToTrainer)]
-    return [getattr(command, name) for command in found if command.WhichOneof("command") == name]
-
-
-def issued(effects: list[fx.Effect]) -> list[pb.SampleRequest]:
-    return [item for batch in commands(effects, "issue") for item in batch.items]
-
-
-def token(lease: int, *, step: int = 0, count: int = 1, **more) -> pb.Progress:
-    span = pb.VersionSpan(tokens=count, step=step, attempt=1)
-    return pb.Progress(lease=lease, tokens=b"\1\0\0\0" * count, logprobs=bytes(4 * count), spans=[span], **more)
 
 
 def test_a_groups_samples_stay_together_and_load_is_even():
@@ -267,7 +231,7 @@ def test_idle_generators_are_told_why_once():
     run = World(settings(evaluation_prompts=0, staleness=0, batch_groups=1), slots=(4,))
     run.join_generator("g0")
     run.generators["g0"].inbox.clear()
-    assert run.core.view().idle_causes["no_weights"] == 1
+    assert run.core.view().fleet.idle["no_weights"] == 1
     run.start_trainer()
     causes = []
     for _ in range(4):
@@ -284,7 +248,7 @@ def test_a_full_buffer_holds_new_groups_back_but_not_the_step():
     seen = set()
     for _ in range(8):
         run.progress_once()
-        seen |= {cause for cause, count in run.core.view().idle_causes.items() if count}
+        seen |= {cause for cause, count in run.core.view().fleet.idle.items() if count}
     assert "back_pressure" in seen
     run.run_out()
 
@@ -341,30 +305,6 @@ def test_step_summary_counts_what_was_consumed():
     assert step.tokens_mean >= 1
 
 
-def test_settings_from_a_job():
-    job = parse_job(
-        {
-            "apiVersion": "streamrl.io/v1alpha1",
-            "kind": "RLJob",
-            "metadata": {"name": "j"},
-            "spec": {
-                "model": {"scratch": {}},
-                "task": {
-                    "dataset": {"jsonl": {"path": "x.jsonl"}},
-                    "sampling": {"maxTokens": 5},
-                    "rewards": [{"name": "r", "exactMatch": {}}],
-                },
-                "pipeline": {"batchGroups": 4, "steps": 9},
-                "generators": [{"name": "p", "engine": {"hf": {}}}],
-            },
-        }
-    )
-    found = Settings.from_job(job.spec)
-    assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
-    assert (found.dispatch, found.use_history, found.prompt_look_ahead) == ("lateBinding", True, 64)
-    assert found.max_buffer_bytes == 256 * 2**20
-
-
 def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():
     run = world(slots=12)
     run.commit(100)
@@ -373,7 +313,7 @@ def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():
     while run.prompts:
         run.deliver_prompts()
     assert run.core.view().waiting_samples > 0
-    assert run.core.view().idle_causes["no_weights"] == 1
+    assert run.core.view().fleet.idle["no_weights"] == 1
     assert run.core.view().active_leases == 0
     run.join_trainer()
     assert run.core.view().active_leases > 0

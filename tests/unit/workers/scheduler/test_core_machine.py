@@ -1,11 +1,12 @@
 """The core under arbitrary orders of events: staleness, exactly once, no deadlock.
 
-Random lengths, deaths and joins of generators, lagging and failing weights, failing rewards, lost links,
+Random lengths, deaths, joins and leaves of generators, lagging and failing weights, failing rewards, lost links,
 trainers that go back to a checkpoint, schedulers that restart from what was durable. `World` checks each
 step as the trainer takes it; at the end of every example the run is driven to its end with everybody alive.
 """
 
 from random import Random
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -21,9 +22,10 @@ FAILURES = 10
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """One run; subclasses fix S."""
+    """One run; subclasses fix what the job demands."""
 
     staleness = 1
+    demands: ClassVar[dict[str, Any]] = {}
 
     @initialize(
         dispatch=st.sampled_from(["fifo", "lateBinding"]),
@@ -31,7 +33,9 @@ class CoreMachine(RuleBasedStateMachine):
         slots=st.sampled_from([(1, 2), (3, 2), (8, 6), (12, 12)]),
     )
     def begin(self, dispatch: str, buffer_bytes: int, slots: tuple[int, int]) -> None:
-        job = settings(staleness=self.staleness, steps=6, dispatch=dispatch, max_buffer_bytes=buffer_bytes)
+        job = settings(
+            staleness=self.staleness, steps=6, dispatch=dispatch, max_buffer_bytes=buffer_bytes, **self.demands
+        )
         self.world = World(job, slots=slots)
         self.failures = 0
         self.world.start_trainer()
@@ -68,6 +72,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.failures += fail
         self.world.score(fail=fail)
 
+    @precondition(lambda self: self.world.turns)
+    @rule(done=st.booleans(), fail=st.booleans(), late=st.booleans(), observation=st.sampled_from(["", "o", "ooo"]))
+    def turn(self, done: bool, fail: bool, late: bool, observation: str) -> None:
+        fail = fail and self.failures < FAILURES
+        self.failures += fail
+        self.world.answer_turn(done=done, error="it hung" if fail else "", late=late, observation=observation)
+
     # ---- generators
 
     @rule(name=st.sampled_from(NAMES))
@@ -78,6 +89,19 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
         self.world.kill_generator(data.draw(st.sampled_from(sorted(self.world.generators))))
+
+    @precondition(lambda self: any(g.connected and not g.leaving for g in self.world.generators.values()))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        staying = sorted(name for name, g in self.world.generators.items() if g.connected and not g.leaving)
+        self.world.leave_generator(data.draw(st.sampled_from(staying)))
+
+    @precondition(lambda self: any(g.leaving for g in self.world.generators.values()))
+    @rule()
+    def go(self) -> None:
+        """Whoever leaves and holds nothing goes."""
+        for name in sorted(self.world.generators):
+            self.world.finish_leaving(name)
 
     @precondition(lambda self: self.world.generators)
     @rule(data=st.data())
@@ -196,9 +220,10 @@ class CoreMachine(RuleBasedStateMachine):
         assert len(groups) == len(set(groups)) == world.job.steps * world.job.batch_groups
 
 
-def machine(staleness: int) -> type[RuleBasedStateMachine]:
-    """The machine for one S, as a test case."""
-    found = type(f"Staleness{staleness}", (CoreMachine,), {"staleness": staleness})
+def machine(staleness: int, **demands: Any) -> type[RuleBasedStateMachine]:
+    """The machine for one S, and what else the job demands, as a test case."""
+    name = "_".join([f"Staleness{staleness}", *(f"{key}_{value}" for key, value in demands.items())])
+    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands})
     found.TestCase.settings = hypothesis_settings(
         max_examples=40,
         stateful_step_count=60,
@@ -212,3 +237,12 @@ TestStaleness0 = machine(0)
 TestStaleness1 = machine(1)
 TestStaleness2 = machine(2)
 TestStaleness4 = machine(4)
+TestTurns = machine(1, max_turns=3)
+TestTurnsWithoutStaleness = machine(0, max_turns=2)
+TestColocated = machine(0, whole_batches=True, waits_are_turns=True)
+TestBatch = machine(0, whole_batches=True)
+TestBatchOfStaleness1 = machine(1, whole_batches=True)
+TestBatchOfStaleness3 = machine(3, whole_batches=True)
+TestDynamicSampling = machine(1, draws_per_step=3)
+TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
+TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)

@@ -66,6 +66,14 @@ def test_sample_life():
     assert state is SampleState.SCORED
 
 
+def test_sample_life_with_turns():
+    state, seen = SampleState.WAITING, []
+    for event in ("issue", "ask", "go_on", "issue", "lose", "issue", "ask", "finish", "score"):
+        state = sample_after(state, SampleEvent(event))
+        seen.append(state.value)
+    assert seen == ["out", "answering", "waiting", "out", "waiting", "out", "answering", "finished", "scored"]
+
+
 @pytest.mark.parametrize(
     ("state", "event"),
     [(s, e) for s, e in itertools.product(SampleState, SampleEvent) if e not in SAMPLE_LIFE[s]],

@@ -78,6 +78,16 @@ def test_may_lower_exactly_what_leaves_a_way(state, to):
         assert window.may_lower(version, to=to) == solvable([*rest, to], **where)
 
 
+@settings(max_examples=200, deadline=None)
+@given(states())
+def test_due_is_what_the_later_steps_have_no_place_for(state):
+    window, begun, where = state
+    for version in range(where["step"]):
+        older = [b for b in begun if b <= version]
+        later = sum(where["batch"] for step in range(where["step"] + 1, version + where["staleness"] + 1))
+        assert window.due().get(version, 0) == max(0, len(older) - later)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=7), st.integers(0, 3), st.integers(0, 2), st.integers(1, 3))
 def test_earliest_deadline_first_is_as_good_as_any_order(begun, room, staleness, batch):

@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streamrl.errors import UserError
 from streamrl.keys import FILE_JOURNAL, FILE_RESULT
@@ -20,19 +19,8 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.shell.result import write_success
+from support.histories import attempt, histories, plan, step
 from support.journals import OpenJournal, read_back, scored, write_journal
-
-
-def plan(first: int, count: int) -> list[fx.Record]:
-    return [fx.Planned(group_id=i, prompt_index=i, prompt_key=i + 100) for i in range(first, first + count)]
-
-
-def step(number: int, groups: tuple[int, ...], *, attempt: int = 1) -> fx.StepTaken:
-    return fx.StepTaken(attempt=attempt, step=number, group_ids=groups)
-
-
-def attempt(number: int, at: int) -> fx.AttemptStarted:
-    return fx.AttemptStarted(attempt=number, instance=f"trainer-{number}", step=at)
 
 
 async def test_new_journal_is_empty(tmp_path: Path) -> None:
@@ -53,8 +41,13 @@ async def test_everything_comes_back(tmp_path: Path) -> None:
     assert (recovered.attempt, recovered.instance, recovered.step) == (1, "trainer-1", 1)
     assert recovered.compositions == {0: (0,)}
     assert [group.group_id for group in recovered.groups] == [0, 1, 3]
-    assert recovered.groups[0].trajectories == groups[0].trajectories
+    assert recovered.groups[1].trajectories == groups[1].trajectories
+    in_a_step = recovered.groups[0]
+    assert (in_a_step.trajectories, in_a_step.stats.tokens_sum, in_a_step.stats.samples) == ((), 8, 2)
     assert recovered.groups[2].begun_step is None
+    opened = OpenJournal(path)
+    assert opened.journal.samples_of(0) == groups[0].trajectories
+    opened.journal.close()
     assert recovered.evaluated_steps == {1}
     assert recovered.prompt_lengths == {100: 4.0, 101: 8.0}
 
@@ -75,51 +68,10 @@ async def test_rollback_keeps_the_recorded_composition(tmp_path: Path) -> None:
     assert (recovered.step, recovered.checkpoint_step) == (2, 1)
     assert recovered.compositions == {1: (2,), 2: (1,)}
     assert [group.group_id for group in recovered.groups] == [1, 2, 3]
-    assert all(group.trajectories for group in recovered.groups)
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[fx.Record]:
-    """Records of a possible run: groups are planned, scored, dropped, trained, taken back, covered by checkpoints."""
-    records: list[fx.Record] = [attempt(1, 0)]
-    planned, ready, taken = 0, [], []
-    attempts, step_now, checkpoint = 1, 0, 0
-    for event in draw(
-        st.lists(st.sampled_from(["plan", "score", "drop", "step", "checkpoint", "restart"]), max_size=40)
-    ):
-        gone = {group for groups in taken for group in groups}
-        waiting = [i for i in range(planned) if i not in ready and i not in gone]
-        if event == "plan":
-            records += [fx.Planned(group_id=planned, prompt_index=planned, prompt_key=draw(st.integers(0, 3)))]
-            planned += 1
-        elif event == "score" and waiting:
-            group = draw(st.sampled_from(waiting))
-            records.append(scored(group, begun=step_now, tokens=draw(st.integers(1, 9))))
-            ready.append(group)
-        elif event == "drop" and waiting:
-            group = draw(st.sampled_from(waiting))
-            records.append(fx.Dropped(group_id=group, reason="reward_failed"))
-            taken.append([group])  # never again
-        elif event == "step" and step_now < frontier(records):
-            again = next(r for r in reversed(records) if isinstance(r, fx.StepTaken) and r.step == step_now)
-            records.append(step(step_now, again.group_ids, attempt=attempts))
-            step_now += 1
-        elif event == "step" and ready:
-            group = ready.pop()
-            taken.append([group])
-            records.append(step(step_now, (group,), attempt=attempts))
-            step_now += 1
-        elif event == "checkpoint" and step_now > checkpoint:
-            checkpoint = step_now
-            records.append(fx.Checkpointed(step=checkpoint, path="c"))
-        elif event == "restart":
-            attempts, step_now = attempts + 1, checkpoint
-            records.append(attempt(attempts, checkpoint))
-    return records
-
-
-def frontier(records: list[fx.Record]) -> int:
-    return max((r.step + 1 for r in records if isinstance(r, fx.StepTaken)), default=0)
+    assert [bool(group.trajectories) for group in recovered.groups] == [False, False, True]
+    opened = OpenJournal(path)
+    assert all(len(opened.journal.samples_of(group)) == 2 for group in (1, 2))
+    opened.journal.close()
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,6 +171,7 @@ def test_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
 _FULL_DISK = """
 import asyncio, sys
 from pathlib import Path
+from support.histories import attempt, histories, plan, step
 from support.journals import OpenJournal, scored
 from streamrl_workers.scheduler.effects import Planned
 

@@ -6,11 +6,13 @@ Invariant: effects of one event are carried out before the next event reaches th
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal import Journal
+from streamrl_workers.scheduler.journal_store import JournalFaultError
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.signal_pages import Numbers
 from streamrl_workers.scheduler.shell.switchboard import Switchboard
@@ -25,10 +27,13 @@ class Executor:
     ) -> None:
         self._core = core
         self._numbers = numbers
+        self._journal = journal
+        self._switchboard = switchboard
+        self._ending = ending
         self._carry_out: dict[type, Callable[[Any], None]] = {
             fx.ToGenerator: lambda effect: switchboard.to_generator(effect.generator_id, effect.command),
             fx.ToTrainer: lambda effect: switchboard.to_trainer(effect.command),
-            fx.HandGroup: switchboard.hand_group,
+            fx.HandGroup: self._hand_group,
             fx.Write: journal.append,
             fx.Finished: lambda effect: ending.finished(effect.step),
             fx.Failed: lambda effect: ending.user_error(effect.reason),
@@ -38,6 +43,7 @@ class Executor:
         """Connect the task pool; before the first effect."""
         self._carry_out[fx.NeedPrompts] = desk.need_prompts
         self._carry_out[fx.ScoreSample] = desk.score
+        self._carry_out[fx.PlayTurn] = desk.play
 
     def run(self, effects: Sequence[fx.Effect]) -> None:
         """Carry out effects."""
@@ -52,8 +58,22 @@ class Executor:
         """The task pool has scored completions."""
         self.run(self._core.scores_arrived(scores))
 
+    def on_turns(self, answers: Sequence[fx.TurnAnswer]) -> None:
+        """Environments have answered turns."""
+        self.run(self._core.turns_answered(answers))
+
     def on_committed(self, sequence: int) -> None:
         """Records are durable."""
         effects = self._core.committed(sequence)
         self._numbers.observe()
         self.run(effects)
+
+    def _hand_group(self, effect: fx.HandGroup) -> None:
+        """The samples of a recorded step's group are in the journal only."""
+        if not effect.trajectories:
+            try:
+                effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
+            except JournalFaultError as fault:
+                self._ending.retry(str(fault))
+                return
+        self._switchboard.hand_group(effect)

@@ -4,7 +4,7 @@ Owns their tasks: each has a name, all end together, and the failure of one ends
 way that says why. Does not own what they do.
 
 Tick loop: consumes time; produces ticks of the core; waits for the next tick.
-Prompt loop, score loops: see `taskdesk.py`.
+Prompt loop, score and turn loops: see `taskdesk.py`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from streamrl.errors import UserError, UserErrors
 from streamrl_workers.scheduler.journal_store import JournalFaultError
 from streamrl_workers.scheduler.shell.ending import EndingBox
-from streamrl_workers.scheduler.shell.taskdesk import SCORE_LOOPS, TaskDesk, TaskTimeoutError
+from streamrl_workers.scheduler.shell.taskdesk import SCORE_LOOPS, TURN_LOOPS, TaskDesk, TaskTimeoutError
 from streamrl_workers.tasks.values import TaskPoolError
 
 _TICKS_PER_LEASE = 10
@@ -34,6 +34,7 @@ class Loops:
             asyncio.create_task(_ticks(tick, pause_s), name="tick"),
             asyncio.create_task(desk.run_prompts(), name="prompts"),
             *(asyncio.create_task(desk.run_scores(), name=f"score {number}") for number in range(SCORE_LOOPS)),
+            *(asyncio.create_task(desk.run_turns(), name=f"turn {number}") for number in range(TURN_LOOPS)),
         ]
         for task in self._tasks:
             task.add_done_callback(self._ended)

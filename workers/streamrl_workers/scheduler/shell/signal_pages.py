@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from typing import Any
 from streamrl.keys import DIR_METRICS
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.sink import JsonlFile
-from streamrl_workers.scheduler.accounting import CoreView, StepSummary
+from streamrl_workers.scheduler.accounting import DROP_REASONS, FAILURE_KINDS, StepSummary
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.effects import Evaluated
+from streamrl_workers.scheduler.shell.rates import StepClock
+from streamrl_workers.scheduler.shell.scaling_page import scaling
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
 
 STEPS_FILE = "steps.jsonl"
@@ -54,6 +57,7 @@ class Numbers:
         self._last_line: dict[str, Any] = last
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
         self._step_ended_s = clocks.monotonic_s()
+        self._step_clock = StepClock(now_s=self._step_ended_s)
         self._gauges = _Gauges()
 
     @property
@@ -80,6 +84,7 @@ class Numbers:
             "interval_s": now_s - self._step_ended_s,
         }
         self._step_ended_s = now_s
+        self._step_clock.recorded(now_s=now_s)
         self._last_line = step_line(step, view=self._core.view(), timing=timing)
         self._steps.append(self._last_line)
 
@@ -107,16 +112,27 @@ class Numbers:
             "running": view.active_leases,
             "buffered_bytes": view.buffered_bytes,
             "groups": dict(view.groups_by_state),
-            "dropped": dict(view.dropped_groups),
+            "dropped": whole(view.dropped_groups, DROP_REASONS),
+            "score_failures": whole(view.score_failures, FAILURE_KINDS),
             "reissued": view.reissued_samples,
-            "idle": dict(view.idle_causes),
+            "idle": dict(view.fleet.idle),
             "announced_step": view.announced_step,
             "evaluating_step": view.evaluating_step,
             "generators": [_generator(entry) for entry in self._switchboard.generators.values()],
             "trainer": _trainer(self._switchboard.trainer),
+            "scaling": self._scaling(view),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
         }
+
+    def _scaling(self, view: CoreView) -> dict[str, Any]:
+        return scaling(
+            view,
+            generators=list(self._switchboard.generators.values()),
+            trainer=self._switchboard.trainer,
+            clock=self._step_clock,
+            now_s=self._clocks.monotonic_s(),
+        )
 
     def close(self) -> None:
         """Close the files."""
@@ -135,23 +151,31 @@ def step_line(step: StepSummary, *, view: CoreView, timing: Mapping[str, float])
         "reward_mean": step.reward_mean,
         "reward_std": step.trainer_metrics.get("reward_std", 0.0),
         "reward_failed": step.reward_failed,
+        "reward_parts": step.part_means,
+        "score_failures": whole(step.score_failures, FAILURE_KINDS),
         "groups": step.groups,
         "samples": step.samples,
         "tokens": step.tokens_sum,
         "length_mean": step.tokens_mean,
         "length_max": step.tokens_max,
+        "turns_mean": step.turns_mean,
         "staleness_mean": step.staleness_mean,
         "staleness_max": step.staleness_max,
         "staleness": {str(age): count for age, count in sorted(step.staleness_histogram.items())},
         "queue": view.waiting_samples,
         "running": view.active_leases,
         "buffered_bytes": view.buffered_bytes,
-        "dropped": dict(step.dropped_groups),
+        "dropped": whole(step.dropped_groups, DROP_REASONS),
         "reissued": step.reissued_samples,
         "samples_per_s": step.samples / interval_s,
         "tokens_per_s": step.tokens_sum / interval_s,
         "trainer": dict(step.trainer_metrics),
     }
+
+
+def whole(counts: Mapping[str, int], keys: Sequence[str]) -> dict[str, int]:
+    """The counts with all keys, zeros included."""
+    return dict.fromkeys(keys, 0) | dict(counts)
 
 
 def evaluation_line(evaluation: Evaluated) -> dict[str, Any]:
@@ -216,8 +240,17 @@ class _Gauges:
         self._running = gauge("running_samples", help_text="Samples that are being generated.")
         self._buffered = gauge("buffered_bytes", help_text="Finished samples that wait for the trainer, in bytes.")
         self._generators = gauge("generators", help_text="Generators that are alive.")
+        self._leaving = gauge(
+            "generators_leaving", help_text="Generators that finish what they hold and take nothing more."
+        )
+        self._free_slots = gauge("free_slots", help_text="Slots without a sample at generators that take one.")
         self._reissued = gauge("reissued_samples", help_text="Samples issued again since the scheduler started.")
-        self._dropped = gauge("dropped_groups", help_text="Groups dropped since the scheduler started.")
+        self._dropped = self._metrics.counts(
+            "dropped_groups", key="reason", keys=DROP_REASONS, help_text="Groups that will never be trained."
+        )
+        self._failures = self._metrics.counts(
+            "score_failures", key="kind", keys=FAILURE_KINDS, help_text="Samples that got no reward, held-out ones too."
+        )
         self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
         self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
         self._held_out = gauge(
@@ -229,9 +262,12 @@ class _Gauges:
         self._waiting.set(view.waiting_samples)
         self._running.set(view.active_leases)
         self._buffered.set(view.buffered_bytes)
-        self._generators.set(view.generators)
+        self._generators.set(view.fleet.generators)
+        self._leaving.set(view.fleet.leaving)
+        self._free_slots.set(view.fleet.free_slots)
         self._reissued.set(view.reissued_samples)
-        self._dropped.set(sum(view.dropped_groups.values()))
+        self._dropped(view.dropped_groups)
+        self._failures(view.score_failures)
         self._reward.set(step.get("reward_mean", 0.0))
         self._staleness.set(step.get("staleness_max", 0))
         held_out = evaluation.get("mean_reward")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import HandGroup
 from streamrl_workers.scheduler.shell.link import Link
+from streamrl_workers.scheduler.shell.rates import BeatWindow
 from streamrl_workers.scheduler.shell.wire import group_command
 
 
@@ -23,6 +24,7 @@ class GeneratorEntry:
     version_step: int | None
     """Weights in its engine."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
+    beats: BeatWindow = field(default_factory=BeatWindow)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class TrainerEntry:
     link: Link
     hello: pb.TrainerHello
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
+    beats: BeatWindow = field(default_factory=BeatWindow)
 
 
 class Switchboard:

@@ -1,22 +1,27 @@
-"""Between the core and the task pool: asks for prompts, has completions scored, hands the answers back.
+"""Between the core and the task pool: asks for prompts, has turns answered and completions scored, hands the answers back.
 
 Owns the requests that wait for the pool and the loops that carry them. Does not own the pool's processes.
 
 Prompt loop: consumes requests for prompts; produces prompts for the core; waits for the pool.
+Turn loops: consume turns of the model; produce the environment's answers; wait for the pool, whose time limits bound them.
 Score loops: consume completions; produce scores; wait for the pool, whose time limits bound them.
-Both are unblocked by `need_prompts` and `score`. The core bounds what it asks for by its buffers.
+They are unblocked by `need_prompts`, `play` and `score`. The core bounds what it asks for by its buffers.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from streamrl_workers.scheduler.effects import NeedPrompts, Prompt, Score, ScoreSample, Split
-from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult
+from streamrl_workers.scheduler.effects import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, Split, TurnAnswer
+from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult, TurnRequest, TurnResult
+
+_R = TypeVar("_R")
 
 SCORE_LOOPS = 8
 """Batches of completions that are with the pool at once: one slow completion holds up its own batch only."""
+TURN_LOOPS = 64
+"""The same for turns. More, since a generator's slot may wait for each: with so many a slow turn seldom holds up another."""
 SCORE_BATCH = 64
 """Most completions in one batch."""
 MOST_PROMPT_NEEDS = 2**20
@@ -34,6 +39,9 @@ class TaskSource(Protocol):
     async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
         """Score completions."""
 
+    async def play(self, requests: Sequence[TurnRequest]) -> Sequence[TurnResult]:
+        """Have the environment answer turns."""
+
 
 class TaskDesk:
     """The core's requests to the task pool."""
@@ -44,13 +52,17 @@ class TaskDesk:
         *,
         on_prompts: Callable[[Sequence[Prompt]], None],
         on_scores: Callable[[Sequence[Score]], None],
+        on_turns: Callable[[Sequence[TurnAnswer]], None],
     ) -> None:
         self._pool = pool
         self._on_prompts = on_prompts
         self._on_scores = on_scores
+        self._on_turns = on_turns
         self._prompt_needs: asyncio.Queue[NeedPrompts] = asyncio.Queue(MOST_PROMPT_NEEDS)
         self._unscored: deque[ScoreRequest] = deque()
         self._work = asyncio.Semaphore(0)
+        self._unanswered: deque[TurnRequest] = deque()
+        self._turns = asyncio.Semaphore(0)
 
     def need_prompts(self, need: NeedPrompts) -> None:
         """Queue a request for prompts."""
@@ -64,14 +76,29 @@ class TaskDesk:
             split=sample.split,
             prompt_index=sample.prompt_index,
             completion=sample.completion,
+            environment_reward=sample.environment_reward,
         )
         self._unscored.append(request)
         self._work.release()
 
+    def play(self, turn: PlayTurn) -> None:
+        """Queue a turn."""
+        request = TurnRequest(
+            group_id=turn.group_id,
+            sample_index=turn.sample_index,
+            lease=turn.lease,
+            split=turn.split,
+            prompt_index=turn.prompt_index,
+            completions=turn.completions,
+            last_token=turn.last_token,
+        )
+        self._unanswered.append(request)
+        self._turns.release()
+
     @property
     def waiting(self) -> int:
-        """Completions that wait for the pool."""
-        return len(self._unscored)
+        """Completions and turns that wait for the pool."""
+        return len(self._unscored) + len(self._unanswered)
 
     async def run_prompts(self) -> None:
         """The prompt loop."""
@@ -93,14 +120,23 @@ class TaskDesk:
         """One score loop."""
         while True:
             await self._work.acquire()
-            if batch := self._next_batch():
+            if batch := _share(self._unscored, loops=SCORE_LOOPS):
                 results = await self._pool.score(batch)
                 self._on_scores([_score(result) for result in results])
 
-    def _next_batch(self) -> list[ScoreRequest]:
-        """A fair share of what waits; wake-ups of completions that another loop took find nothing."""
-        share = max(1, min(SCORE_BATCH, len(self._unscored) // SCORE_LOOPS))
-        return [self._unscored.popleft() for _ in range(min(share, len(self._unscored)))]
+    async def run_turns(self) -> None:
+        """One turn loop."""
+        while True:
+            await self._turns.acquire()
+            if batch := _share(self._unanswered, loops=TURN_LOOPS):
+                results = await self._pool.play(batch)
+                self._on_turns([_answer(result) for result in results])
+
+
+def _share(waiting: deque[_R], *, loops: int) -> list[_R]:
+    """A fair share of what waits; wake-ups of requests that another loop took find nothing."""
+    share = max(1, min(SCORE_BATCH, len(waiting) // loops))
+    return [waiting.popleft() for _ in range(min(share, len(waiting)))]
 
 
 class TaskTimeoutError(TimeoutError):
@@ -114,4 +150,18 @@ def _score(result: ScoreResult) -> Score:
         reward=result.reward,
         parts=result.parts,
         error=result.error,
+        kind=result.kind,
+    )
+
+
+def _answer(result: TurnResult) -> TurnAnswer:
+    return TurnAnswer(
+        group_id=result.group_id,
+        sample_index=result.sample_index,
+        lease=result.lease,
+        observation=result.observation,
+        reward=result.reward,
+        done=result.done,
+        error=result.error,
+        kind=result.kind,
     )

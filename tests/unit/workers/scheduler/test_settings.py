@@ -1,0 +1,60 @@
+"""What the core reads out of a job."""
+
+import pytest
+
+from streamrl.spec import parse_job
+from streamrl_workers.scheduler.settings import Settings
+
+
+def job_settings(**spec) -> Settings:
+    document = {
+        "apiVersion": "streamrl.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "j"},
+        "spec": {
+            "model": {"scratch": {}},
+            "task": {
+                "dataset": {"jsonl": {"path": "x.jsonl"}},
+                "sampling": {"maxTokens": 5},
+                "rewards": [{"name": "r", "exactMatch": {}}],
+            },
+            "pipeline": {"batchGroups": 4, "steps": 9},
+            "generators": [{"name": "p", "engine": {"hf": {}}}],
+            **spec,
+        },
+    }
+    return Settings.from_job(parse_job(document).spec)
+
+
+def test_settings_from_a_job():
+    found = job_settings()
+    assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
+    assert (found.dispatch, found.use_history, found.prompt_look_ahead) == ("lateBinding", True, 64)
+    assert found.max_buffer_bytes == 256 * 2**20
+    assert found.draws_per_step == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "staleness", "whole_batches", "turns"),
+    [
+        ("StreamSync", 0, False, False),
+        ("StreamAsync", 1, False, False),
+        ("Batch", 0, True, False),
+        ("Colocated", 0, True, True),
+    ],
+)
+def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, turns):
+    found = job_settings(pipeline={"mode": mode, "batchGroups": 4, "steps": 9})
+    assert (found.staleness, found.whole_batches, found.waits_are_turns) == (staleness, whole_batches, turns)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "draws"),
+    [
+        ({"grpo": {}}, 1),
+        ({"dapo": {}}, 4),
+        ({"dapo": {"dynamicSampling": {"maxDrawsPerStep": 2}}}, 2),
+    ],
+)
+def test_an_algorithm_with_dynamic_sampling_draws_again(algorithm, draws):
+    assert job_settings(algorithm=algorithm).draws_per_step == draws

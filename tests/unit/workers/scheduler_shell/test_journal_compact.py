@@ -1,0 +1,268 @@
+"""Compaction: the journal's verdict stays what it was, its size does not grow, a kill at any moment is harmless."""
+
+import asyncio
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.journal_check import Report, Rules, check
+from streamrl_workers.scheduler.journal_compact import fold, read_folded
+from streamrl_workers.scheduler.journal_facts import read_facts, snapshot
+from streamrl_workers.scheduler.journal_folded import Folded
+from streamrl_workers.scheduler.journal_show import describe
+from streamrl_workers.scheduler.journal_store import open_for_writing
+from streamrl_workers.stream.history import EMPTY_CHAIN, composition_digest, extend_chain
+from support.histories import attempt, histories, plan, step
+from support.journals import OpenJournal, read_back, scored, write_journal
+from support.runs import wait_for
+
+RULES = Rules(batch_groups=1, staleness=1_000, group_size=2)
+
+
+def compact(run_dir: Path, *, keep_groups: int = 0) -> int:
+    """Fold everything that can be folded; how many steps are folded then."""
+    connection = open_for_writing(run_dir / "journal.sqlite")
+    connection.execute("BEGIN")
+    while fold(connection, keep_groups=keep_groups, limit_steps=2):
+        pass
+    connection.execute("COMMIT")
+    steps = read_folded(connection).steps
+    connection.close()
+    return steps
+
+
+def verdict(run_dir: Path, rules: Rules = RULES) -> Report:
+    return check(read_facts(run_dir), rules=rules)
+
+
+def write_checkpoint(run_dir: Path, digests: list[str], *, folded_steps: int = 0, number: int = 1) -> None:
+    """A checkpoint after the steps with these digests, the first ones as a chain."""
+    directory = run_dir / "checkpoints" / f"step-{len(digests):08d}"
+    directory.mkdir(parents=True)
+    chain = extend_chain(EMPTY_CHAIN, digests=digests[:folded_steps])
+    meta = {"step": len(digests), "attempt": number, "history": digests[folded_steps:]}
+    (directory / "meta.json").write_text(json.dumps(meta | {"folded_steps": folded_steps, "chain": chain}))
+
+
+def damage(records: list[fx.Record], kind: str) -> list[fx.Record]:
+    """The same history with one thing wrong."""
+    taken = [i for i, record in enumerate(records) if isinstance(record, fx.StepTaken)]
+    spoilt = list(records)
+    if kind == "twice" and len(taken) > 1:
+        first = spoilt[taken[0]]
+        spoilt[taken[-1]] = replace(spoilt[taken[-1]], group_ids=first.group_ids)
+    elif kind == "dropped" and taken:
+        spoilt.insert(taken[-1], fx.Dropped(group_id=spoilt[taken[-1]].group_ids[0], reason="reward_failed"))
+    elif kind == "gap" and taken:
+        del spoilt[taken[0]]
+    elif kind == "never planned" and taken:
+        spoilt[taken[0]] = replace(spoilt[taken[0]], group_ids=(999,))
+    return spoilt
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    histories(),
+    st.sampled_from(["", "", "twice", "dropped", "gap", "never planned"]),
+    st.integers(0, 3),
+    st.data(),
+)
+def test_verdict_is_the_same_before_and_after(
+    records: list[fx.Record], kind: str, keep_groups: int, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as directory:
+        run_dir = Path(directory)
+        asyncio.run(write_journal(run_dir / "journal.sqlite", damage(records, kind)))
+        facts = read_facts(run_dir)
+        if len(facts.steps) == facts.covered_steps > 0:  # contiguous: a checkpoint can name them all
+            digests = [composition_digest(ids) for ids in facts.steps.values()]
+            write_checkpoint(run_dir, digests, folded_steps=data.draw(st.integers(0, len(digests))), number=10**6)
+        before, state = verdict(run_dir), read_back(run_dir / "journal.sqlite")
+        compact(run_dir, keep_groups=keep_groups)
+        after = verdict(run_dir)
+        assert read_back(run_dir / "journal.sqlite") == state
+    assert (before.violations == ()) == (after.violations == ()), (before.violations, after.violations)
+    if not before.violations:
+        assert replace(before, checkpoint=None) == replace(after, checkpoint=None)
+
+
+def long_history(steps: int) -> list[fx.Record]:
+    """One group a step, every third id dropped; a checkpoint covers all but the last step."""
+    records: list[fx.Record] = [*plan(0, 3 * steps), attempt(1, 0)]
+    for number in range(steps):
+        ids = (3 * number, 3 * number + 1)
+        records += [scored(group, begun=number) for group in ids]
+        records += [fx.Dropped(group_id=3 * number + 2, reason="zero_variance"), step(number, ids)]
+    return [*records, fx.Checkpointed(step=steps - 1, path="c")]
+
+
+PAIRS = replace(RULES, batch_groups=2)
+
+
+@pytest.fixture
+async def folded_run(tmp_path: Path) -> Path:
+    await write_journal(tmp_path / "journal.sqlite", long_history(10))
+    write_checkpoint(tmp_path, [composition_digest((3 * k, 3 * k + 1)) for k in range(9)])
+    assert compact(tmp_path) == 9
+    return tmp_path
+
+
+async def test_a_folded_run_keeps_its_counts(folded_run: Path) -> None:
+    report = verdict(folded_run, PAIRS)
+    assert report.violations == ()
+    assert (report.planned, report.consumed, report.dropped, report.steps) == (30, 20, {"zero_variance": 10}, 10)
+    with snapshot(folded_run) as connection:
+        assert read_folded(connection).settled == ((0, 25),)
+        assert "folded" in describe(connection, 4)[1]
+    assert read_back(folded_run / "journal.sqlite").next_group_id == 30
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda folded: replace(folded, chain="00" * 16), "other groups in the 9 oldest steps"),
+        (lambda folded: replace(folded, consumed=17), "have 26 groups, but 25 were consumed or dropped"),
+        (lambda folded: replace(folded, settled=((0, 4), (6, 26))), "group 5 is missing"),
+        (lambda folded: replace(folded, settled=((0, 26),), consumed=19), "group 26 ended before step 9, but is there"),
+        (lambda folded: replace(folded, settled=((0, 27),), consumed=20), "group 27 is in step 9, but ended before"),
+        (lambda folded: replace(folded, step_groups=(1, 2)), "consumed 1 to 2 groups each, not 2"),
+        (lambda folded: replace(folded, staleness=(0, 2_000)), "staleness 0 to 2000, allowed 1000"),
+        (lambda folded: replace(folded, steps=8), "step 8 is missing"),
+        (lambda folded: replace(folded, steps=10), "can no longer be taken back"),
+    ],
+)
+async def test_each_damage_of_the_summary_is_named(folded_run: Path, change, text: str) -> None:
+    connection = sqlite3.connect(folded_run / "journal.sqlite")
+    folded: Folded = change(read_folded(connection))
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'folded'", (folded.to_text(),))
+    connection.commit()
+    connection.close()
+    assert any(text in violation for violation in verdict(folded_run, PAIRS).violations)
+
+
+async def test_a_journal_of_schema_1_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    await write_journal(path, long_history(4))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    connection.commit()
+    connection.close()
+    assert verdict(tmp_path, PAIRS).violations == ()
+    assert read_back(path).step == 4
+    assert compact(tmp_path) == 3
+    assert verdict(tmp_path, PAIRS).violations == ()
+
+
+async def test_size_is_level_however_long_the_run(tmp_path: Path) -> None:
+    """After the first tenth, file and write-ahead log do not grow any more."""
+    path = tmp_path / "journal.sqlite"
+    wal = path.with_name(path.name + "-wal")
+    opened = OpenJournal(path, keep_groups=200)
+    await opened.write([attempt(1, 0)])
+    sizes = []
+    for number in range(400):
+        groups = tuple(range(number * 8, number * 8 + 8))
+        samples = [scored(group, begun=number, padding=2_000) for group in groups]
+        await opened.write(
+            [*plan(groups[0], 8), *samples, step(number, groups), fx.Checkpointed(step=number, path="c")]
+        )
+        sizes.append(path.stat().st_size + wal.stat().st_size)
+    opened.journal.close()
+    assert max(sizes[200:]) <= 1.1 * max(sizes[:200])
+    assert path.stat().st_size < 2**20  # 12 MiB went through; the 200 newest groups are 25 KiB
+    rules = Rules(batch_groups=8, staleness=1, group_size=2)
+    assert verdict(tmp_path, rules).violations == ()
+    assert verdict(tmp_path, rules).planned == 3200
+
+
+async def test_pages_go_back_to_the_disk(tmp_path: Path) -> None:
+    """A burst of long samples does not hold the disk for ever."""
+    path = tmp_path / "journal.sqlite"
+    opened = OpenJournal(path)
+    burst = [scored(group, padding=200_000) for group in range(100)]
+    await opened.write([attempt(1, 0), *plan(0, 100), *burst, *(step(number, (number,)) for number in range(100))])
+    for number in range(1, 101):
+        await opened.write([fx.Checkpointed(step=number, path="c")])
+    opened.journal.close()
+    assert path.stat().st_size < 20 * 2**20  # 40 MB of samples were in it at once
+
+
+_WRITER = """
+import asyncio, json, sys
+from pathlib import Path
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.stream.history import EMPTY_CHAIN, composition_digest, extend_chain
+from support.journals import OpenJournal, scored
+
+async def main(run_dir):
+    checkpoint = run_dir / "checkpoints" / "step-00000000" / "meta.json"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    saved = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "chain": EMPTY_CHAIN}
+    opened = OpenJournal(run_dir / "journal.sqlite", keep_groups=20)
+    found = opened.recovered
+    attempt, next_id, at, chain = found.attempt + 1, found.next_group_id, saved["step"], saved["chain"]
+    await opened.write([fx.AttemptStarted(attempt=attempt, instance=str(attempt), step=at)])
+    print("ready", flush=True)
+    while True:
+        records, ids = [], found.compositions.get(at)
+        if ids is None:
+            ids = (next_id, next_id + 2)
+            records = [fx.Planned(group_id=next_id + k, prompt_index=0) for k in range(3)]
+            records += [scored(group, begun=at) for group in ids]
+            records += [fx.Dropped(group_id=next_id + 1, reason="zero_variance")]
+            next_id += 3
+        await opened.write([*records, fx.StepTaken(attempt=attempt, step=at, group_ids=ids)])
+        at, chain = at + 1, extend_chain(chain, digests=[composition_digest(ids)])
+        if at % 3 == 0:
+            meta = {"step": at, "attempt": attempt, "history": [], "folded_steps": at, "chain": chain}
+            partial = checkpoint.with_name("partial")
+            partial.write_text(json.dumps(meta))
+            partial.rename(checkpoint)
+            await opened.write([fx.Checkpointed(step=at, path="c")])
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def test_killed_at_any_moment_of_compaction_it_checks_exactly(tmp_path: Path) -> None:
+    """A real writer is killed again and again and goes on each time; live groups of a killed life are its last ones."""
+    chance = random.Random(7)
+    folded = 0
+    for _ in range(10):
+        goal = folded + chance.randint(1, 6)
+        _write_until(lambda goal=goal: _folded_steps(tmp_path) >= goal, run_dir=tmp_path)
+        report = verdict(tmp_path, PAIRS)
+        assert report.violations == ()
+        assert report.planned == report.consumed + sum(report.dropped.values()) + report.live
+        assert report.live <= 30  # at most one step of each life
+        folded = _folded_steps(tmp_path)
+    assert compact(tmp_path) >= folded
+    assert verdict(tmp_path, PAIRS).violations == ()
+
+
+def _write_until(condition: Callable[[], bool], *, run_dir: Path) -> None:
+    """A writer in a process of its own, killed when `condition` holds."""
+    command = [sys.executable, "-c", _WRITER, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline().strip() == "ready"
+            wait_for(condition, what="folded steps")
+        finally:
+            child.kill()
+
+
+def _folded_steps(run_dir: Path) -> int:
+    with snapshot(run_dir) as connection:
+        return read_folded(connection).steps

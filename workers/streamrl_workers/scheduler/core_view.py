@@ -1,0 +1,45 @@
+"""What metrics read of the present: the scheduler's state in numbers.
+
+Owns the values; the core fills them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamrl_workers.scheduler.pool_view import PoolView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreView:
+    """The scheduler's state in numbers."""
+
+    attempt: int
+    step: int
+    """Steps recorded in the effective history."""
+    steps: int
+    ended: bool
+    groups_by_state: Mapping[str, int]
+    """Groups in memory by state of life; the key set is stable."""
+    waiting_samples: int
+    active_leases: int
+    buffered_bytes: int
+    buffered_groups: int
+    """Scored, in no step's record."""
+    handed_groups: int
+    """Of the step that is being handed over."""
+    announced_step: int | None
+    """Weight version that generators are told to use."""
+    evaluating_step: int | None
+    fleet: PoolView
+    """All generators."""
+    pools: Mapping[str, PoolView]
+    """Pool -> its generators; a pool without a connected one is left out."""
+    prompts_ready: int
+    ignored_progress: int
+    """Progress items of unknown or revoked leases, since the start."""
+    reissued_samples: int
+    """Since the start."""
+    dropped_groups: Mapping[str, int]
+    """Reason -> groups, since the start."""
+    score_failures: Mapping[str, int]
+    """Kind -> samples that got no reward, training and held-out ones, since the start."""
