@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 JOB    ?= examples/chain-sum.yaml
 SEED   ?=
 ARGS   ?=
+SOAK   ?=
 
 export UV_HTTP_TIMEOUT ?= 300
 ifdef PIP_INDEX_URL
@@ -52,11 +53,12 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 	PYTHON=$(CURDIR)/$(BIN)/python UV=$(CURDIR)/$(BIN)/uv tools/check_light.sh
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
-	@set -e; for script in benchmarks/$(if $(BENCH),$(BENCH),*).py; do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install check-tree ## the long tests: kills with torch, a million samples through the scheduler
+soak: install check-tree ## the long tests: kills with torch, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)
 	$(BIN)/python benchmarks/scheduler.py --soak
+	$(BIN)/python benchmarks/soak.py $(SOAK)
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -5,26 +5,32 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
-from streamrl.spec.generators import GeneratorEngine
-from streamrl.spec.task import Dataset, Reward
-from streamrl.spec.training import Algorithm, Dispatch, TrainerEngine
+from streamrl.spec.generators import GeneratorEngine, Scaling
+from streamrl.spec.task import Dataset, Environment, Reward
+from streamrl.spec.training import Algorithm, Correction, Dispatch, TrainerEngine
+from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
+from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.scheduler.dispatch import POLICIES
 from streamrl_workers.tasks.registry import DATASETS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
+from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
 
 REGISTRIES: dict[type[OneOf], Collection[str]] = {
     Algorithm: ALGORITHMS,
+    Correction: CORRECTIONS,
     Dataset: DATASETS,
     Dispatch: POLICIES,
+    Environment: ENVIRONMENTS,
     GeneratorEngine: GENERATOR_ENGINES,
     Reward: REWARDS,
+    Scaling: SCALING_POLICIES,
     TrainerEngine: TRAINER_ENGINES,
 }
-WITHOUT_REGISTRY = {"Model", "Scaling", "Weights"}
-"""Choices that are no plug-ins: a model is a place to load from; there is one transport and one scaling."""
+WITHOUT_REGISTRY = {"Model", "Weights"}
+"""Choices that are no plug-ins: a model is a place to load from; there is one transport."""
 
 
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)

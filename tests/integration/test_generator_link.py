@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import signal
 from pathlib import Path
 
 import pytest
@@ -161,12 +162,64 @@ async def test_drain_ends_what_was_accepted(tmp_path: Path):
         assert all(bench.leases[lease].end for lease in range(8))
 
 
-async def test_a_term_signal_ends_it_and_says_that_it_can_be_started_again(tmp_path: Path):
+async def test_a_term_signal_lets_it_finish_what_it_has_and_go(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=SLOW) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.issue(*range(1, 7))  # more than there are slots
+        await bench.hear("progress 1")
+        bench.process.terminate()
+        await bench.hear("leaving")
+        assert bench.process.returncode is None
+        await bench.hear("drained")
+        assert await bench.exit_code() == EXIT_DONE
+        assert all(len(bench.leases[lease].tokens) == 50 for lease in range(1, 7))
+        assert all(bench.leases[lease].end.finish_reason == "stop" for lease in range(1, 7))
+
+
+async def test_an_idle_one_leaves_at_once(tmp_path: Path):
     async with generator_bench(tmp_path) as bench:
         await bench.greet()
         await bench.hear("heartbeat")
         bench.process.terminate()
+        await bench.hear("drained")
+        assert bench.order.index("leaving") < bench.order.index("drained")
+        assert await bench.exit_code() == EXIT_DONE
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_asked_twice_it_ends_now(tmp_path: Path, second: signal.Signals):
+    async with generator_bench(tmp_path, latency=SLOW, meanTokens=9000.0) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.issue(1)
+        await bench.hear("progress 1")
+        bench.process.terminate()
+        await bench.hear("leaving")
+        bench.process.send_signal(second)
         assert await bench.exit_code() == EXIT_RETRY
+        assert bench.leases[1].end is None
+
+
+async def test_one_that_leaves_does_not_wait_for_a_scheduler_that_is_gone(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=SLOW, meanTokens=9000.0) as bench:
+        await bench.greet()
+        await bench.announce(0)
+        await bench.issue(1)
+        await bench.hear("progress 1")
+        bench.process.terminate()
+        await bench.hear("leaving")
+        await bench.server.stop(grace=None)
+        assert await bench.exit_code() == EXIT_DONE
+
+
+async def test_without_a_link_there_is_nothing_to_finish(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.greet()
+        await bench.hear("heartbeat")
+        await bench.server.stop(grace=None)
+        bench.process.terminate()
+        assert await bench.exit_code() == EXIT_DONE
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
 from streamrl_workers.generator.engines import create_hf
+from streamrl_workers.generator.engines.hf import attention
 from streamrl_workers.generator.engines.hf.create import build
 from streamrl_workers.generator.engines.hf.engine import HfEngine
+from streamrl_workers.generator.engines.hf.zones import Zone
 from streamrl_workers.weights.hashing import tensors_hash
 
 CHARS = "0123456789+-= abcdefgh\n"
@@ -173,6 +175,32 @@ def test_logprobs_belong_to_their_version_after_a_load_in_between(tokenizer: Pre
     for i in range(len(PROMPTS)):
         by_version = {v: plain_logprobs(m, collected.prompt[i], collected.tokens[i]) for v, m in versions.items()}
         expected = [by_version[version][place] for place, version in enumerate(collected.versions[i])]
+        assert collected.logprobs[i] == pytest.approx(expected, abs=1e-4)
+
+
+def test_logprobs_stay_right_while_rows_change_places_by_length(
+    model: Qwen2ForCausalLM, endless: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short and long answers together, rows that outgrow others, one that comes long: attention takes zones of rows."""
+    widths: list[int] = []
+
+    def spy(zone: Zone, *tensors: torch.Tensor, **options: float | None) -> torch.Tensor:
+        widths.append(zone.width)
+        return original(zone, *tensors, **options)
+
+    original = attention._zone_attention
+    monkeypatch.setattr(attention, "_zone_attention", spy)
+    limits = [3, 130, 9, 70, 4, 140, 20, 80, 5, 6, 90, 2]
+    requests = [
+        request(i, PROMPTS[i % 8], sampling=replace(WARM, max_tokens=limit), prefix_tokens=(2,) * 65 if i == 7 else ())
+        for i, limit in enumerate(limits)
+    ]
+    collected = finish(engine_for(model, endless, slots=5), requests)
+    assert min(widths) <= 64 < max(widths)
+    for req in requests:
+        i, tokens = req.request_id, [*req.prefix_tokens, *collected.tokens[req.request_id]]
+        assert len(tokens) == req.sampling.max_tokens
+        expected = plain_logprobs(model, collected.prompt[i], tokens)[len(req.prefix_tokens) :]
         assert collected.logprobs[i] == pytest.approx(expected, abs=1e-4)
 
 

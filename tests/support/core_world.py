@@ -5,6 +5,7 @@ next: deliver a command, make tokens, commit, kill. Checks invariants 1 and 2 as
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -14,6 +15,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.settings import Settings
+from support.turns import check_trajectory, next_token
 
 
 def settings(**changes) -> Settings:
@@ -48,6 +50,7 @@ class SimGenerator:
     wanted: pb.VersionName | None = None
     connected: bool = True
     idle: str = ""
+    leaving: bool = False
 
 
 @dataclass
@@ -63,6 +66,7 @@ class SimTrainer:
     unrecorded: pb.StepDone | None = None
     connected: bool = True
     credit: int = 1_000_000
+    idle: str = ""
     owed: int = 0
     """Bytes of groups that it has taken and not yet paid for."""
 
@@ -76,6 +80,8 @@ class World:
         self.durable: list[fx.Record] = []
         self.unsynced: deque[fx.Write] = deque()
         self.scores: deque[fx.ScoreSample] = deque()
+        self.turns: deque[fx.PlayTurn] = deque()
+        self.played: set[int] = set()
         self.prompts: deque[fx.NeedPrompts] = deque()
         self.slots = slots
         self.lives = 0
@@ -90,6 +96,10 @@ class World:
         self.staleness_seen: set[int] = set()
         self.boot()
 
+    def reward(self, group_id: int, sample_index: int) -> float:
+        """With dynamic sampling two of three groups have equal rewards."""
+        return float(sample_index) if self.job.draws_per_step > 1 and group_id % 3 == 0 else 1.0
+
     # ---- the scheduler
 
     def boot(self) -> None:
@@ -97,7 +107,13 @@ class World:
         self.lives += 1
         self.unsynced.clear()
         self.scores.clear()
+        self.turns.clear()
         self.prompts.clear()
+        self.taken = {record.step for record in self.durable if isinstance(record, fx.StepTaken)}
+        """Steps with a record, durable or not, as this scheduler knows it."""
+        self.redrawn = 0
+        """Groups dropped for the step being filled because their rewards are equal."""
+        self.generators = {name: generator for name, generator in self.generators.items() if not generator.leaving}
         self.core = Core(self.job, replay(self.durable), first_lease=self.lives * 1_000_000)
         self.do(self.core.start(self.now_s))
         for generator in self.generators.values():
@@ -110,24 +126,39 @@ class World:
             match effect:
                 case fx.Write():
                     self.unsynced.append(effect)
+                    self.note(effect.record)
                 case fx.ScoreSample():
                     self.scores.append(effect)
+                case fx.PlayTurn():
+                    assert effect.lease not in self.played, "a turn is asked about twice"
+                    self.played.add(effect.lease)
+                    self.turns.append(effect)
                 case fx.NeedPrompts():
                     self.prompts.append(effect)
                 case fx.ToGenerator():
-                    if effect.generator_id in self.generators and self.generators[effect.generator_id].connected:
-                        self.generators[effect.generator_id].inbox.append(effect.command)
+                    self.tell_generator(effect)
                 case fx.ToTrainer():
                     if self.trainer is not None and self.trainer.connected:
                         self.trainer.inbox.append(effect.command)
                 case fx.HandGroup():
                     if self.trainer is not None and self.trainer.connected:
-                        self.trainer.inbox.append(_group_command(effect))
+                        self.trainer.inbox.append(_group_command(effect, self.samples_of(effect)))
                 case fx.Finished():
                     self.finished = True
                 case fx.Failed():
                     self.failed = effect.reason
         self.check()
+
+    def samples_of(self, effect: fx.HandGroup) -> Sequence[bytes]:
+        """Its own, or the journal's: those must be durable."""
+        found = (r for r in self.durable if isinstance(r, fx.Scored) and r.group_id == effect.group_id)
+        return effect.trajectories or next(found).trajectories
+
+    def tell_generator(self, effect: fx.ToGenerator) -> None:
+        generator = self.generators.get(effect.generator_id)
+        if generator is not None and generator.connected:
+            assert not (generator.leaving and effect.command.HasField("issue")), "it takes nothing more"
+            generator.inbox.append(effect.command)
 
     def check(self) -> None:
         view = self.core.view()
@@ -138,6 +169,17 @@ class World:
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
+        if self.job.whole_batches and view.handed_groups and view.step not in self.taken:
+            assert view.buffered_groups >= self.job.batch_groups, "handed over before the batch was whole"
+
+    def note(self, record: fx.Record) -> None:
+        """Dynamic sampling is bounded for each step."""
+        if isinstance(record, fx.StepTaken) and record.step not in self.taken:
+            self.taken.add(record.step)
+            self.redrawn = 0
+        elif isinstance(record, fx.Dropped) and record.reason == "zero_variance":
+            self.redrawn += 1
+            assert self.redrawn <= (self.job.draws_per_step - 1) * self.job.batch_groups
 
     def commit(self, count: int) -> None:
         taken = [self.unsynced.popleft() for _ in range(min(count, len(self.unsynced)))]
@@ -155,20 +197,39 @@ class World:
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
+        reward = self.reward(ask.group_id, ask.sample_index)
         score = fx.Score(
             group_id=ask.group_id,
             sample_index=ask.sample_index,
-            reward=None if fail else 1.0,
-            parts={},
+            reward=None if fail else reward,
+            parts={} if fail else {"whole": reward, "twice": 2 * reward},
             error="it hung" if fail else "",
+            kind="timeout" if fail else None,
         )
         self.do(self.core.scores_arrived([score]))
+
+    def answer_turn(self, *, done: bool, error: str = "", observation: str = "o", late: bool = False) -> None:
+        """The environment answers the oldest turn; `late`: and says it once more."""
+        ask = self.turns.popleft()
+        answer = fx.TurnAnswer(
+            group_id=ask.group_id,
+            sample_index=ask.sample_index,
+            lease=ask.lease,
+            observation=observation,
+            reward=0.5,
+            done=done,
+            error=error,
+            kind="raised" if error else None,
+        )
+        for _ in range(2 if late else 1):
+            self.do(self.core.turns_answered([answer]))
 
     # ---- generators
 
     def join_generator(self, name: str) -> None:
         generator = self.generators.get(name)
-        if generator is None:
+        if generator is None or generator.leaving:
+            self.generators.pop(name, None)
             self.instances += 1
             slots = self.slots[len(self.generators) % len(self.slots)]
             generator = self.generators[name] = SimGenerator(name, f"i{self.instances}", slots)
@@ -185,6 +246,21 @@ class World:
     def kill_generator(self, name: str) -> None:
         del self.generators[name]
         self.do(self.core.generator_left(name, reason="killed", now_s=self.now_s))
+
+    def leave_generator(self, name: str) -> None:
+        self.generators[name].leaving = True
+        self.do(self.core.generator_leaving(name, now_s=self.now_s))
+
+    def finish_leaving(self, name: str) -> bool:
+        """A generator that leaves and holds nothing goes; whether it did."""
+        generator = self.generators[name]
+        if not generator.leaving or not generator.connected or generator.active or generator.inbox:
+            return False
+        held = self.core.view().active_leases
+        self.do(self.core.generator_drained(name, now_s=self.now_s))
+        assert self.core.view().active_leases >= held or len(self.generators) == 1
+        self.kill_generator(name)
+        return True
 
     def deliver_generator(self, generator: SimGenerator) -> None:
         command = generator.inbox.popleft()
@@ -216,19 +292,11 @@ class World:
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
-        attempt, step = generator.version
         assert request.pinned == is_evaluation(request)
         if request.pinned:
-            assert request.group_id == group_number(step, request.group_id & 0xFFFFF), "evaluation of another version"
-        item = pb.Progress(
-            lease=lease,
-            tokens=bytes(4),
-            logprobs=bytes(4),
-            spans=[pb.VersionSpan(tokens=1, step=step, attempt=attempt)],
-            finish_reason=finish,
-            text="t" if finish else "",
-            prompt_tokens=bytes(8),
-        )
+            number = group_number(generator.version[1], request.group_id & 0xFFFFF)
+            assert request.group_id == number, "evaluation of another version"
+        item = next_token(request, version=generator.version, finish=finish)
         if finish:
             del generator.active[lease]
         self.do(self.core.generator_progress(generator.name, items=[item], now_s=self.now_s))
@@ -274,6 +342,8 @@ class World:
             case "step_recorded":
                 if trainer.unrecorded is not None and command.step_recorded.step == trainer.unrecorded.step:
                     trainer.unrecorded = None
+            case "idle":
+                trainer.idle = command.idle.cause
             case "restart":
                 raise AssertionError(f"restart: {command.restart.reason}")
 
@@ -306,6 +376,8 @@ class World:
         self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
         for group in groups:
             assert len(group.trajectories) == self.job.group_size
+            for trajectory in group.trajectories:
+                check_trajectory(trajectory, max_turns=self.job.max_turns)
             first = min(trajectory.spans[0].step for trajectory in group.trajectories)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)
@@ -340,6 +412,8 @@ class World:
         self.commit(int(len(self.unsynced) * min(1.0, 2 * pace * (1 - chance.random()))))
         while self.scores and chance.random() < pace:
             self.score(fail=False)
+        while self.turns and chance.random() < pace:
+            self.answer_turn(done=chance.random() < finish)
         for generator in [g for g in self.generators.values() if g.connected]:
             while generator.inbox and chance.random() < pace:
                 self.deliver_generator(generator)
@@ -367,6 +441,9 @@ class World:
         while self.scores:
             self.score(fail=False)
             acted = True
+        while self.turns:
+            self.answer_turn(done=True)
+            acted = True
         for generator in list(self.generators.values()):
             while generator.connected and generator.inbox:
                 self.deliver_generator(generator)
@@ -378,6 +455,7 @@ class World:
             for lease in list(generator.active):
                 self.make_token(generator, lease, finish="stop")
                 acted = True
+            acted |= self.finish_leaving(generator.name)
         while self.trainer is not None and self.trainer.connected and self.trainer.inbox:
             self.deliver_trainer()
             acted = True
@@ -395,12 +473,12 @@ class World:
             self.start_trainer()
         if not self.trainer.connected:
             self.join_trainer()
-        for name in ("a", "b"):
-            if name not in self.generators or not self.generators[name].connected:
-                self.join_generator(name)
         for _ in range(rounds):
             if self.finished:
                 return
+            for name in ("a", "b"):
+                if name not in self.generators or not self.generators[name].connected:
+                    self.join_generator(name)
             acted = self.progress_once()
             if self.trainer.step == self.job.steps and self.can_checkpoint():
                 self.write_checkpoint()
@@ -417,8 +495,8 @@ def is_evaluation(request: pb.SampleRequest) -> bool:
     return request.group_id >= GROUP_BASE
 
 
-def _group_command(effect: fx.HandGroup) -> pb.TrainerCommand:
-    trajectories = [pb.Trajectory.FromString(data) for data in effect.trajectories]
+def _group_command(effect: fx.HandGroup, samples: Sequence[bytes]) -> pb.TrainerCommand:
+    trajectories = [pb.Trajectory.FromString(data) for data in samples]
     group = pb.Group(
         group_id=effect.group_id, step=effect.step, trajectories=trajectories, size_bytes=effect.size_bytes
     )

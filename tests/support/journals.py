@@ -7,6 +7,7 @@ from pathlib import Path
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.journal import Journal, JournalListener
+from streamrl_workers.scheduler.journal_compact import KEEP_GROUPS
 from streamrl_workers.scheduler.journal_store import JournalFaultError
 from streamrl_workers.stream.packing import pack_int32
 
@@ -38,8 +39,8 @@ def scored(group_id: int, *, begun: int = 0, samples: int = 2, tokens: int = 3, 
 class OpenJournal:
     """A journal with its writer running; `write` returns when the records are durable or the disk refused them."""
 
-    def __init__(self, path: Path) -> None:
-        self.journal = Journal(path)
+    def __init__(self, path: Path, *, keep_groups: int = KEEP_GROUPS) -> None:
+        self.journal = Journal(path, keep_groups=keep_groups)
         self.recovered = self.journal.open()
         self.faults: list[JournalFaultError] = []
         self.acknowledged = 0

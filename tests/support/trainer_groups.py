@@ -10,9 +10,15 @@ from streamrl_workers.stream.packing import pack_float32, pack_int32
 
 
 def trainer_spec(
-    *, steps: int = 10, algorithm: dict[str, Any] | None = None, temperature: float = 1.0, **trainer: Any
+    *,
+    steps: int = 10,
+    algorithm: dict[str, Any] | None = None,
+    rule: str = "grpo",
+    correction: dict[str, Any] | None = None,
+    temperature: float = 1.0,
+    **trainer: Any,
 ) -> RLJobSpec:
-    """A small job; `trainer` in the words of the job file."""
+    """A small job; `algorithm` are the constants of `rule`, `trainer` is in the words of the job file."""
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -26,7 +32,7 @@ def trainer_spec(
                     "sampling": {"maxTokens": 64, "temperature": temperature},
                     "rewards": [{"name": "answer", "exactMatch": {}}],
                 },
-                "algorithm": {"grpo": algorithm or {}},
+                "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
                 "pipeline": {"batchGroups": 4, "steps": steps},
                 "generators": [{"name": "sim", "engine": {"hf": {}}}],
                 "trainer": {"learningRate": 1e-3, **trainer},

@@ -7,6 +7,8 @@ _PATTERNS = {
     BYTES_PATTERN: "a byte quantity (such as 64Mi)",
     COST_PATTERN: "a decimal number in quotes (such as '1.00')",
     r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$": "`module:function`",
+    r"^https?://[^\s]+$": "an address (http:// or https://)",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "a name (a-z, 0-9 and '-', beginning with a letter, not ending with '-')",
 }
 _UNITS = {

@@ -7,3 +7,7 @@ def too_few(prompt, completion):
 
 async def waits(*, prompt, completion, answer, metadata):
     return 0.0
+
+
+def plays(*, question, answer, metadata, seed):
+    return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streamrl_workers.metrics.bubbles import State, generating, idle
 
-_AWAITS_WEIGHTS = frozenset({"staleness", "no_weights"})
+_AWAITS_WEIGHTS = frozenset({"staleness", "turn", "no_weights"})
 """Idle causes that new weights end: with a pull on its way, the transfer is what is waited for."""
 
 

@@ -13,8 +13,10 @@ MOST_SLOTS = 64
 """More prompts than this take turns."""
 
 
-def complete(prompts: Sequence[str], *, model_path: str, sampling: Sampling, seed: int) -> list[str]:
-    """Completion of each prompt, in their order.
+def complete(
+    prompts: Sequence[str], *, model_path: str, sampling: Sampling, seed: int, add_special_tokens: bool = True
+) -> list[str]:
+    """Completion of each prompt, in their order. `add_special_tokens`: to prompts, as the tokenizer does.
 
     Raises:
         UserError: the model cannot be loaded, or a prompt does not fit it.
@@ -23,7 +25,11 @@ def complete(prompts: Sequence[str], *, model_path: str, sampling: Sampling, see
     model = load_model(model_path)
     weights = Parameters(model).snapshot()
     engine = build(
-        model=model, tokenizer=load_tokenizer(model_path), slots=min(MOST_SLOTS, len(prompts)), max_total_tokens=None
+        model=model,
+        tokenizer=load_tokenizer(model_path),
+        slots=min(MOST_SLOTS, len(prompts)),
+        max_total_tokens=None,
+        add_special_tokens=add_special_tokens,
     )
     engine.load_weights(version=0, tensors=weights)
     waiting = [

@@ -9,6 +9,7 @@ Invariants that every engine keeps:
   (up to floating-point rounding of the batched arithmetic).
 - A delta's log-probs belong to its tokens under the one version it names (invariant 3).
 - Every added request ends with exactly one delta that has a finish reason, unless it is cancelled.
+- Where context and observation leave no room for a token, that delta has no token and the reason "length".
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +37,7 @@ class Sampling:
     temperature: float  # 0 = greedy; its log-probs are then those at temperature 1
     top_p: float  # (0, 1]; 1 = off
     top_k: int | None  # tokens; None = off
-    max_tokens: int  # longest completion, prefix included
+    max_tokens: int  # longest completion (of one turn), prefix included and context not
     stop: tuple[str, ...]  # the completion ends with the token that completes one of these
 
 
@@ -51,6 +52,8 @@ class Request:
     sampling: Sampling
     seed: int  # any 64 bits, signed or unsigned
     pinned: bool  # must be generated under one weight version; the link loop sees to it
+    context_tokens: int = 0  # so many of prefix_tokens are earlier turns; text, stop and max_tokens count behind them
+    observation: str = ""  # follows the prefix, which is then all context; tokenized without special tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +65,10 @@ class Delta:
     logprobs: tuple[float, ...]  # one per token, at the sampling temperature, before top-p/top-k
     version: int  # the weights that made these tokens
     finish_reason: FinishReason | None  # None while running
-    text: str | None  # whole completion (prefix included), cut before a stop string; only when finished
+    text: str | None  # whole completion (prefix included, context not), cut before a stop string; only when finished
     prompt_tokens: tuple[int, ...] | None  # with the first delta of a request
     error: str | None  # with finish_reason "error"
+    observation_tokens: tuple[int, ...] = ()  # of the request's observation, with its first token
 
 
 class Engine(Protocol):

@@ -8,7 +8,8 @@ Two tasks per connection:
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `_LOST_AFTER_LEASES` leases the link gives up.
+without a scheduler for `_LOST_AFTER_LEASES` leases the link gives up. A generator that leaves closes its side of the
+stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
 
 import asyncio
@@ -72,22 +73,29 @@ class Link:
         self._lease_s = identity.lease_s
         self._seen_s = time.monotonic()  # until when the scheduler was there
         self._backoff = Backoff()
+        self._linked = False
         self.fault = "not connected to the scheduler yet"
 
     async def run(self) -> None:
-        """Until `Stop`.
+        """Until `Stop`, or until everything is done after `leave`.
 
         Raises:
             SchedulerLostError: no scheduler for too long.
             UserError: the scheduler refuses our token.
         """
-        while not await self._connection():
+        while not (await self._connection() or self._loop.leaving):
             silent_s = time.monotonic() - self._seen_s
             if silent_s > self._patience_s():
                 raise SchedulerLostError(
                     f"awaited the scheduler at {self._identity.scheduler_address} for {silent_s:.0f} s; last: {self.fault}"
                 )
             await self._backoff.pause()
+
+    def leave(self) -> bool:
+        """Finish what is active, take nothing more, then end `run`; False: there is no link, so there is nothing to finish."""
+        if self._linked:
+            self._loop.leave()
+        return self._linked
 
     def _patience_s(self) -> float:
         return _LOST_AFTER_LEASES * self._lease_s
@@ -108,6 +116,7 @@ class Link:
         except grpc.aio.AioRpcError as error:
             self._broken(error)
         finally:
+            self._linked = False
             self._outbox.clear()
             self._loop.disconnected()
             await channel.close()
@@ -130,13 +139,21 @@ class Link:
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
-                writer.result()  # ended by a fault of ours, or the call is over: the reader knows why
-            return await reader
+                writer.result()  # ended by a fault of ours, or the call is over: the reader knows why; or we have left
+            return await self._last_word(reader)
         finally:
             call.cancel()
             for task in (reader, writer):
                 task.cancel()
             await asyncio.wait({reader, writer})
+
+    async def _last_word(self, reader: "asyncio.Task[bool]") -> bool:
+        """What the reader ends with, now that one of the two tasks has ended."""
+        try:
+            async with asyncio.timeout(self._lease_s):
+                return await reader
+        except TimeoutError:
+            raise _unwelcome(f"the scheduler did not end the link within {self._lease_s:g} s") from None
 
     # ---- reader
 
@@ -190,6 +207,7 @@ class Link:
         """Hello, then whatever the outbox holds; heartbeats and partial progress by the clock."""
         try:
             self._outbox.open()
+            self._linked = True
             await call.write(self._hello())
             partials_s = heartbeat_s = time.monotonic()
             while True:
@@ -202,6 +220,9 @@ class Link:
                     events.append(self._heartbeat())
                 for event in events:
                     await call.write(event)
+                if self._loop.leaving and any(event.HasField("drained") for event in events):
+                    await call.done_writing()
+                    return
                 if events:
                     self._loop.sent()
                 await self._await_filled(min(partials_s, heartbeat_s) - time.monotonic())

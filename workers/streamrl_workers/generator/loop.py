@@ -64,6 +64,8 @@ class EngineLoop:
         self._version: pb.VersionName | None = None
         self._active = 0
         self._connected = self._draining = self._swapping = self._queued = False
+        self.leaving = False
+        """Everything accepted is finished, then this generator goes."""
         self._idle_cause = _DEFAULT_CAUSE
 
     # ---- commands
@@ -118,6 +120,12 @@ class EngineLoop:
         """Say `Drained` when everything accepted has ended."""
         self._draining = True
         self._awake()
+
+    def leave(self) -> None:
+        """Say `Leaving` now, and `Drained` when everything accepted has ended."""
+        self.leaving = True
+        self._outbox.post(pb.GeneratorEvent(leaving=pb.Leaving()))
+        self.drain()
 
     def sent(self) -> None:
         """The writer has taken what was in the outbox."""

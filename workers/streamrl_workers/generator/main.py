@@ -10,7 +10,9 @@
 Loops: link reader and writer (`link.py`), engine loop (`loop.py`), pull (`puller.py`), bubble samples (`recorder.py`),
 signals port (`signals.py`). The first that ends, ends the process.
 
-Owns: wiring, exit codes (0 stopped by the scheduler, 2 user error, 75 scheduler lost or terminated).
+SIGTERM: leave in peace (`leaving.py`). SIGINT, or a second SIGTERM: end now.
+
+Owns: wiring, exit codes (0 stopped by the scheduler, or left; 2 user error; 75 scheduler lost, or ended now).
 Invariant: nothing is stored here that anybody else relies on; a killed generator costs only time.
 """
 
@@ -27,6 +29,7 @@ from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
 from streamrl.spec import parse_bytes
 from streamrl_workers.generator.engine import Engine
 from streamrl_workers.generator.engines import engine_creator
+from streamrl_workers.generator.leaving import Departure
 from streamrl_workers.generator.link import Identity, Link, SchedulerLostError
 from streamrl_workers.generator.loop import EngineLoop
 from streamrl_workers.generator.outbox import Outbox
@@ -39,7 +42,8 @@ from streamrl_workers.metrics.signals import SignalsServer
 from streamrl_workers.metrics.sink import BubbleSink, Source
 from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.endpoint import write_endpoint
-from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
+from streamrl_workers.stream.environ import pin_to_cpus
+from streamrl_workers.stream.lifeline import watch_lifeline
 from streamrl_workers.weights.client import pull
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -50,6 +54,7 @@ def main() -> int:
     """Run a generator as the environment says; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        pin_to_cpus(os.environ)
         watch_lifeline(os.environ)
         return asyncio.run(_run(read_settings(os.environ)))
     except (UserError, UserErrors) as error:
@@ -81,23 +86,20 @@ async def _serve(settings: Settings, *, engine: Engine, recorder: Recorder, metr
     signals = SignalsServer(pages.pages())
     port = await signals.start(host=LOOPBACK, port=settings.signals_port)
     write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{LOOPBACK}:{port}")
-    terminated = asyncio.Event()
-    on_terminate(asyncio.get_running_loop(), terminated.set)
+    departure = Departure(leave=link.leave)
+    departure.listen(asyncio.get_running_loop())
     try:
-        first = await _first_of(
-            link=link.run(), engine=loop.run(), samples=recorder.run(), terminated=terminated.wait()
-        )
+        await _first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), departure=departure.wait())
     finally:
         await signals.close()
-    return EXIT_RETRY if first == "terminated" else EXIT_DONE
+    return EXIT_RETRY if departure.cut_short else EXIT_DONE
 
 
-async def _first_of(**parts: Coroutine[Any, Any, Any]) -> str:
-    """Run all until the first ends; its name, or its error. The others are cancelled and awaited."""
+async def _first_of(**parts: Coroutine[Any, Any, Any]) -> None:
+    """Run all until the first ends, maybe with an error, which is raised. The others are cancelled and awaited."""
     tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        first = next(task for task in tasks if task.done())
     finally:
         for task in tasks:
             task.cancel()
@@ -105,7 +107,6 @@ async def _first_of(**parts: Coroutine[Any, Any, Any]) -> str:
     for task in tasks:
         if not task.cancelled():
             task.result()
-    return first.get_name()
 
 
 def _identity(settings: Settings, *, instance: str) -> Identity:
@@ -144,7 +145,12 @@ def _create_engine(settings: Settings) -> Engine:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
     try:
         return create(
-            model_path=settings.model_path, slots=choice.value.slots, max_total_tokens=None, threads=settings.threads
+            model_path=settings.model_path,
+            slots=choice.value.slots,
+            max_total_tokens=None,
+            threads=settings.threads,
+            add_special_tokens=settings.spec.task.chat is None,  # a chat template has put them in
+            precision=settings.spec.trainer.precision,
         )
     except (ValueError, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -5,7 +5,7 @@ Owns: tokens not yet sent, by lease. Does not own: when messages are sent, the e
 Invariants:
 - A token of a known lease is in exactly one `Progress`, under the version that made it.
 - Gains of a forgotten (cancelled, lost) lease are dropped.
-- The first `Progress` of a lease has the prompt's tokens; the last has a finish reason.
+- The first `Progress` of a lease has the tokens of prompt and observation; the last has a finish reason.
 """
 
 from array import array
@@ -30,9 +30,10 @@ class _Gain:
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     spans: list[pb.VersionSpan] = field(default_factory=list)
     prompt_tokens: Sequence[int] | None = None
+    observation_tokens: Sequence[int] = ()
 
     def size_bytes(self) -> int:
-        return _BYTES_PER_TOKEN * len(self.tokens)
+        return _BYTES_PER_TOKEN * (len(self.tokens) + len(self.observation_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,8 @@ class ProgressBook:
     def _add(self, gain: _Gain, delta: Delta, *, version: pb.VersionName) -> None:
         if delta.prompt_tokens is not None:
             gain.prompt_tokens = delta.prompt_tokens
+        if delta.observation_tokens:
+            gain.observation_tokens = delta.observation_tokens
         count = len(delta.tokens)
         if not count:
             return
@@ -127,7 +130,9 @@ def _packed(gain: _Gain) -> pb.Progress:
         logprobs=pack_float32(gain.logprobs),
         spans=gain.spans,
         prompt_tokens=b"" if gain.prompt_tokens is None else pack_int32(gain.prompt_tokens),
+        observation_tokens=pack_int32(gain.observation_tokens),
     )
+    gain.observation_tokens = ()
     gain.tokens, gain.logprobs, gain.spans, gain.prompt_tokens = array("i"), array("f"), [], None
     return message
 

@@ -1,8 +1,14 @@
 """Fetches the announced weights in the background.
 
-Owns: the one pull task, retries. Does not own: how bytes are moved (`weights.client`), putting them into the engine.
+Owns: the one pull task, which version comes next, retries. Does not own: how bytes are moved (`weights.client`),
+putting them into the engine, which version a generator may use (the scheduler issues by the one that it is told of).
 
-Invariants: at most one pull is running; a newer announcement ends it; what is ready is always the newest announced.
+A pull that a newer version ended would never come to its end where a pull takes longer than a step. So a running pull
+goes on when a newer version of the same trainer is announced: that one waits, and only the newest of those that wait is
+kept. A pull of another trainer's attempt or address is ended: those bytes are not wanted any more.
+
+Invariants: at most one pull is running, at most one version waits for it, at most one pulled version waits for the
+engine; versions become ready in the order of their announcements.
 """
 
 import asyncio
@@ -40,13 +46,16 @@ Pull = Callable[[Announced], Awaitable[dict[str, TensorBytes]]]
 
 
 class Puller:
-    """Pulls what is announced; `wake` is called when a pull has ended, `failed` with each error."""
+    """Pulls what is announced; `wake` is called when a version is ready and when pulling ends, `failed` with each error."""
 
     def __init__(self, pull: Pull, *, wake: Callable[[], None], failed: Callable[[pb.VersionName, str], None]) -> None:
         self._pull = pull
         self._wake = wake
         self._failed = failed
         self._target: Announced | None = None
+        """What the task pulls, or pulled last."""
+        self._next: Announced | None = None
+        """What it pulls afterwards."""
         self._task: asyncio.Task[None] | None = None
         self._ready: Pulled | None = None
 
@@ -61,20 +70,21 @@ class Puller:
         return self._ready is not None
 
     def announce(self, target: Announced) -> None:
-        """Pull `target`, unless that is already being done or was done."""
-        if target == self._target and (self.pulling or self.ready):
+        """Pull `target` next, unless that is already being done or was done."""
+        if self.pulling and self._target is not None and _same_trainer(self._target, target):
+            self._next = None if target == self._target else target
             return
-        self._target = target
-        self._ready = None
+        if target == self._target and self.ready:
+            return
+        self._target, self._next, self._ready = target, None, None
         self._task = asyncio.get_running_loop().create_task(
-            self._replace(self._task, target=target), name=f"pull-{target.version.step}"
+            self._replace(self._task), name=f"pull-{target.version.step}"
         )
-
         self._task.add_done_callback(lambda _: self._wake())
 
     def drop(self) -> None:
         """Nothing is wanted: the engine has what was announced last."""
-        self._target = self._ready = None
+        self._target = self._next = self._ready = None
         if self._task is not None:
             self._task.cancel()
 
@@ -95,13 +105,18 @@ class Puller:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _replace(self, old: "asyncio.Task[None] | None", *, target: Announced) -> None:
+    async def _replace(self, old: "asyncio.Task[None] | None") -> None:
         if old is not None:
             old.cancel()
             await asyncio.wait({old})
-        await self._until_had(target)
+        while self._target is not None:
+            await self._until_had(self._target)
+            if self._next is None:
+                return
+            self._target, self._next = self._next, None
 
     async def _until_had(self, target: Announced) -> None:
+        """Until it is ready, is gone, or failed while a newer one waits."""
         backoff = Backoff(first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
         while True:
             begun_s = time.monotonic()
@@ -109,9 +124,16 @@ class Puller:
                 tensors = await self._pull(target)
             except WeightsError as error:
                 self._failed(target.version, str(error))
-                if isinstance(error, VersionGoneError):
-                    return  # asking again is pointless; a newer one will be announced
+                if isinstance(error, VersionGoneError) or self._next is not None:
+                    return  # asking again is pointless; a newer one is there or will be announced
                 await backoff.pause()
+                if self._next is not None:
+                    return
             else:
                 self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=time.monotonic() - begun_s)
+                self._wake()
                 return
+
+
+def _same_trainer(one: Announced, other: Announced) -> bool:
+    return one.address == other.address and one.version.attempt == other.version.attempt

@@ -22,4 +22,6 @@ def to_request(message: pb.SampleRequest) -> Request:
         ),
         seed=message.seed,
         pinned=message.pinned,
+        context_tokens=message.context_tokens,
+        observation=message.observation,
     )

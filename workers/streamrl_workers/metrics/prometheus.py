@@ -4,7 +4,7 @@ Owns: names and labels. Does not own: the port (`signals.py`), the numbers. Each
 The key set of the bubbles is complete from the start, zeros included.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -43,6 +43,22 @@ class Metrics:
         """A counter `streamrl_<name>_total` with this process's labels."""
         counter = Counter(name, help_text, tuple(self._labels), namespace=_PREFIX, registry=self._registry)
         return counter.labels(**self._labels)
+
+    def counts(
+        self, name: str, *, key: str, keys: Sequence[str], help_text: str
+    ) -> Callable[[Mapping[str, float]], None]:
+        """Counters `streamrl_<name>_total`, one for each of `keys` under the label `key`, all there from the start.
+
+        Returns what takes over cumulative counts by key.
+        """
+        counter = Counter(name, help_text, (*self._labels, key), namespace=_PREFIX, registry=self._registry)
+        children = {one: counter.labels(**self._labels, **{key: one}) for one in keys}
+
+        def take(totals: Mapping[str, float]) -> None:
+            for one, child in children.items():
+                child.inc(self._gain(f"{name}/{one}", totals.get(one, 0)))
+
+        return take
 
     def gauge(self, name: str, *, help_text: str) -> Gauge:
         """A gauge `streamrl_<name>` with this process's labels."""

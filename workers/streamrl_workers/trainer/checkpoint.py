@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl_workers.stream.history import EMPTY_CHAIN, History
 
 _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
@@ -40,9 +41,27 @@ class Meta:
 
     step: int  # version; the history is the steps before it
     attempt: int  # of the trainer that wrote it
-    history: tuple[str, ...]  # hex digest of each step's groups (stream/history.py)
+    history: tuple[str, ...]  # hex digest of each step's groups (stream/history.py), from step `folded_steps` on
+    folded_steps: int = 0
+    chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size_bytes", "hash"}
+
+    @classmethod
+    def of(cls, history: History, *, attempt: int) -> "Meta":
+        """Of a trainer with this history."""
+        return cls(
+            step=len(history),
+            attempt=attempt,
+            history=history.digests,
+            folded_steps=history.folded_steps,
+            chain=history.chain,
+        )
+
+    @property
+    def past(self) -> History:
+        """The steps that the checkpoint holds."""
+        return History(digests=self.history, folded_steps=self.folded_steps, chain=self.chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +174,7 @@ def sync_tree(directory: Path) -> None:
 
 def _read(directory: Path) -> Meta:
     meta = _read_meta(directory / _META_FILE)
-    if meta.step != _step(directory) or len(meta.history) != meta.step or not meta.complete:
+    if meta.step != _step(directory) or len(meta.past) != meta.step or not meta.complete:
         raise DamagedError(f"{_META_FILE} does not belong to it")
     for name, fingerprint in meta.files.items():
         if not (directory / name).is_file():

@@ -24,7 +24,7 @@ from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import State, idle
 from streamrl_workers.metrics.recorder import Recorder
-from streamrl_workers.stream.history import composition_digest
+from streamrl_workers.stream.history import History
 from streamrl_workers.trainer.checkpoint import CheckpointStore, Meta
 from streamrl_workers.trainer.endings import RetryError, StoppedError, TerminatedError
 from streamrl_workers.trainer.engine import TrainEngine
@@ -63,11 +63,11 @@ class Tools:
 class StepLoop:
     """Trains from the checkpoint's step to the end of the run."""
 
-    def __init__(self, tools: Tools, *, plan: Plan, history: tuple[str, ...]) -> None:
-        """`history`: digests of the steps that the engine's state holds."""
+    def __init__(self, tools: Tools, *, plan: Plan, history: History) -> None:
+        """`history`: the steps that the engine's state holds."""
         self._tools = tools
         self._plan = plan
-        self._history = list(history)
+        self._history = history
         self._saved_step = len(history)
         self.attempt = 0  # known with the scheduler's welcome
         self._batch_groups = 0
@@ -108,7 +108,7 @@ class StepLoop:
         group_ids = self._gather(step)
         with self._tools.recorder.during("busy"):
             metrics = engine.finish_step()
-        self._history.append(composition_digest(group_ids))
+        self._history = self._history.with_step(group_ids)
         metrics["step_seconds"] = self._tools.monotonic_s() - begun_s
         with self._tools.recorder.during("weights"):
             publishing.wait()
@@ -149,7 +149,7 @@ class StepLoop:
 
     def _checkpoint(self) -> None:
         step = self.version
-        meta = Meta(step=step, attempt=self.attempt, history=tuple(self._history))
+        meta = Meta.of(self._history, attempt=self.attempt)
         directory = self._tools.checkpoints.write(
             meta, save=self._tools.engine.save, sync=lambda: self._tools.session.sync_journal(step)
         )

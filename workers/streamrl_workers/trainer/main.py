@@ -12,7 +12,9 @@ Loops: link (`link.py`), step loop (`loop.py`), publishing (`publishing.py`), bu
 port (`signals.py`), Weights service (`weights/server.py`). The step loop runs in a thread, everything else but hashing in
 the event loop of the main thread, so weights are served and heartbeats sent while a step is computed.
 
-Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler lost or history rolled back).
+With several ranks this is rank 0; the others are `follower.py`. ENGINE then reaches them by links (`engines/linked_ranks.py`).
+
+Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back).
 Invariant: what is not in a checkpoint is nowhere; a killed trainer costs the steps behind it, which are trained again.
 """
 
@@ -34,12 +36,16 @@ from streamrl_workers.metrics.sink import BubbleSink, Source
 from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.endpoint import write_endpoint
+from streamrl_workers.stream.environ import pin_to_cpus
+from streamrl_workers.stream.history import History
 from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
 from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.endings import Ending, RetryError
 from streamrl_workers.trainer.engine import TrainEngine
 from streamrl_workers.trainer.engines import EngineSetup, engine_creator
+from streamrl_workers.trainer.follower import run_follower
+from streamrl_workers.trainer.leading import Leading
 from streamrl_workers.trainer.link import Address, Link
 from streamrl_workers.trainer.loop import Plan, StepLoop, Tools
 from streamrl_workers.trainer.session import Identity, Session
@@ -62,15 +68,28 @@ class Prepared:
 
     engine: TrainEngine
     checkpoints: CheckpointStore
-    history: tuple[str, ...]
+    history: History
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wired:
+    """What exists before the engine does."""
+
+    settings: Settings
+    store: WeightStore
+    recorder: Recorder
+    pages: TrainerPages
+    samples: asyncio.Task[None]
 
 
 def main() -> int:
     """Run a trainer as the environment says; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        pin_to_cpus(os.environ)
         watch_lifeline(os.environ)
-        asyncio.run(_run(read_settings(os.environ)))
+        settings = read_settings(os.environ)
+        asyncio.run(_run(settings) if settings.place.rank == 0 else run_follower(settings))
     except (UserError, UserErrors) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
@@ -95,9 +114,10 @@ async def _run(settings: Settings) -> None:
     pages = TrainerPages(recorder, metrics=metrics)
     signals = SignalsServer(pages.pages())
     samples = asyncio.create_task(recorder.run(), name="trainer-bubble-samples")
+    wired = Wired(settings=settings, store=store, recorder=recorder, pages=pages, samples=samples)
     try:
         identity = await _open_ports(settings, server=server, signals=signals, instance=instance)
-        await _train(settings, identity=identity, store=store, recorder=recorder, pages=pages, samples=samples)
+        await _lead(wired, identity=identity)
     except RetryError:
         if samples.done():
             samples.result()  # its error is the cause
@@ -127,25 +147,36 @@ async def _open_ports(
     return Identity(trainer_id=settings.process, instance=instance, weights_address=address)
 
 
-async def _train(
-    settings: Settings,
-    *,
-    identity: Identity,
-    store: WeightStore,
-    recorder: Recorder,
-    pages: TrainerPages,
-    samples: asyncio.Task[None],
-) -> None:
+async def _lead(wired: Wired, *, identity: Identity) -> None:
+    """Train with the other ranks; they are told of every end but a loss."""
+    leading = Leading(wired.settings)
+    try:
+        await _train(wired, identity=identity, leading=leading)
+    except RetryError:
+        raise
+    except BaseException:
+        leading.end()
+        raise
+    leading.end()
+
+
+async def _train(wired: Wired, *, identity: Identity, leading: Leading) -> None:
     """Prepare, connect, train until the end; the first part that fails ends the process."""
+    settings, recorder, samples = wired.settings, wired.recorder, wired.samples
     on_terminate(asyncio.get_running_loop(), _end_before_training)
-    prepared = await run_in_thread(lambda: _prepare(settings), name="trainer-start")
+    prepared = await run_in_thread(lambda: _prepare(settings, leading), name="trainer-start")
     session = Session(identity, step=len(prepared.history), window_bytes=settings.window_bytes)
     on_terminate(asyncio.get_running_loop(), session.terminate)
+    leading.on_lost(lambda reason: session.end(Ending(kind="retry", reason=reason)))
     tools = Tools(
-        engine=prepared.engine, session=session, checkpoints=prepared.checkpoints, weights=store, recorder=recorder
+        engine=prepared.engine,
+        session=session,
+        checkpoints=prepared.checkpoints,
+        weights=wired.store,
+        recorder=recorder,
     )
     loop = StepLoop(tools, plan=_plan(settings), history=prepared.history)
-    pages.attach(loop, session=session)
+    wired.pages.attach(loop, session=session)
     address = Address(scheduler=settings.scheduler_address, token=settings.token)
     link = Link(session, address=address, recorder=recorder)
     linking = asyncio.create_task(link.run(), name="trainer-link")
@@ -167,20 +198,26 @@ async def _unlink(link: Link, linking: asyncio.Task[None]) -> None:
         linking.result()
 
 
-def _prepare(settings: Settings) -> Prepared:
+def _prepare(settings: Settings, leading: Leading) -> Prepared:
     """Engine at the newest good checkpoint; the slow part of a start."""
     checkpoints = CheckpointStore(
         settings.run_dir / DIR_CHECKPOINTS, keep_last=settings.spec.storage.checkpoints.keep_last
     )
     checkpoints.clean()
     found = checkpoints.newest()
-    setup = EngineSetup(spec=settings.spec, model_path=settings.model_path, threads=settings.threads)
+    setup = EngineSetup(
+        spec=settings.spec,
+        model_path=settings.model_path,
+        threads=settings.threads,
+        place=settings.place,
+        ranks=leading.gather(),
+    )
     engine = engine_creator(settings.spec.trainer.engine.key)(setup)
     if found is None:
-        return Prepared(engine=engine, checkpoints=checkpoints, history=())
+        return Prepared(engine=engine, checkpoints=checkpoints, history=History())
     engine.load(found.directory)
     log.info("goes on from %s", found.directory)
-    return Prepared(engine=engine, checkpoints=checkpoints, history=found.meta.history)
+    return Prepared(engine=engine, checkpoints=checkpoints, history=found.meta.past)
 
 
 def _plan(settings: Settings) -> Plan:

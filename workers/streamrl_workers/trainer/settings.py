@@ -6,20 +6,28 @@ Owns: reading and checking both. Does not own: what follows from them (`main.py`
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from streamrl.errors import UserError
 from streamrl.keys import (
     ENV_GRPC_PORT,
+    ENV_LOCAL_RANK,
+    ENV_MASTER_ADDR,
+    ENV_MASTER_PORT,
     ENV_MODEL_PATH,
     ENV_PROCESS,
+    ENV_RANK,
     ENV_RUN_DIR,
     ENV_SCHEDULER_ADDRESS,
     ENV_SIGNALS_PORT,
     ENV_THREADS,
     ENV_TOKEN,
+    ENV_WORLD_SIZE,
     FILE_JOB,
 )
 from streamrl.spec import RLJobSpec, read_job
 from streamrl_workers.stream.environ import integer, port, required
+from streamrl_workers.trainer.engines.place import ALONE, Place
 
 _TOKEN_BYTES = 8
 """Of one completion token in a group: id and log-prob."""
@@ -38,12 +46,13 @@ class Settings:
     run_dir: Path
     process: str
     spec: RLJobSpec
-    scheduler_address: str  # host:port
+    scheduler_address: str  # host:port; "" on ranks above 0, which do not speak with it
     grpc_port: int  # 0 = any
     signals_port: int  # 0 = any
     token: str
     model_path: str | None
     threads: int | None
+    place: Place = ALONE
 
     @property
     def versions_kept(self) -> int:
@@ -65,14 +74,37 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         UserError, UserErrors: something is missing or wrong.
     """
     run_dir = Path(required(environ, ENV_RUN_DIR))
+    place = read_place(environ)
     return Settings(
         run_dir=run_dir,
         process=required(environ, ENV_PROCESS),
         spec=read_job(run_dir / FILE_JOB).spec,
-        scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
+        scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if place.rank == 0 else "",
         grpc_port=port(environ, ENV_GRPC_PORT),
         signals_port=port(environ, ENV_SIGNALS_PORT),
         token=required(environ, ENV_TOKEN),
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
+        place=place,
     )
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """This rank among the others, as torchrun's variables say it; without them it is alone."""
+    rank, size = integer(environ, ENV_RANK) or 0, integer(environ, ENV_WORLD_SIZE)
+    size = 1 if size is None else size
+    if rank >= size:
+        raise UserError(field=ENV_RANK, rule=f"must be below {ENV_WORLD_SIZE} ({size})", got=rank)
+    if size == 1:
+        return ALONE
+    return Place(
+        rank=rank,
+        local_rank=integer(environ, ENV_LOCAL_RANK) or 0,
+        size=size,
+        host=required(environ, ENV_MASTER_ADDR),
+        port=port(environ, ENV_MASTER_PORT) or _no_port(),
+    )
+
+
+def _no_port() -> NoReturn:
+    raise UserError(field=ENV_MASTER_PORT, rule=f"must be a port from 1 to 65535 with {ENV_WORLD_SIZE} above 1")

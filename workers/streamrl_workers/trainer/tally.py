@@ -1,14 +1,13 @@
 """What can be said of a step's groups without a model: counts, rewards, lengths, staleness.
 
 Owns: sums and counts (a mean is formed once, at the end). Does not own: anything that needs log-probs. No torch.
-The key set is stable, zeros included.
+Tokens are those that the model drew: what an environment answered is not counted. The key set is stable, zeros included.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.packing import count_32
+from streamrl_workers.trainer.turns import trained_spans, trained_tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +20,7 @@ class Tally:
     samples: int = 0
     masked_samples: int = 0  # no reward, or no token
     sequences: int = 0  # the others
-    tokens: int = 0  # completion tokens of these
+    tokens: int = 0  # that the model drew, of these
     rewarded: int = 0
     reward_sum: float = 0.0
     reward_square_sum: float = 0.0
@@ -45,9 +44,10 @@ class Tally:
             self.masked_samples += 1
             return
         self.sequences += 1
-        self.tokens += count_32(trajectory.tokens)
-        self.stale_token_steps += sum(span.tokens * max(0, self.step - span.step) for span in trajectory.spans)
-        self.staleness_max = max(self.staleness_max, *_first_token_staleness(trajectory.spans, step=self.step))
+        self.tokens += trained_tokens(trajectory)
+        spans = trained_spans(trajectory)
+        self.stale_token_steps += sum(span.tokens * max(0, self.step - span.step) for span in spans)
+        self.staleness_max = max(self.staleness_max, *[self.step - span.step for span in spans][:1], 0)
 
     def metrics(self) -> dict[str, float]:
         """The step's numbers."""
@@ -68,12 +68,8 @@ class Tally:
 
 
 def is_trained(trajectory: pb.Trajectory) -> bool:
-    """Whether a sample takes part in the loss: it has a reward and at least one token."""
-    return trajectory.HasField("reward") and bool(trajectory.tokens)
-
-
-def _first_token_staleness(spans: Iterable[pb.VersionSpan], *, step: int) -> list[int]:
-    return [step - span.step for span in spans][:1] or [0]
+    """Whether a sample takes part in the loss: it has a reward and at least one token that the model drew."""
+    return trajectory.HasField("reward") and trained_tokens(trajectory) > 0
 
 
 def _ratio(total: float, count: float) -> float:

@@ -5,17 +5,19 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, make_sample
+from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, make_sample, rounds
 from support.trainer_groups import make_group
 
 
 def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> Sample:
     return Sample(
+        group_id=mark,
+        index=0,
         tokens=array("i", [mark] * (prompt_tokens + completion_tokens)),
-        prompt_tokens=prompt_tokens,
-        behaviour=array("f", [0.0] * completion_tokens),
-        advantage=1.0,
-        fresh=((completion_tokens, True),),
+        places_N=array("i", range(prompt_tokens, prompt_tokens + completion_tokens)),
+        behaviour_N=array("f", [0.0] * completion_tokens),
+        advantages_N=array("d", [1.0] * completion_tokens),
+        fresh_N=array("b", [1] * completion_tokens),
     )
 
 
@@ -57,6 +59,27 @@ def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
 
 def test_a_sample_knows_which_tokens_are_of_the_trained_version():
     trajectory = make_group(0, step=3).trajectories[0]
-    assert make_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh[0][1]
-    assert not make_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh[0][1]
-    assert not make_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh[0][1]
+    assert make_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh_N[0]
+    assert not make_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh_N[0]
+    assert not make_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh_N[0]
+
+
+@given(count=st.integers(0, 9), ranks=st.integers(1, 4))
+def test_rounds_give_every_rank_one_batch(count, ranks):
+    batches = [[_sample(1, 1, mark=n)] for n in range(count)]
+    found = rounds(batches, ranks=ranks)
+    assert all(len(payloads) == ranks for payloads in found)
+    assert [payload for payloads in found for payload in payloads if payload] == batches
+    assert sum(not payload for payloads in found for payload in payloads) < ranks
+
+
+def test_observations_are_seen_but_not_trained():
+    trajectory = make_group(0, rewards=[1.0]).trajectories[0]
+    total = len(trajectory.tokens) // 4
+    for tokens, observation in ((2, False), (total - 4, True), (1, False), (1, True)):
+        trajectory.segments.add(tokens=tokens, observation=observation)
+    sample = make_sample(trajectory, advantage=1.0, step=0, attempt=1)
+    prompt = len(trajectory.prompt_tokens) // 4
+    assert list(sample.places_N) == [prompt, prompt + 1, prompt + total - 2]
+    assert len(sample.tokens) == prompt + total - 1  # what comes behind the last trained token is not seen
+    assert len(sample.behaviour_N) == len(sample.advantages_N) == len(sample.fresh_N) == sample.trained == 3

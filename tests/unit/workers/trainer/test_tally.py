@@ -34,3 +34,27 @@ def test_an_empty_step_has_the_same_keys():
     tally.add(make_group(1))
     assert empty.keys() == tally.metrics().keys()
     assert set(empty.values()) == {0.0}
+
+
+def test_observations_are_not_counted():
+    group = make_group(1, step=0, rewards=[1.0, 1.0])
+    whole = sum(count_32(t.tokens) for t in group.trajectories)
+    for trajectory in group.trajectories:
+        total = count_32(trajectory.tokens)
+        trajectory.segments.add(tokens=total - 1, observation=True)
+        trajectory.segments.add(tokens=1)
+        del trajectory.spans[:]
+        trajectory.spans.add(tokens=total - 1, step=0, attempt=1)
+        trajectory.spans.add(tokens=1, step=2, attempt=1)
+    tally = Tally(step=2)
+    tally.add(group)
+    assert whole > tally.tokens == 2
+    assert tally.metrics()["staleness_mean"] == 0  # the trained tokens are of the newest version
+
+
+def test_a_sample_of_observations_alone_is_masked():
+    group = make_group(1, rewards=[1.0])
+    group.trajectories[0].segments.add(tokens=count_32(group.trajectories[0].tokens), observation=True)
+    tally = Tally(step=0)
+    tally.add(group)
+    assert (tally.sequences, tally.masked_samples, tally.tokens) == (0, 1, 0)

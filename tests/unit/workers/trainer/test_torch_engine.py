@@ -5,51 +5,24 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.algorithms import algorithm_creator
-from streamrl_workers.trainer.engines.torch_engine import Parts, TorchEngine
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.weights.hashing import tensors_hash
+from support.tiny_trainer import VOCABULARY, engine_on, tiny_engine, tiny_model, tiny_worker
 from support.trainer_groups import make_group, trainer_spec
 
-VOCABULARY = 32
+CAP = 5.0
+"""Of the correction, by default."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
-
-
-def _model(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden_size,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def _tokenizer() -> PreTrainedTokenizerFast:
-    words = {f"w{n}": n for n in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
-
-
-def _engine(spec: RLJobSpec, **model: int) -> TorchEngine:
-    algorithm = algorithm_creator("grpo")(spec.algorithm.value)
-    return TorchEngine(Parts(model=_model(**model), tokenizer=_tokenizer(), algorithm=algorithm), spec=spec)
 
 
 def _groups() -> list[pb.Group]:
@@ -69,16 +42,18 @@ def _whole_step(engine: TorchEngine, groups: Sequence[pb.Group], *, step: int = 
 
 @pytest.mark.parametrize("aggregation", ["SequenceMean", "TokenMean"])
 def test_streamed_micro_batches_give_the_gradient_of_one_big_batch(aggregation):
-    whole = _engine(trainer_spec(algorithm={"aggregation": aggregation}))
-    streamed = _engine(trainer_spec(algorithm={"aggregation": aggregation}, microBatchTokens=40))
-    metrics = _whole_step(whole, _groups())
-    streamed.begin_step(0, attempt=1)
+    spec = trainer_spec(algorithm={"aggregation": aggregation})
+    streamed_spec = trainer_spec(algorithm={"aggregation": aggregation}, microBatchTokens=40)
+    whole, streamed = tiny_worker(spec), tiny_worker(streamed_spec)
+    metrics = _whole_step(engine_on(whole, spec=spec), _groups())
+    engine = engine_on(streamed, spec=streamed_spec)
+    engine.begin_step(0, attempt=1)
     micro_steps = 0
     for group in reversed(_groups()):
-        streamed.add([group])
-        micro_steps += streamed.advance(idle=False)
+        engine.add([group])
+        micro_steps += engine.advance(idle=False)
     assert micro_steps >= 2
-    streamed_metrics = streamed.finish_step()
+    streamed_metrics = engine.finish_step()
     for name, gradient in whole.gradients().items():
         difference = (streamed.gradients()[name] - gradient).norm()
         assert difference <= 1e-5 * gradient.norm(), name
@@ -97,7 +72,7 @@ def _reference_logprobs(model: torch.nn.Module, trajectory: pb.Trajectory, tempe
 
 def _reference_loss(spec: RLJobSpec, groups: Sequence[pb.Group]) -> float:
     """The loss of a step by plain loops over float64 numbers."""
-    grpo, model = spec.algorithm.value, _model().double().eval()
+    grpo, model = spec.algorithm.value, tiny_model().double().eval()
     sequence_sums, lengths = [], []
     for group in groups:
         rewards = [t.reward for t in group.trajectories if t.HasField("reward")]
@@ -110,7 +85,7 @@ def _reference_loss(spec: RLJobSpec, groups: Sequence[pb.Group]) -> float:
             for logprob, behaviour in zip(logprobs, unpack_float32(trajectory.logprobs), strict=True):
                 ratio = math.exp(logprob - behaviour)
                 clipped = min(max(ratio, 1 - grpo.clip_low), 1 + grpo.clip_high)
-                total -= min(min(ratio, grpo.importance_cap) * advantage, clipped * advantage)
+                total -= min(min(ratio, CAP) * advantage, clipped * advantage)
             sequence_sums.append(total)
             lengths.append(len(logprobs))
     if grpo.aggregation == "TokenMean":
@@ -122,17 +97,17 @@ def _reference_loss(spec: RLJobSpec, groups: Sequence[pb.Group]) -> float:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_loss_equals_an_independent_reference(aggregation, temperature):
     spec = trainer_spec(algorithm={"aggregation": aggregation}, temperature=temperature)
-    metrics = _whole_step(_engine(spec), _groups())
+    metrics = _whole_step(tiny_engine(spec), _groups())
     assert metrics["loss"] == pytest.approx(_reference_loss(spec, _groups()), rel=1e-5, abs=1e-6)
 
 
 def test_metrics_of_samples_that_were_drawn_by_the_very_policy():
     """A second engine's log-probs stand for the generator's: every ratio is 1."""
-    model, groups = _model().eval(), [make_group(1), make_group(3, rewards=[1.0, 1.0])]
+    model, groups = tiny_model().eval(), [make_group(1), make_group(3, rewards=[1.0, 1.0])]
     for trajectory in (t for group in groups for t in group.trajectories):
         logprobs = _reference_logprobs(model, trajectory, 1.0)
         trajectory.logprobs = torch.tensor(logprobs).numpy().tobytes()
-    metrics = _whole_step(_engine(trainer_spec()), groups)
+    metrics = _whole_step(tiny_engine(trainer_spec()), groups)
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["mismatch"] < 1e-4
@@ -147,13 +122,13 @@ def test_metrics_of_samples_that_were_drawn_by_the_very_policy():
 
 def test_a_step_with_nothing_to_learn_has_a_gradient_of_zero():
     metrics = _whole_step(
-        _engine(trainer_spec()), [make_group(1, rewards=[1.0, 1.0]), make_group(2, rewards=[None, None])]
+        tiny_engine(trainer_spec()), [make_group(1, rewards=[1.0, 1.0]), make_group(2, rewards=[None, None])]
     )
     assert (metrics["gradient_norm"], metrics["loss"], metrics["forward_tokens"]) == (0.0, 0.0, 0.0)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
-    engine, group = _engine(trainer_spec()), make_group(1)
+    engine, group = tiny_engine(trainer_spec()), make_group(1)
     before = tensors_hash(engine.tensors())
     group.trajectories[0].logprobs = torch.full((len(group.trajectories[0].tokens) // 4,), math.nan).numpy().tobytes()
     assert _whole_step(engine, [group])["refused_updates"] == 1.0
@@ -162,7 +137,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
 
 def test_training_resumes_bit_for_bit(tmp_path):
     spec = trainer_spec(schedule="Cosine", warmUpSteps=1)
-    through, resumed = _engine(spec), _engine(spec, seed=9)
+    through, resumed = tiny_engine(spec), tiny_engine(spec, seed=9)
     for step in range(2):
         _whole_step(through, _groups(), step=step)
     through.save(tmp_path)
@@ -174,7 +149,7 @@ def test_training_resumes_bit_for_bit(tmp_path):
 
 
 def test_a_step_that_is_begun_again_forgets_what_it_had():
-    once, again = _engine(trainer_spec()), _engine(trainer_spec(microBatchTokens=16))
+    once, again = tiny_engine(trainer_spec()), tiny_engine(trainer_spec(microBatchTokens=16))
     again.begin_step(0, attempt=1)
     again.add([make_group(7)])
     assert again.advance(idle=False)
@@ -183,15 +158,15 @@ def test_a_step_that_is_begun_again_forgets_what_it_had():
 
 
 def test_a_checkpoint_of_another_model_is_the_users_error(tmp_path):
-    engine = _engine(trainer_spec())
+    engine = tiny_engine(trainer_spec())
     _whole_step(engine, _groups())
     engine.save(tmp_path)
     with pytest.raises(UserError, match="does not fit this model"):
-        _engine(trainer_spec(), hidden_size=32).load(tmp_path)
+        tiny_engine(trainer_spec(), hidden_size=32).load(tmp_path)
 
 
 def test_published_tensors_are_copies_with_tied_names_once():
-    engine = _engine(trainer_spec())
+    engine = tiny_engine(trainer_spec())
     tensors = engine.tensors()
     assert "lm_head.weight" not in tensors
     assert tensors["model.embed_tokens.weight"].shape == (VOCABULARY, 16)
@@ -202,7 +177,7 @@ def test_published_tensors_are_copies_with_tied_names_once():
 
 
 def test_the_export_loads(tmp_path):
-    engine = _engine(trainer_spec())
+    engine = tiny_engine(trainer_spec())
     _whole_step(engine, _groups())
     engine.export(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -8,7 +8,8 @@ Owns: simulated time and slots. Does not own: what a sample is (simulated_sample
   included. With time_scale 0 it gives everything at once.
 - The length is log-normal with median `mean_tokens`, cut at max_tokens (finish reason "length"). Half of its
   log-variance comes from the prompt and half from the seed: samples of a group resemble each other.
-- Tokens and log-probs are functions of (seed, position): a continuation of a prefix is the same sequence.
+- Tokens and log-probs are functions of (seed, position): a continuation of a prefix is the same sequence. A turn behind
+  a context is a sample of its own; an observation has a token for each byte.
 - A correct completion's text is its prompt, stripped: data sets for simulated runs have the prompt as the
   answer. Any other text is "wrong".
 """
@@ -33,7 +34,8 @@ _TIME_SLACK = 1e-9
 class _Active:
     request: Request
     sample: Sample
-    done: int  # tokens given, prefix included
+    done: int  # tokens of this turn given, prefix included and context not
+    observed: tuple[int, ...] = ()
     reported: bool = False
 
     @property
@@ -135,8 +137,11 @@ class SimulatedEngine:
         return {request_id: min(given, a.remaining) for request_id, a in self._active.items()} if given else {}
 
     def _admit(self, request: Request) -> _Active:
-        sample = draw_sample(request, spec=self._spec, seed=self._seed)
-        return _Active(request=request, sample=sample, done=len(request.prefix_tokens))
+        observed = tuple(request.observation.encode())
+        context = request.context_tokens + len(observed)
+        sample = draw_sample(request, context=context, spec=self._spec, seed=self._seed)
+        done = len(request.prefix_tokens) + len(observed) - context
+        return _Active(request=request, sample=sample, done=done, observed=observed)
 
     def _delta(self, active: _Active, *, tokens: int) -> Delta:
         """Give the next `tokens` of a sequence."""
@@ -144,6 +149,7 @@ class SimulatedEngine:
         first, sample = active.done, active.sample
         active.done += tokens
         prompt_tokens = None if active.reported else tuple(active.request.prompt.encode())
+        observation_tokens = active.observed if tokens and not active.reported else ()
         active.reported = True
         ended = active.remaining <= 0
         return Delta(
@@ -155,4 +161,5 @@ class SimulatedEngine:
             text=sample.text if ended else None,
             prompt_tokens=prompt_tokens,
             error=None,
+            observation_tokens=observation_tokens,
         )

@@ -22,6 +22,8 @@ _TABLE_TOKENS = 8192
 
 _VOCABULARY = 256
 _NORMAL = NormalDist()
+_TURN_STEP = 1 << 64
+"""Sets the seeds of turns apart: above every request's own seed."""
 _MAX_EXPONENT = 100.0
 """Far above the logarithm of any max_tokens, and below where exp overflows."""
 
@@ -53,9 +55,9 @@ class Sample:
         return _cut(_LOGPROBS, start=self.start + first, count=count)
 
 
-def draw_sample(request: Request, *, spec: SimulatedSpec, seed: int) -> Sample:
-    """The sample that a request gets; `seed` is the engine's."""
-    by_prompt, by_seed, verdict, start = _uniforms(request, seed=seed)
+def draw_sample(request: Request, *, context: int = 0, spec: SimulatedSpec, seed: int) -> Sample:
+    """The turn that a request gets behind `context` tokens of earlier turns; `seed` is the engine's."""
+    by_prompt, by_seed, verdict, start = _uniforms(request, context=context, seed=seed)
     z = (_NORMAL.inv_cdf(by_prompt) + _NORMAL.inv_cdf(by_seed)) * math.sqrt(0.5)
     length = max(1, round(math.exp(min(math.log(spec.mean_tokens) + spec.sigma * z, _MAX_EXPONENT))))
     limit = request.sampling.max_tokens
@@ -68,11 +70,11 @@ def draw_sample(request: Request, *, spec: SimulatedSpec, seed: int) -> Sample:
     )
 
 
-def _uniforms(request: Request, *, seed: int) -> tuple[float, float, float, float]:
-    """Four numbers in (0, 1): one by the prompt alone, three by prompt and seed."""
+def _uniforms(request: Request, *, context: int, seed: int) -> tuple[float, float, float, float]:
+    """Four numbers in (0, 1): one by the prompt alone, three by prompt, context and seed."""
     key = seed.to_bytes(16, "little", signed=True)
     prompt = hashlib.blake2b(request.prompt.encode(), digest_size=8, key=key).digest()
-    sample_seed = request.seed.to_bytes(16, "little", signed=True)
+    sample_seed = (request.seed + context * _TURN_STEP).to_bytes(24, "little", signed=True)
     sample = hashlib.blake2b(prompt + sample_seed, digest_size=24, key=key).digest()
     first, second, third, fourth = (_uniform(raw) for raw in (prompt, sample[:8], sample[8:16], sample[16:]))
     return first, second, third, fourth

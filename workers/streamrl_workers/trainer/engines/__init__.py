@@ -5,10 +5,14 @@ Creators import their engine when called: the simulated engine never loads torch
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl_workers.trainer.engine import TrainEngine
+from streamrl_workers.trainer.engines.place import ALONE, Place
+
+if TYPE_CHECKING:
+    from streamrl_workers.trainer.engines.linked_ranks import LinkedRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,16 +22,15 @@ class EngineSetup:
     spec: RLJobSpec
     model_path: str | None  # directory or hub name; the simulated engine needs none
     threads: int | None  # of torch; None = torch's choice
+    place: Place = ALONE
+    ranks: "LinkedRanks | None" = None  # all ranks, as rank 0 reaches them; None: there is one, or this is another
 
 
 def create_torch(setup: EngineSetup) -> TrainEngine:
     """Real training."""
-    from streamrl.keys import ENV_MODEL_PATH
     from streamrl_workers.trainer.engines.create import create
 
-    if setup.model_path is None:
-        raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
-    return create(spec=setup.spec, model_path=setup.model_path, threads=setup.threads)
+    return create(setup)
 
 
 def create_simulated(setup: EngineSetup) -> TrainEngine:

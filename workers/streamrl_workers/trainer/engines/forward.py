@@ -1,7 +1,7 @@
 """The forward pass of a micro-batch: token log-probs and entropies at the sampling temperature.
 
 Owns: tensors of a batch, which logits predict which token. Does not own: the loss, which samples go together.
-Legend: B sequences, L padded input tokens, N completion tokens of all of them, V vocabulary.
+Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary.
 
 Padding is on the right and needs no mask: in a causal model nothing behind a token can change it. So attention takes
 its fastest path, and every causal architecture is served alike.
@@ -10,11 +10,11 @@ its fastest path, and every causal architecture is served alike.
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
+from streamrl_workers.trainer.algorithms.rule import Aggregation
 from streamrl_workers.trainer.engines.packing import Sample
 
 _ENTROPY_ELEMENTS = 2**24
@@ -27,50 +27,60 @@ class MicroBatch:
 
     inputs_BL: torch.Tensor  # int64, padded on the right
     first: int  # no logits are needed before this column
-    rows_N: torch.Tensor  # which of the B * (L - first) remaining logits predicts the token
+    rows_N: torch.Tensor  # which of the B * (L - first) remaining positions predicts the token
     targets_N: torch.Tensor  # int64
     behaviour_N: torch.Tensor
     advantages_N: torch.Tensor
+    sequences_N: torch.Tensor  # int64: row of the token's sequence
     weights_N: torch.Tensor  # of the token in the sum of losses
     fresh_N: torch.Tensor  # bool: drawn under the very weights that are trained now
+    proximal_N: torch.Tensor | None  # the rest: where every sample has it
+    reference_N: torch.Tensor | None
+    values_N: torch.Tensor | None
+    returns_N: torch.Tensor | None
 
 
-def make_batch(
-    samples: Sequence[Sample], *, aggregation: Literal["SequenceMean", "TokenMean"], device: torch.device
-) -> MicroBatch:
+def make_batch(samples: Sequence[Sample], *, aggregation: Aggregation, device: torch.device) -> MicroBatch:
     """The tensors of `samples`."""
     length = max(sample.inputs for sample in samples)
-    first = min(sample.prompt_tokens for sample in samples) - 1
+    first = min((sample.places_N[0] - 1 for sample in samples if sample.trained), default=0)
     inputs_BL = torch.zeros(len(samples), length, dtype=torch.int64)
     for row, sample in enumerate(samples):
         inputs_BL[row, : sample.inputs] = torch.tensor(sample.tokens[:-1])
-    mean = aggregation == "SequenceMean"
-    counts_B = torch.tensor([sample.completion_tokens for sample in samples])
-    advantages_B = torch.tensor([sample.advantage for sample in samples])
-    weights_B = 1.0 / counts_B if mean else torch.ones(len(samples))
+    counts_B = torch.tensor([sample.trained for sample in samples])
+    weights_B = 1.0 / counts_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
+    targets = [sample.tokens[place] for sample in samples for place in sample.places_N]
     return MicroBatch(
         inputs_BL=inputs_BL.to(device),
         first=first,
-        rows_N=torch.cat([_rows(s, row=i, width=length - first, first=first) for i, s in enumerate(samples)]).to(
-            device
-        ),
-        targets_N=torch.cat([torch.tensor(s.tokens[s.prompt_tokens :], dtype=torch.int64) for s in samples]).to(device),
-        behaviour_N=torch.cat([torch.tensor(s.behaviour) for s in samples]).to(device),
-        advantages_N=advantages_B.repeat_interleave(counts_B).to(device),
+        rows_N=_rows(samples, width=length - first, first=first).to(device),
+        targets_N=torch.tensor(targets, dtype=torch.int64, device=device),
+        behaviour_N=_joined([sample.behaviour_N for sample in samples], device=device),
+        advantages_N=_joined([sample.advantages_N for sample in samples], device=device),
+        sequences_N=torch.arange(len(samples)).repeat_interleave(counts_B).to(device),
         weights_N=weights_B.repeat_interleave(counts_B).to(device),
-        fresh_N=torch.cat([_fresh(s) for s in samples]).to(device),
+        fresh_N=_joined([sample.fresh_N for sample in samples], device=device).bool(),
+        proximal_N=_optional([sample.proximal_N for sample in samples], device=device),
+        reference_N=_optional([sample.reference_N for sample in samples], device=device),
+        values_N=_optional([sample.values_N for sample in samples], device=device),
+        returns_N=_optional([sample.returns_N for sample in samples], device=device),
     )
 
 
-def _rows(sample: Sample, *, row: int, width: int, first: int) -> torch.Tensor:
+def _rows(samples: Sequence[Sample], *, width: int, first: int) -> torch.Tensor:
     """The token at place p is predicted by the logits at p - 1."""
-    begin = row * width + sample.prompt_tokens - 1 - first
-    return torch.arange(begin, begin + sample.completion_tokens)
+    rows = [row * width + place - 1 - first for row, sample in enumerate(samples) for place in sample.places_N]
+    return torch.tensor(rows, dtype=torch.int64)
 
 
-def _fresh(sample: Sample) -> torch.Tensor:
-    tokens = torch.tensor([tokens for tokens, _ in sample.fresh])
-    return torch.tensor([fresh for _, fresh in sample.fresh]).repeat_interleave(tokens)
+def _joined(parts: Sequence[Sequence[float]], *, device: torch.device) -> torch.Tensor:
+    return torch.cat([torch.tensor(part, dtype=torch.float32) for part in parts]).to(device)
+
+
+def _optional(parts: Sequence[Sequence[float] | None], *, device: torch.device) -> torch.Tensor | None:
+    known = [part for part in parts if part is not None]
+    assert len(known) in {0, len(parts)}, "a number that some samples of a pass have and others lack"
+    return _joined(known, device=device) if known else None
 
 
 class Forward:
@@ -81,21 +91,30 @@ class Forward:
         self._temperature = temperature
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def logprobs(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Log-prob of every target [N], with gradient."""
+        logprobs_N, _, _ = self._parts(batch)
+        return logprobs_N
+
+    def logprobs_entropy(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob of every target [N], with gradient, and entropy of its distribution [N], without."""
+        logprobs_N, logits_NV, normaliser_N = self._parts(batch)
+        return logprobs_N, _entropy(logits_NV.detach(), normaliser_N.detach())
+
+    def _parts(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         logits_NV = self._logits(batch)
         if self._temperature != 1.0:
             logits_NV = logits_NV / self._temperature
         normaliser_N = logits_NV.logsumexp(-1)
         chosen_N = logits_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1)
-        return chosen_N - normaliser_N, _entropy(logits_NV.detach(), normaliser_N.detach())
+        return chosen_N - normaliser_N, logits_NV, normaliser_N
 
     def _logits(self, batch: MicroBatch) -> torch.Tensor:
         length = batch.inputs_BL.shape[1]
         keep = {"logits_to_keep": length - batch.first} if self._keeps_logits else {}
         logits: torch.Tensor = self._model(input_ids=batch.inputs_BL, use_cache=False, **keep).logits
         kept = logits if self._keeps_logits else logits[:, batch.first :]
-        return kept.flatten(0, 1).index_select(0, batch.rows_N)
+        return kept.flatten(0, 1).index_select(0, batch.rows_N).float()
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
+from streamrl_workers.trainer.turns import trained_places, trained_spans
 
 PADDING_TOKENS = 256
 """A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
@@ -22,13 +23,19 @@ IDLE_SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One trajectory that takes part in the loss."""
+    """One trajectory that takes part in the loss; N tokens of it were drawn by the model, only these are trained."""
 
-    tokens: "array[int]"  # prompt and completion
-    prompt_tokens: int  # how many of them are prompt, at least 1
-    behaviour: "array[float]"  # log-prob of each completion token when it was drawn
-    advantage: float
-    fresh: tuple[tuple[int, bool], ...]  # (completion tokens, drawn under the very weights that are trained now)
+    group_id: int
+    index: int  # in its group
+    tokens: "array[int]"  # prompt, turns and observations, up to the last trained one
+    places_N: "array[int]"  # where the trained tokens are in `tokens`, ascending, none at 0
+    behaviour_N: "array[float]"  # log-prob when the token was drawn
+    advantages_N: "array[float]"
+    fresh_N: "array[int]"  # 1: drawn under the very weights that are trained now
+    proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
+    reference_N: "array[float] | None" = None  # log-probs under the initial weights
+    values_N: "array[float] | None" = None  # the critic's at the batch's start
+    returns_N: "array[float] | None" = None  # what the critic is to learn
 
     @property
     def inputs(self) -> int:
@@ -36,23 +43,74 @@ class Sample:
         return len(self.tokens) - 1
 
     @property
-    def completion_tokens(self) -> int:
+    def trained(self) -> int:
         """Tokens in the loss."""
-        return len(self.behaviour)
+        return len(self.places_N)
 
 
-def make_sample(trajectory: pb.Trajectory, *, advantage: float, step: int, attempt: int) -> Sample:
-    """A trajectory with its advantage, to be trained in `step` of `attempt`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What forward passes without gradient say of one sample before its step's updates; None: not asked for."""
+
+    proximal_N: "array[float]"
+    reference_N: "array[float] | None"
+    values_N: "array[float] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimiser update."""
+
+    step: int  # of the run: places the learning rate
+    scale: float  # the accumulated sums are multiplied by this
+    critic_scale: float
+    policy: bool  # False: the critic learns alone
+
+
+DUMMY = Sample(
+    group_id=0,
+    index=0,
+    tokens=array("i", [0, 0]),
+    places_N=array("i"),
+    behaviour_N=array("f"),
+    advantages_N=array("d"),
+    fresh_N=array("b"),
+    proximal_N=array("f"),
+    reference_N=array("f"),
+    values_N=array("f"),
+    returns_N=array("d"),
+)
+"""Stands in where a rank has no sample: the same passes and collectives, no trained token, no gradient."""
+
+
+def make_sample(trajectory: pb.Trajectory, *, step: int, attempt: int, advantage: float = 0.0) -> Sample:
+    """A trajectory to be trained in `step` of `attempt`, all its tokens with one advantage."""
     prompt, completion = unpack_int32(trajectory.prompt_tokens), unpack_int32(trajectory.tokens)
     behaviour = unpack_float32(trajectory.logprobs)
     name = f"group {trajectory.group_id} sample {trajectory.sample_index}"
     assert prompt, f"{name} has no prompt tokens"
     assert len(behaviour) == len(completion), f"{name} has {len(completion)} tokens and {len(behaviour)} log-probs"
-    fresh = tuple((span.tokens, (span.attempt, span.step) == (attempt, step)) for span in trajectory.spans)
-    assert sum(tokens for tokens, _ in fresh) == len(completion), f"versions of {name} do not cover its tokens"
+    spans = sum(span.tokens for span in trajectory.spans)
+    assert spans == len(completion), f"versions of {name} do not cover its tokens"
+    places = trained_places(trajectory)
+    fresh = array("b")
+    for span in trained_spans(trajectory):
+        fresh.extend([int((span.attempt, span.step) == (attempt, step))] * span.tokens)
     return Sample(
-        tokens=prompt + completion, prompt_tokens=len(prompt), behaviour=behaviour, advantage=advantage, fresh=fresh
+        group_id=trajectory.group_id,
+        index=trajectory.sample_index,
+        tokens=(prompt + completion)[: len(prompt) + places[-1] + 1],
+        places_N=array("i", [len(prompt) + place for place in places]),
+        behaviour_N=array("f", [behaviour[place] for place in places]),
+        advantages_N=array("d", [advantage]) * len(places),
+        fresh_N=fresh,
     )
+
+
+def rounds(batches: Sequence[list[Sample]], *, ranks: int) -> list[list[list[Sample]]]:
+    """Batches in rounds of one for each rank; ranks that are left over in the last round get an empty one."""
+    padded = [*batches, *([[]] * (-len(batches) % ranks))]
+    return [list(padded[begin : begin + ranks]) for begin in range(0, len(padded), ranks)]
 
 
 def cut(samples: Sequence[Sample], *, budget_tokens: int) -> list[list[Sample]]:

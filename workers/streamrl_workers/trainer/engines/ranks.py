@@ -1,7 +1,7 @@
 """The seam between rank 0, which decides, and all ranks, which compute in lockstep.
 
 Owns: the `Ranks` protocol and the ranks of a run with one process. Does not own: what is computed (`worker.py`), processes
-and collectives (`gloo_ranks.py`). Imports no torch.
+and links (`linked_ranks.py`), collectives (torch.distributed). Imports no torch.
 
     step loop ─▶ TorchEngine (rank 0: groups, advantages, micro-batches) ─▶ RANKS ─▶ RankWorker on every rank (model, gradients)
 

@@ -1,5 +1,7 @@
 """Builds the transformers engine from a model folder, on the GPU where there is one."""
 
+from typing import Literal
+
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -8,18 +10,42 @@ from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.support import check_supported
 from streamrl_workers.models.load import load_structure, load_tokenizer
 
+_DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
+"""What the trainer publishes under each precision: bytes are taken as they come, never converted."""
 
-def create(*, model_path: str, slots: int, max_total_tokens: int | None, threads: int | None) -> HfEngine:
-    """The engine, without weights: they come by `load_weights`."""
+
+def create(
+    *,
+    model_path: str,
+    slots: int,
+    max_total_tokens: int | None,
+    threads: int | None,
+    add_special_tokens: bool = True,
+    precision: Literal["FP32", "BF16"] = "FP32",
+) -> HfEngine:
+    """The engine, without weights: they come by `load_weights`. `add_special_tokens`: to prompts, as the tokenizer does."""
     if threads is not None:
         torch.set_num_threads(threads)
-    model = load_structure(model_path)
+    model = load_structure(model_path, dtype=_DTYPES[precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     tokenizer = load_tokenizer(model_path)
-    return build(model=model, tokenizer=tokenizer, slots=slots, max_total_tokens=max_total_tokens)
+    return build(
+        model=model,
+        tokenizer=tokenizer,
+        slots=slots,
+        max_total_tokens=max_total_tokens,
+        add_special_tokens=add_special_tokens,
+    )
 
 
-def build(*, model: PreTrainedModel, tokenizer: Tokenizer, slots: int, max_total_tokens: int | None) -> HfEngine:
+def build(
+    *,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    slots: int,
+    max_total_tokens: int | None,
+    add_special_tokens: bool = True,
+) -> HfEngine:
     """The engine over a model and a tokenizer at hand; the model becomes the engine's own."""
     check_supported(model)
     return HfEngine(
@@ -28,6 +54,7 @@ def build(*, model: PreTrainedModel, tokenizer: Tokenizer, slots: int, max_total
         slots=slots,
         limit_tokens=_limit_tokens(model.config, max_total_tokens),
         end_ids=_end_ids(model, tokenizer),
+        add_special_tokens=add_special_tokens,
     )
 
 

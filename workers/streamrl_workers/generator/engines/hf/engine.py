@@ -23,6 +23,7 @@ from streamrl_workers.generator.engines.hf.runner import Runner
 from streamrl_workers.generator.engines.hf.sequences import ActiveSequence, Rows
 from streamrl_workers.generator.engines.hf.stopping import Stopping
 from streamrl_workers.generator.engines.hf.support import check_numerics
+from streamrl_workers.generator.engines.hf.zones import swaps
 from streamrl_workers.generator.sampling import draw_tokens
 from streamrl_workers.weights.hashing import tensors_hash
 
@@ -38,6 +39,7 @@ class HfEngine:
         slots: int,
         limit_tokens: int,
         end_ids: frozenset[int],
+        add_special_tokens: bool = True,
     ) -> None:
         self.slots = slots
         self.version: int | None = None
@@ -47,7 +49,7 @@ class HfEngine:
             self._runner = Runner(model=model, slots=slots, limit_tokens=limit_tokens)
         self._parameters = Parameters(model)
         self._rows = Rows(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
-        self._prompts = PromptTokens(tokenizer)
+        self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
         self._filling = Filling(self._runner)
         self._stopping = Stopping(tokenizer=tokenizer, end_ids=end_ids)
 
@@ -94,7 +96,8 @@ class HfEngine:
     def step(self) -> list[Delta]:
         if not self._rows:
             return []
-        logits_bv = self._runner.decode(self._rows.tokens, positions=self._rows.positions, longest=self._rows.longest())
+        lengths = self._arranged()
+        logits_bv = self._runner.decode(self._rows.tokens, positions=self._rows.positions, lengths=lengths)
         tokens_b, logprobs_b = draw_tokens(logits_bv, self._rows.draw())
         self._rows.advance(tokens_b)
         sequences = self._rows.sequences
@@ -109,18 +112,29 @@ class HfEngine:
 
     def _admit(self, request: Request) -> ActiveSequence | Delta:
         """A sequence to put into a slot, or the last delta of a request that needs none."""
+        what = "prompt"
         try:
             prompt = self._prompts.of(request.prompt)
+            what = "observation"
+            observed = self._prompts.behind(request.observation)
         except Exception as error:  # noqa: BLE001 - the tokenizers' Rust raises a bare one, as for a character that it does not know
             seq = ActiveSequence(request=request, prompt=(), completion=[], limit=0)
-            return self._delta(seq, reason="error", error=f"the prompt cannot be tokenized: {error}")
-        room = self._limit_tokens - len(prompt)
-        limit = min(request.sampling.max_tokens, room)
-        seq = ActiveSequence(request=request, prompt=prompt, completion=list(request.prefix_tokens), limit=limit)
+            return self._delta(seq, reason="error", error=f"the {what} cannot be tokenized: {error}")
+        context = request.context_tokens + len(observed)
+        seq = ActiveSequence(
+            request=request,
+            prompt=prompt,
+            completion=[*request.prefix_tokens, *observed],
+            limit=min(context + request.sampling.max_tokens, self._limit_tokens - len(prompt)),
+            context=context,
+            observed=observed,
+        )
         refusal = self._refusal(seq)
         if refusal is not None:
             return self._delta(seq, reason="error", error=refusal)
-        reason = self._stopping.reason(seq) if seq.completion else None
+        if context and seq.limit <= context:  # earlier turns have taken all positions
+            return self._delta(seq, reason="length")
+        reason = self._stopping.reason(seq) if seq.turn else None
         return seq if reason is None else self._delta(seq, reason=reason)
 
     def _refusal(self, seq: ActiveSequence) -> str | None:
@@ -152,6 +166,7 @@ class HfEngine:
     ) -> Delta:
         assert self.version is not None
         prompt_tokens = None if seq.reported else seq.prompt
+        observation_tokens = seq.observed if tokens and not seq.reported else ()
         seq.reported = True
         return Delta(
             request_id=seq.request.request_id,
@@ -162,7 +177,17 @@ class HfEngine:
             text=None if reason is None else self._stopping.text(seq),
             prompt_tokens=prompt_tokens,
             error=error,
+            observation_tokens=observation_tokens,
         )
+
+    def _arranged(self) -> list[int]:
+        """Lengths of the rows, the longest classes first (`zones.py`)."""
+        lengths = self._rows.lengths()
+        for row, other in swaps(lengths):
+            self._runner.cache.swap(row, other, tokens=max(lengths[row], lengths[other]) - 1)
+            self._rows.swap(row, other)
+            lengths[row], lengths[other] = lengths[other], lengths[row]
+        return lengths
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """From the last, so that the row that moves into a hole is never one to free."""

@@ -21,18 +21,26 @@ _MAX_PROMPTS = 256
 class PromptTokens:
     """Tokenizes, and remembers the last prompts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True) -> None:
+        """`add_special_tokens` False: prompts come from a chat template, which has put them in."""
         self._tokenizer = tokenizer
+        self._add_special_tokens = add_special_tokens
         self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
 
     def of(self, prompt: str) -> tuple[int, ...]:
-        """The prompt's tokens, with the special tokens that the tokenizer adds."""
+        """The prompt's tokens, with the special tokens that the tokenizer adds, if so asked."""
         if prompt not in self._known:
-            self._known[prompt] = tuple(self._tokenizer(prompt)["input_ids"])
+            self._known[prompt] = tuple(
+                self._tokenizer(prompt, add_special_tokens=self._add_special_tokens)["input_ids"]
+            )
             if len(self._known) > _MAX_PROMPTS:
                 self._known.popitem(last=False)
         self._known.move_to_end(prompt)
         return self._known[prompt]
+
+    def behind(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text that follows other tokens: no special ones are added."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
 class PrefillCache:

@@ -3,19 +3,19 @@
 Owns: the model, positions, masks, padding. Does not own: sampling, which sequence is where.
 """
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from streamrl_workers.generator.engines.hf.attention import ATTENTION_NAME, register
 from streamrl_workers.generator.engines.hf.slot_cache import Prefilled, RecordingCache, SlotCache
+from streamrl_workers.generator.engines.hf.zones import zones
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory."""
-
-_WIDTH_STEP_TOKENS = 16
-"""Attended width is rounded up to this, so that tensor sizes repeat and the allocator reuses its blocks."""
 
 
 class Runner:
@@ -31,6 +31,8 @@ class Runner:
         self.cache = SlotCache(like=self.prefill([[0]])[0], slots=slots, limit_tokens=limit_tokens)
         self._rows = torch.arange(slots, device=self.device)
         self._columns = torch.arange(0, device=self.device)
+        kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
+        self._passes_zones = inspect.Parameter.VAR_KEYWORD in kinds  # on to its attention; if not, widths are all one
 
     def prefill(self, sequences: Sequence[Sequence[int]]) -> list[Prefilled]:
         """Keys and values of each sequence (none empty), in order."""
@@ -41,17 +43,21 @@ class Runner:
                 done[index] = recorded.of(place, tokens=len(sequences[index]))
         return [done[index] for index in range(len(sequences))]
 
-    def decode(self, tokens: torch.Tensor, *, positions: torch.Tensor, longest: int) -> torch.Tensor:
-        """Logits [B, V] behind one token per row; `positions` is where each token stands, `longest` the last of these."""
-        self.cache.reserve(longest + 1)
-        width = -(-(longest + 1) // _WIDTH_STEP_TOKENS) * _WIDTH_STEP_TOKENS
-        self.cache.begin_step(rows=self._rows[: len(tokens)], positions=positions, width=width)
+    def decode(self, tokens: torch.Tensor, *, positions: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """Logits [B, V] behind one token per row, which stands at `positions`; `lengths` are its row's tokens up to it."""
+        self.cache.reserve(max(lengths))
+        found = zones(lengths)
+        self.cache.begin_step(
+            rows=self._rows[: len(tokens)], positions=positions, width=max(zone.width for zone in found)
+        )
+        narrow: dict[str, Any] = {"zones": found} if self._passes_zones and len(found) > 1 else {}
         output = self.model(
             input_ids=tokens.unsqueeze(1),
             attention_mask=self._mask(positions),
             position_ids=positions.unsqueeze(1),
             past_key_values=self.cache,
             use_cache=True,
+            **narrow,
         )
         logits: torch.Tensor = output.logits[:, -1]
         return logits

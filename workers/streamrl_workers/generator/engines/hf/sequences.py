@@ -21,9 +21,16 @@ class ActiveSequence:
 
     request: Request
     prompt: tuple[int, ...]
-    completion: list[int]  # prefix included
-    limit: int  # tokens of the completion at most
+    completion: list[int]  # prefix and observation included
+    limit: int  # tokens of the completion at most, context included
+    context: int = 0  # of the completion's tokens, those before the turn under way
+    observed: tuple[int, ...] = ()  # the end of the context, where this request brought it as text
     reported: bool = False  # its first delta is out
+
+    @property
+    def turn(self) -> list[int]:
+        """The completion without its context."""
+        return self.completion[self.context :]
 
     @property
     def tokens(self) -> list[int]:
@@ -54,9 +61,16 @@ class Rows:
         """Where that token stands, per row."""
         return self._whole[1, : len(self)]
 
-    def longest(self) -> int:
-        """The largest position."""
-        return max(len(seq.prompt) + len(seq.completion) for seq in self.sequences) - 1
+    def lengths(self) -> list[int]:
+        """Tokens per row, the one to feed included."""
+        return [len(seq.prompt) + len(seq.completion) for seq in self.sequences]
+
+    def swap(self, row: int, other: int) -> None:
+        """Exchange two rows."""
+        pair = [row, other]
+        self._whole[:, pair] = self._whole[:, pair[::-1]]
+        self._real[:, pair] = self._real[:, pair[::-1]]
+        self.sequences[row], self.sequences[other] = self.sequences[other], self.sequences[row]
 
     def append(self, sequences: list[ActiveSequence]) -> None:
         """Put sequences into the next rows."""

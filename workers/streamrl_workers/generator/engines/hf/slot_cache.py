@@ -101,6 +101,12 @@ class SlotCache(Cache):
         self._keys[:, target, :, :tokens] = self._keys[:, source, :, :tokens]
         self._values[:, target, :, :tokens] = self._values[:, source, :, :tokens]
 
+    def swap(self, row: int, other: int, *, tokens: int) -> None:
+        """Exchange the first tokens of two rows."""
+        pair = [row, other]
+        for held in (self._keys, self._values):
+            held[:, pair, :, :tokens] = held[:, pair[::-1], :, :tokens]
+
     def clear(self) -> None:
         """Zero all: masked entries are multiplied by 0, which does not remove a NaN of broken weights."""
         self._keys.zero_()

@@ -34,13 +34,13 @@ class Stopping:
         if token in self._end_ids:
             return "stop"
         stop = seq.request.sampling.stop
-        if stop and self._may_complete(token, stop=stop) and self._completes(seq.completion, stop=stop):
+        if stop and self._may_complete(token, stop=stop) and self._completes(seq.turn, stop=stop):
             return "stop"
         return "length" if len(seq.completion) >= seq.limit else None
 
     def text(self, seq: ActiveSequence) -> str:
-        """The completion's text, without special tokens, cut before the first stop string."""
-        text = self._decode(seq.completion)
+        """The text of the completion (without its context), without special tokens, cut before the first stop string."""
+        text = self._decode(seq.turn)
         ends = [place for stop in seq.request.sampling.stop if (place := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 

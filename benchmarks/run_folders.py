@@ -1,0 +1,84 @@
+"""Starts a job and reads what its run folder holds: shared by the benchmarks, does nothing by itself."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "chain-sum.yaml"
+
+_SKIPPED_STEPS = 3
+"""Steps that belong to the start: first allocations, the filling of the pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a finished run left."""
+
+    steps: list[dict[str, Any]]  # lines of steps.jsonl
+    evaluations: list[dict[str, Any]]  # lines of evaluations.jsonl
+    shares: Mapping[str, Mapping[str, float]]  # role -> busy | pipeline | skew | weights | other -> share of the wall
+
+    @property
+    def held_out(self) -> float:
+        """Mean reward of greedy answers after the last step."""
+        return float(self.evaluations[-1]["mean_reward"])
+
+    @property
+    def held_out_before(self) -> float:
+        """The same before the first step."""
+        return float(self.evaluations[0]["mean_reward"])
+
+    @property
+    def samples_per_s(self) -> float:
+        """From the end of the third step to the end of the last."""
+        took_s = self.steps[-1]["elapsed_s"] - self.steps[_SKIPPED_STEPS - 1]["elapsed_s"]
+        return float(sum(line["samples"] for line in self.steps[_SKIPPED_STEPS:]) / took_s)
+
+
+def run_job(job: Path, *, changes: Sequence[str]) -> Run:
+    """`streamrl run` of a job with changes like `spec.seed=1`; the folder is removed afterwards."""
+    flags = [part for change in changes for part in ("--set", change)]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        command = [sys.executable, "-m", "streamrl_cli.main", "run", str(job), "--plain", "--run-dir", str(folder)]
+        subprocess.run([*command, *flags], check=True, stdout=subprocess.DEVNULL)
+        return read_run(folder)
+
+
+def read_run(folder: Path) -> Run:
+    """What a run folder holds."""
+    metrics = folder / "metrics"
+    return Run(
+        steps=read_lines(metrics / "steps.jsonl"),
+        evaluations=read_lines(metrics / "evaluations.jsonl"),
+        shares={role: _shares(sorted(metrics.glob(f"{role}-*.jsonl"))) for role in ("generator", "trainer")},
+    )
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def spread(values: Sequence[float], *, digits: int = 3) -> str:
+    """`mean ± standard deviation`."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def _shares(files: Sequence[Path]) -> dict[str, float]:
+    """Sums over the processes of a role, between each one's first use and its end: the start (`other`) is left out."""
+    parts = [read_lines(file)[-1]["parts"] for file in files]
+    sums = {
+        name: sum(value for part in parts for key, value in part.items() if key.split("_")[0] == name)
+        for name in ("busy", "pipeline", "skew", "weights")
+    }
+    total = sum(sums.values())
+    return {name: value / total for name, value in sums.items()}

@@ -1,0 +1,130 @@
+"""Two ranks of a trainer (FSDP2 over gloo, real processes) against one: the same numbers, the same checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from streamrl_workers.trainer.engine import TrainEngine
+from streamrl_workers.trainer.engines import EngineSetup
+from streamrl_workers.trainer.engines.create import create
+from streamrl_workers.trainer.engines.precision import has_bf16
+from support.rank0 import act
+from support.rank_team import RankTeam, tensors_in
+from support.tiny_folder import tiny_folder
+from support.trainer_groups import trainer_spec
+
+pytestmark = pytest.mark.timeout(600)  # every process loads torch: seconds alone, a minute on a busy machine
+
+STEPS = 3
+GROUPS = 3
+SMALL = {"microBatchTokens": 32}
+"""Cuts three groups into several micro-batches, in some steps an odd number: then a rank passes a dummy."""
+KL = {"referenceKl": {"coefficient": 0.1}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("ranks") / "model")
+
+
+def _one(model: Path, **job: Any) -> TrainEngine:
+    return create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
+
+
+def _steps(engine: TrainEngine, *, first: int = 0, count: int = STEPS) -> list[dict[str, float]]:
+    return [act(engine, {"do": "step", "step": step, "groups": GROUPS}) for step in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "job", "only_two"),
+    [
+        ("grpo", {**SMALL, "algorithm": KL}, {}),
+        (
+            "ppo",
+            {**SMALL, "algorithm": {"epochs": 2, "miniBatches": 2, **KL}},
+            {"activationCheckpointing": True},
+        ),
+        ("grpo", {"lora": {"rank": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
+    ],
+    ids=["grpo", "ppo", "lora"],
+)
+def test_two_ranks_equal_one(
+    tmp_path: Path, model: Path, rule: str, job: dict[str, Any], only_two: dict[str, Any]
+) -> None:
+    one = _one(model, rule=rule, **job)
+    expected, metrics = _steps(one), []
+    with RankTeam(tmp_path / "two", size=2, model=model, rule=rule, **job, **only_two) as team:
+        assert team.answer() == "ready"
+        metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("two")
+        assert team.leave() == [0, 0], team.log(1)
+    for step in range(STEPS):
+        assert metrics[step] == pytest.approx(expected[step], rel=1e-4, abs=1e-4), step
+    assert expected[-1]["gradient_norm"] > 0
+    (tmp_path / "one").mkdir()
+    for name, tensor in tensors_in(tmp_path / "one", act(one, {"do": "tensors", "folder": tmp_path / "one"})).items():
+        torch.testing.assert_close(tensors.pop(name), tensor, rtol=1e-4, atol=1e-4)
+    assert not tensors
+
+
+def test_two_ranks_in_bf16_publish_what_one_does_up_to_its_rounding(tmp_path: Path, model: Path) -> None:
+    unclipped = {"algorithm": {"clipLow": 0.99, "clipHigh": 10.0}, "correction": {"twoSidedClip": {"cap": 1000}}}
+    job: dict[str, Any] = {"precision": "BF16", **unclipped}  # rounding moves tokens over a clip's edge
+    if not has_bf16(torch.device("cpu")):
+        with RankTeam(tmp_path / "two", size=2, model=model, **job) as team:
+            assert team.wait(0) == 2
+            assert team.log(0).splitlines()[-1].startswith("spec.trainer.precision: must be FP32 on hardware without")
+            assert team.wait(1) == 0
+        return
+    one = _one(model, **job)
+    expected = _steps(one, count=1)[0]
+    with RankTeam(tmp_path / "two", size=2, model=model, **job) as team:
+        assert team.answer() == "ready"
+        measured, tensors = team.steps(1, groups=GROUPS)[0], team.tensors("two")
+        assert team.leave() == [0, 0], team.log(1)
+    assert measured["loss"] == pytest.approx(expected["loss"], rel=0.1)
+    assert measured["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.1)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+
+
+def _state(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors that one rank has saved."""
+    return {
+        str(path.relative_to(folder)) + name: tensor
+        for path in sorted(folder.rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def test_checkpoints_move_between_one_and_two_ranks_bit_for_bit(tmp_path: Path, model: Path) -> None:
+    job: dict[str, Any] = {"rule": "ppo", "schedule": "Cosine", "steps": 10}
+    one, again = _one(model, **job), _one(model, **job)
+    _steps(one, count=2)
+    folders = {name: str(tmp_path / name) for name in ("one", "two", "later", "export", "back", "forth")}
+    act(one, {"do": "save", "folder": folders["one"]})
+    with RankTeam(tmp_path / "run", size=2, model=model, **job) as team:
+        assert team.answer() == "ready"
+        team.ask(do="load", folder=folders["one"])
+        team.ask(do="save", folder=folders["two"])
+        team.steps(1, first=2, groups=GROUPS)
+        team.ask(do="save", folder=folders["later"])
+        team.ask(do="export", folder=folders["export"])
+        published = team.tensors("published")
+        assert team.leave() == [0, 0], team.log(1)
+    assert len(list((tmp_path / "two").glob("rank-*.safetensors"))) == 2
+    act(again, {"do": "load", "folder": folders["two"]})
+    act(again, {"do": "save", "folder": folders["back"]})
+    before, after = _state(tmp_path / "one"), _state(tmp_path / "back")
+    assert before.keys() == after.keys()
+    assert len(before) > 60
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    act(again, {"do": "load", "folder": folders["later"]})
+    (tmp_path / "weights").mkdir()
+    loaded = tensors_in(tmp_path / "weights", act(again, {"do": "tensors", "folder": tmp_path / "weights"}))
+    exported = AutoModelForCausalLM.from_pretrained(folders["export"]).state_dict()
+    for name, tensor in published.items():
+        assert torch.equal(loaded[name], tensor), name
+        assert torch.equal(exported[name], tensor), name

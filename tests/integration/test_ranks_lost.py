@@ -1,0 +1,55 @@
+"""A rank that dies or stops: nobody waits for ever, the others say who it was, and end with 75."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from support.rank_team import RankTeam
+from support.tiny_folder import tiny_folder
+
+pytestmark = pytest.mark.timeout(600)  # as test_ranks.py
+
+TIMEOUT_S = 20.0
+SLACK_S = 40.0
+"""For the end of a process with torch on a busy machine."""
+
+
+def _ready(folder: Path, *, timeout_s: float) -> RankTeam:
+    return RankTeam(folder / "run", size=2, model=tiny_folder(folder / "model"), rankTimeoutSeconds=timeout_s)
+
+
+def test_a_killed_rank_is_named_at_once(tmp_path: Path) -> None:
+    with _ready(tmp_path, timeout_s=120.0) as team:
+        assert team.answer() == "ready"
+        team.steps(1)
+        team.ranks[1].kill()
+        begun_s = time.monotonic()
+        team.tell(do="step", step=1, groups=3)
+        assert team.wait(0) == 75
+        assert time.monotonic() - begun_s < SLACK_S
+        assert team.log(0).splitlines()[-1] == "rank 1 is gone"
+
+
+def test_a_stopped_rank_is_named_within_its_deadline(tmp_path: Path) -> None:
+    with _ready(tmp_path, timeout_s=TIMEOUT_S) as team:
+        assert team.answer() == "ready"
+        team.steps(1)
+        os.kill(team.ranks[1].pid, signal.SIGSTOP)
+        begun_s = time.monotonic()
+        team.tell(do="step", step=1, groups=3)
+        assert team.wait(0) == 75
+        assert time.monotonic() - begun_s < TIMEOUT_S + SLACK_S
+        assert "rank 1 is silent for 2" in team.log(0).splitlines()[-1]
+
+
+def test_without_rank_0_the_others_end(tmp_path: Path) -> None:
+    with _ready(tmp_path, timeout_s=120.0) as team:
+        assert team.answer() == "ready"
+        team.ranks[0].kill()
+        begun_s = time.monotonic()
+        assert team.wait(1) == 75
+        assert time.monotonic() - begun_s < SLACK_S
+        assert team.log(1).splitlines()[-1] == "rank 0 is gone"

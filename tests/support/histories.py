@@ -1,0 +1,62 @@
+"""Records of possible runs, for tests of the journal."""
+
+from hypothesis import strategies as st
+
+from streamrl_workers.scheduler import effects as fx
+from support.journals import scored
+
+
+def plan(first: int, count: int) -> list[fx.Record]:
+    return [fx.Planned(group_id=i, prompt_index=i, prompt_key=i + 100) for i in range(first, first + count)]
+
+
+def step(number: int, groups: tuple[int, ...], *, attempt: int = 1) -> fx.StepTaken:
+    return fx.StepTaken(attempt=attempt, step=number, group_ids=groups)
+
+
+def attempt(number: int, at: int) -> fx.AttemptStarted:
+    return fx.AttemptStarted(attempt=number, instance=f"trainer-{number}", step=at)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[fx.Record]:
+    """Records of a possible run: groups are planned, scored, dropped, trained, taken back, covered by checkpoints."""
+    records: list[fx.Record] = [attempt(1, 0)]
+    planned, ready, taken = 0, [], []
+    attempts, step_now, checkpoint = 1, 0, 0
+    for event in draw(
+        st.lists(st.sampled_from(["plan", "score", "drop", "step", "checkpoint", "restart"]), max_size=40)
+    ):
+        gone = {group for groups in taken for group in groups}
+        waiting = [i for i in range(planned) if i not in ready and i not in gone]
+        if event == "plan":
+            records += [fx.Planned(group_id=planned, prompt_index=planned, prompt_key=draw(st.integers(0, 3)))]
+            planned += 1
+        elif event == "score" and waiting:
+            group = draw(st.sampled_from(waiting))
+            records.append(scored(group, begun=step_now, tokens=draw(st.integers(1, 9))))
+            ready.append(group)
+        elif event == "drop" and waiting:
+            group = draw(st.sampled_from(waiting))
+            records.append(fx.Dropped(group_id=group, reason="reward_failed"))
+            taken.append([group])  # never again
+        elif event == "step" and step_now < frontier(records):
+            again = next(r for r in reversed(records) if isinstance(r, fx.StepTaken) and r.step == step_now)
+            records.append(step(step_now, again.group_ids, attempt=attempts))
+            step_now += 1
+        elif event == "step" and ready:
+            group = ready.pop()
+            taken.append([group])
+            records.append(step(step_now, (group,), attempt=attempts))
+            step_now += 1
+        elif event == "checkpoint" and step_now > checkpoint:
+            checkpoint = step_now
+            records.append(fx.Checkpointed(step=checkpoint, path="c"))
+        elif event == "restart":
+            attempts, step_now = attempts + 1, checkpoint
+            records.append(attempt(attempts, checkpoint))
+    return records
+
+
+def frontier(records: list[fx.Record]) -> int:
+    return max((r.step + 1 for r in records if isinstance(r, fx.StepTaken)), default=0)

@@ -1,0 +1,77 @@
+"""Rank 0 of a trainer, driven by JSON lines on its input: what the step loop does, at the test's command.
+
+The other ranks are the real process, `python -m streamrl_workers.trainer`.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from streamrl.errors import EXIT_RETRY, EXIT_USER_ERROR, UserError
+from streamrl_workers.trainer.endings import RetryError
+from streamrl_workers.trainer.engine import TrainEngine
+from streamrl_workers.trainer.engines import EngineSetup, engine_creator
+from streamrl_workers.trainer.leading import Leading
+from streamrl_workers.trainer.settings import read_settings
+from support.trainer_groups import make_group
+
+
+def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
+    """One command: `step`, `tensors`, `save`, `load` or `export`."""
+    if command["do"] == "step":
+        engine.begin_step(command["step"], attempt=1)
+        for number in range(command["groups"]):
+            engine.add([make_group(100 * command["step"] + number, step=command["step"])])
+            engine.advance(idle=True)
+        return engine.finish_step()
+    if command["do"] == "tensors":
+        return write_tensors(engine, Path(command["folder"]))
+    Path(command["folder"]).mkdir(exist_ok=True)
+    return getattr(engine, command["do"])(Path(command["folder"]))
+
+
+def write_tensors(engine: TrainEngine, folder: Path) -> dict[str, Any]:
+    """The published bytes as files; data types and shapes by name."""
+    tensors = engine.tensors()
+    for name, tensor in tensors.items():
+        (folder / name).write_bytes(tensor.data)
+    return {name: [tensor.dtype, list(tensor.shape)] for name, tensor in tensors.items()}
+
+
+def say(answer: Any) -> None:
+    """One line of JSON."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Say "ready", then one line for each command; ends with its input."""
+    settings = read_settings(os.environ)
+    try:
+        leading = Leading(settings)
+        setup = EngineSetup(
+            spec=settings.spec,
+            model_path=settings.model_path,
+            threads=1,
+            place=settings.place,
+            ranks=leading.gather(),
+        )
+        engine = engine_creator("torch")(setup)
+        say("ready")
+        for line in sys.stdin:
+            say(act(engine, json.loads(line)))
+    except RetryError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_RETRY
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        leading.end()
+        return EXIT_USER_ERROR
+    leading.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

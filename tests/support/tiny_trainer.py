@@ -1,0 +1,72 @@
+"""A torch engine around a model of two small layers."""
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from streamrl.spec import RLJobSpec
+from streamrl_workers.trainer.algorithms import create_algorithm
+from streamrl_workers.trainer.engines.critic import ValueModel
+from streamrl_workers.trainer.engines.ranks import OneRank
+from streamrl_workers.trainer.engines.reference import FrozenCopy
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine
+from streamrl_workers.trainer.engines.worker import Parts, RankWorker
+
+VOCABULARY = 32
+REFERENCE_SEED = 5
+"""The reference differs from the policy, as it does behind the first step."""
+CRITIC_SEED = 6
+
+
+def tiny_model(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
+    """Random weights, wide enough for log-probs that differ."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden_size,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Words w0, w1, ..."""
+    words = {f"w{n}": n for n in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
+
+
+def tiny_critic() -> ValueModel:
+    """A value model whose head is not zero, so that values differ."""
+    critic = ValueModel.of(tiny_model(CRITIC_SEED))
+    torch.nn.init.normal_(critic.head.weight, std=0.3)
+    return critic.eval()
+
+
+def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
+    """The only rank."""
+    algorithm = create_algorithm(spec)
+    parts = Parts(
+        model=tiny_model(**model),
+        tokenizer=tiny_tokenizer(),
+        algorithm=algorithm,
+        reference=FrozenCopy(tiny_model(REFERENCE_SEED)) if algorithm.reference_kl else None,
+        critic=tiny_critic() if algorithm.critic else None,
+    )
+    return RankWorker(parts, spec=spec)
+
+
+def tiny_engine(spec: RLJobSpec, **model: int) -> TorchEngine:
+    """The engine on one rank."""
+    return engine_on(tiny_worker(spec, **model), spec=spec)
+
+
+def engine_on(worker: RankWorker, *, spec: RLJobSpec) -> TorchEngine:
+    """The engine around a worker whose gradients a test looks at."""
+    return TorchEngine(OneRank(worker), spec=spec, algorithm=create_algorithm(spec))

@@ -1,0 +1,121 @@
+"""Low-rank adapters by peft, inside the model as it is (arXiv 2106.09685): W x + (alpha / rank) B A x.
+
+Owns: where adapters go, the merged weights, the adapters' own files. Does not own: training them.
+
+The merged weights are computed beside the live model and published under the base model's names. Functions that make full
+tensors are collectives.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from streamrl.errors import UserError
+from streamrl.spec.training import Lora
+from streamrl_workers.trainer.engines.sharding import full
+
+ADAPTER = "default"
+_BASE = ".base_layer."
+_FIELD = "spec.trainer.lora.targetModules"
+_ADAPTER_FILE = "adapter_model.safetensors"
+
+
+def add_adapters(model: PreTrainedModel, spec: Lora) -> None:
+    """Put adapters into the model; only they are trained from now on."""
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,  # type: ignore[arg-type] # any number, though peft says int
+        lora_dropout=0.0,
+        target_modules=list(spec.target_modules) or "all-linear",
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        get_peft_model(model, config, autocast_adapter_dtype=False)  # in place
+    except ValueError as error:
+        raise UserError(
+            field=_FIELD, rule=f"cannot be honoured: {str(error).splitlines()[0]}", got=list(spec.target_modules)
+        ) from error
+    _check(model)
+
+
+class AdaptersOff:
+    """The initial model of a divergence: the policy without its adapters. No second copy."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    @contextmanager
+    def initial(self) -> Iterator[PreTrainedModel]:
+        """The model without adapters, while the context lasts."""
+        layers = list(_layers(self._model).values())
+        _switch(layers, off=True)
+        try:
+            yield self._model
+        finally:
+            _switch(layers, off=False)
+
+
+def base_name(name: str) -> str | None:
+    """A tensor's name in the base model; None: it belongs to an adapter."""
+    return None if ".lora_" in name else name.replace(_BASE, ".")
+
+
+def merged(model: torch.nn.Module, *, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The full weights of `name`, adapters merged in: on every rank."""
+    whole = full(tensor)
+    if not name.endswith(f"{_BASE}weight"):
+        return whole
+    layer: Any = model.get_submodule(name.removesuffix(f"{_BASE}weight"))
+    product: torch.Tensor = (
+        full(layer.lora_B[ADAPTER].weight) @ full(layer.lora_A[ADAPTER].weight) * layer.scaling[ADAPTER]
+    )
+    return whole + (product.T if layer.fan_in_fan_out else product)
+
+
+def save_adapters(model: torch.nn.Module, directory: Path, *, writes: bool) -> None:
+    """The adapters as `PeftModel.from_pretrained` loads them; a collective, of which one rank `writes`."""
+    tensors = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full(tensor).detach().cpu().contiguous()
+        for name, tensor in model.named_parameters()
+        if base_name(name) is None
+    }
+    if writes:
+        directory.mkdir(exist_ok=True)
+        configs: Any = model.peft_config
+        config = copy.copy(configs[ADAPTER])
+        config.inference_mode = True
+        config.save_pretrained(str(directory))
+        save_file(tensors, directory / _ADAPTER_FILE, metadata={"format": "pt"})
+
+
+def _layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+
+
+def _switch(layers: list[LoraLinear], *, off: bool) -> None:
+    """Not by `enable_adapters`: that also takes the adapters' gradients away, which FSDP would remember."""
+    for layer in layers:
+        layer._disable_adapters = off  # the flag behind the property that every forward reads
+
+
+def _check(model: PreTrainedModel) -> None:
+    """Refuse what cannot be merged into one tensor of the base model."""
+    names = {id(p): 0 for p in model.parameters()}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)] += 1
+    for name, module in model.named_modules():
+        if not hasattr(module, "lora_A"):
+            continue
+        if not isinstance(module, LoraLinear):
+            raise UserError(field=_FIELD, rule="must name linear layers", got=name)
+        if names[id(module.base_layer.weight)] > 1:
+            raise UserError(field=_FIELD, rule="must not name a layer with tied weights", got=name)
