@@ -1,7 +1,6 @@
 """Two rewards, one of which hangs for some samples: the run goes on, and everybody who looks is told."""
 
 import json
-from pathlib import Path
 
 import pytest
 

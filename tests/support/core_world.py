@@ -197,15 +197,12 @@ class World:
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
-        reward = self.reward(ask.group_id, ask.sample_index)
-        score = fx.Score(
-            group_id=ask.group_id,
-            sample_index=ask.sample_index,
-            reward=None if fail else reward,
-            parts={} if fail else {"whole": reward, "twice": 2 * reward},
-            error="it hung" if fail else "",
-            kind="timeout" if fail else None,
-        )
+        which = {"group_id": ask.group_id, "sample_index": ask.sample_index}
+        if fail:
+            score = fx.Score(**which, reward=None, parts={}, error="it hung", kind="timeout")
+        else:
+            reward = self.reward(ask.group_id, ask.sample_index)
+            score = fx.Score(**which, reward=reward, parts={"whole": reward, "twice": 2 * reward})
         self.do(self.core.scores_arrived([score]))
 
     def answer_turn(self, *, done: bool, error: str = "", observation: str = "o", late: bool = False) -> None:

@@ -28,7 +28,7 @@ def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
     """(title, what it says, figure), in the order of the page."""
     charts = [
         ("Reward", "Mean reward of the step's samples, and of greedy answers to held-out prompts.", reward(run)),
-        ("Reward by part", "Mean of each reward before its weight.", reward_parts(run)),
+        ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         ("Length of completions", "Tokens: mean and longest of each step.", lengths(run)),
         ("Throughput", "Tokens trained a second.", _lines_of(run, {"tokens/s": "tokens_per_s"})),
         (

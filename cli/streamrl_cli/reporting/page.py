@@ -20,15 +20,16 @@ p{margin:2px 0 8px;color:#52606d;font-size:13px}
 table{border-collapse:collapse;background:#fff;border:1px solid #e1e6eb;border-radius:8px;width:100%}
 td,th{padding:6px 12px;text-align:right;border-bottom:1px solid #eef1f4;font-variant-numeric:tabular-nums}
 td:first-child,th:first-child{text-align:left}
+.text td,.text th{text-align:left}
 .key i{display:inline-block;width:11px;height:11px;margin:0 5px 0 14px;border-radius:2px}
 """
 
 
 WHY_NO_SCORE = {
-    "raised": "the function raised",
+    "raised": "the reward or the environment raised",
     "timeout": "it took longer than timeoutSeconds",
     "died": "its process ended",
-    "bad_value": "no finite number came back",
+    "bad_value": "what it gave cannot be used: a reward must be a finite number",
     "memory": "it ran out of memory",
 }
 WHY_DROPPED = {
@@ -147,9 +148,9 @@ def _lost(run: RunData) -> str:
         f"<tr><td>{what}</td><td>{escape(key)}</td><td>{count}</td><td>{escape(meaning.get(key, ''))}</td></tr>"
         for what, meaning, key, count in rows
     )
-    text = "<p>Over the whole run, held-out answers too. A sample whose score failed is left out of the loss.</p>"
+    text = "<p>Over the whole run; held-out answers count too. A sample whose score failed is left out of the loss.</p>"
     head = "<tr><th></th><th>why</th><th>count</th><th>meaning</th></tr>"
-    return f"{title}{text}<table>{head}{cells}</table>"
+    return f'{title}{text}<table class="text">{head}{cells}</table>'
 
 
 def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:

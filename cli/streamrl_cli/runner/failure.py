@@ -18,23 +18,25 @@ class RunFailedError(Exception):
         self.exit_code = exit_code
 
 
-def failed(*, reason: str, exit_code: int, log: Path) -> RunFailedError:
-    """The failure of a process that left with `exit_code`.
+def failed(*, reason: str, exit_code: int, log: Path, since_bytes: int = 0) -> RunFailedError:
+    """The failure of a process that left with `exit_code`; what it said stands in `log` behind `since_bytes`.
 
     A process that refused the user's input has said so in a whole line already.
     """
-    said = last_line(log)
+    said = last_line(log, since_bytes=since_bytes)
     if exit_code == EXIT_USER_ERROR:
         return RunFailedError(said, exit_code=EXIT_USER_ERROR)
     return RunFailedError(f"{reason}: {said}; see {log}")
 
 
-def last_line(log: Path) -> str:
-    """The last line of a log that says something; what a failed process said of itself."""
+def last_line(log: Path, *, since_bytes: int = 0) -> str:
+    """The last line of a log that says something; what a failed process said of itself.
+
+    `since_bytes`: size of the log when the process began, as earlier ones have written to it too.
+    """
     try:
-        lines = [
-            line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
-        ]
+        text = log.read_bytes()[since_bytes:].decode("utf-8", errors="replace")
     except OSError as error:
         return f"{log.name} cannot be read: {error.strerror}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"

@@ -16,11 +16,12 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_cli.runner.failure import RunFailedError, failed
+from streamrl_cli.runner.failure import RunFailedError
 from streamrl_cli.runner.folder import RunFolder, read_json
 from streamrl_cli.runner.plan import ProcessPlan, RunPlan
 from streamrl_cli.runner.unit import Failures, Unit
@@ -52,7 +53,6 @@ class Supervisor:
     failures: Failures
     generators: dict[str, Unit] = field(default_factory=dict)
     """By name; those that are leaving included."""
-    _ranks: Unit | None = None
     _group: asyncio.TaskGroup | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """The watches and farewells of all units but the scheduler's."""
@@ -83,19 +83,11 @@ class Supervisor:
         """
         self.workers.open()
         try:
-            scheduler = self._unit(self.plan.scheduler)
-            if not await self._start_scheduler(scheduler):
-                return
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                self._ranks = self._unit(*self.plan.ranks)
-                self._own(self._ranks.watch(), name="watch the trainer")
-                for pool, count in replicas.items():
-                    self.resize(pool, replicas=count)
-                scaler = group.create_task(scaling(), name="scaling")
-                await group.create_task(scheduler.watch(), name="watch the scheduler")
-                scaler.cancel()
-                await self._finish()
+                scheduler = group.create_task(self._watch_scheduler(), name="watch the scheduler")
+                if await self._scheduler_listens(scheduler):
+                    await self._until_end(scheduler, replicas=replicas, scaling=scaling)
         except* (RunFailedError, UserError) as failures:
             raise failures.exceptions[0] from None
         finally:
@@ -157,33 +149,48 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start_scheduler(self, unit: Unit) -> bool:
-        """Until it listens; False if the run is being stopped meanwhile."""
+    async def _watch_scheduler(self) -> None:
+        self._endpoint.unlink(missing_ok=True)
+        await self._unit(self.plan.scheduler).watch()
+
+    async def _scheduler_listens(self, watch: asyncio.Task[None]) -> bool:
+        """Wait until it does, be it in its second life; False if the run is stopped meanwhile."""
         name = self.plan.scheduler.name
-        endpoint = self.folder.file(keys.DIR_ENDPOINTS, f"{name}.json")
-        endpoint.unlink(missing_ok=True)
-        await unit.start()
-        process = self.workers.processes[name]
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not endpoint.exists():
-                    if self.workers.stopping:
+                while not self._endpoint.exists():
+                    if watch.done():
                         return False
-                    if process.returncode is not None:
-                        raise failed(
-                            reason=f"{name} did not start",
-                            exit_code=process.returncode,
-                            log=self.workers.log_file(name),
-                        )
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise RunFailedError(
                 f"{name} was not ready within {START_TIMEOUT_S:.0f} s; see {self.workers.log_file(name)}"
             ) from None
-        address = str(read_json(endpoint)["grpc"])
+        address = str(read_json(self._endpoint)["grpc"])
         self.workers.shared_env[keys.ENV_SCHEDULER_ADDRESS] = address
         self.workers.shared_env[keys.ENV_GRPC_PORT] = address.rsplit(":", 1)[1]
         return True
+
+    async def _until_end(
+        self,
+        scheduler: asyncio.Task[None],
+        *,
+        replicas: Mapping[str, int],
+        scaling: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Start the others, and end them when the scheduler has ended for good."""
+        assert self._group is not None
+        self._own(self._unit(*self.plan.ranks).watch(), name="watch the trainer")
+        for pool, count in replicas.items():
+            self.resize(pool, replicas=count)
+        scaler = self._group.create_task(scaling(), name="scaling")
+        await scheduler
+        scaler.cancel()
+        await self._finish()
+
+    @property
+    def _endpoint(self) -> Path:
+        return self.folder.file(keys.DIR_ENDPOINTS, f"{self.plan.scheduler.name}.json")
 
 
 def check_port(port: int, *, flag: str) -> None:

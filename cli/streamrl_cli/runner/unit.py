@@ -58,7 +58,8 @@ class Failures:
             max_restarts=self.max_restarts,
         )
         if verdict.action == "fail":
-            raise failed(reason=verdict.reason, exit_code=exit_code, log=self.workers.log_file(name))
+            log, since_bytes = self.workers.log_file(name), self.workers.log_starts[name]
+            raise failed(reason=verdict.reason, exit_code=exit_code, log=log, since_bytes=since_bytes)
         if verdict.action == "restart":
             self.restarts += 1
             again = "it" if processes == 1 else f"all {processes} ranks"

@@ -28,6 +28,8 @@ class Workers:
     """The run is being ended: no end of a worker is a death any more, and none is started again."""
     processes: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     """The newest process of each name, alive or not."""
+    log_starts: dict[str, int] = field(default_factory=dict)
+    """Bytes that its log had when it began: earlier processes of the name wrote them."""
     _lifeline: tuple[int, int] | None = None
 
     def open(self) -> None:
@@ -55,6 +57,7 @@ class Workers:
         if plan.role != "scheduler":
             whole[keys.ENV_GRPC_PORT] = "0"
         with self.log_file(plan.name).open("ab") as log:
+            self.log_starts[plan.name] = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", plan.module),
                 env=whole,

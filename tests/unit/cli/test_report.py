@@ -9,12 +9,12 @@ from rich.console import Console
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
-from streamrl_cli.reporting.charts import replicas
+from streamrl_cli.reporting.charts import all_charts, replicas, reward_parts
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.plain import PlainView
-from streamrl_cli.runner.progress import Progress
+from streamrl_cli.runner.progress import Progress, failures_text
 from streamrl_cli.runner.view import LiveView
 from support.jobs import simulated_job
 
@@ -98,6 +98,85 @@ def test_sizes_of_a_pool_are_a_line_with_reasons(folder: RunFolder) -> None:
     assert trace["text"][:2] == ["initialReplicas", "T_gen &lt;b&gt; is high"]
     page = render(run, plotly_js="")
     assert "<td>0:30</td><td>1 → 2</td><td>T_gen &lt;b&gt; is high</td>" in page
+
+
+def test_failed_scores_and_drops_are_added_up_over_all_lines(folder: RunFolder) -> None:
+    """A step trained again replaces the line, not what was lost before it."""
+    failures = {"score_failures": {"raised": 0, "timeout": 3}, "dropped": {"zero_variance": 2, "too_stale": 0}}
+    write_lines(folder, "steps", [step(0, **failures), step(0), step(1, **failures)])
+    page = render(read_run(folder.path), plotly_js="")
+    assert "<td>scores failed</td><td>timeout</td><td>6</td>" in page
+    assert "<td>groups dropped</td><td>zero_variance</td><td>4</td>" in page
+    assert "<td>raised</td>" not in page
+    assert "<td>too_stale</td>" not in page
+
+
+def test_nothing_lost_is_a_word(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(0, score_failures={"timeout": 0}, dropped={"reward_failed": 0})])
+    assert "<h2>Failed scores and dropped groups</h2><p>None.</p>" in render(read_run(folder.path), plotly_js="")
+
+
+@pytest.mark.parametrize("key", ["reward_parts", "queue"])
+def test_charts_without_data_are_left_out(folder: RunFolder, key: str) -> None:
+    """One reward alone, a simulated trainer without gradients, a column that no line has."""
+    lines = [step(at, reward_parts={"answer": 0.5}, trainer={"gradient_norm": 0.0}) for at in range(3)]
+    write_lines(folder, "steps", [{name: line[name] for name in line if name != key} for line in lines])
+    titles = [title for title, _, _ in all_charts(read_run(folder.path))]
+    assert titles == [
+        name for name in ("Reward", "Length of completions", "Throughput", "Staleness", "Queue") if name.lower() != key
+    ]
+
+
+def test_each_of_several_rewards_is_a_line(tmp_path: Path) -> None:
+    job = simulated_job()
+    job["spec"]["task"]["rewards"] = [
+        {"name": name, "weightPercent": 50, "exactMatch": {}} for name in ("answer", "style")
+    ]
+    folder = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
+    write_lines(folder, "steps", [step(at, reward_parts={"answer": 0.5, "style": 2.0}) for at in range(3)])
+    traces = reward_parts(read_run(folder.path))["data"]
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in traces] == [
+        ("answer", [1, 2, 3], [0.5] * 3),
+        ("style", [1, 2, 3], [2.0] * 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "text"),
+    [
+        ({"timeout": 12, "raised": 0}, "12 scores failed: timeout"),
+        ({"timeout": 0, "raised": 1}, "1 score failed: raised"),
+        ({"raised": 2, "timeout": 9}, "11 scores failed: timeout 9, raised 2"),
+        ({"raised": 0}, ""),
+        ({}, ""),
+    ],
+)
+def test_failures_in_a_few_words(failures: dict[str, int], text: str) -> None:
+    assert failures_text(failures) == text
+
+
+async def test_the_plain_view_tells_the_first_failures_at_once_and_more_with_the_step(folder: RunFolder) -> None:
+    progress, out = Progress(folder=folder), io.StringIO()
+    lines = [step(at, score_failures={"timeout": int(at in {2, 5, 6})}) for at in range(20)]
+    with PlainView(progress, out=out) as view:
+        for line in lines:
+            view.update([line], [])
+    said = out.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in said] == ["1 score failed: timeout", "step 10/20", "step 20/20"]
+    assert said[1].endswith("  2 scores failed: timeout")
+    assert "failed" not in said[2]
+
+
+async def test_the_live_view_says_that_scores_failed(folder: RunFolder) -> None:
+    progress, out = Progress(folder=folder), io.StringIO()
+    write_lines(
+        folder,
+        "steps",
+        [step(at, time_s=1.0 * at, score_failures={"timeout": failed}) for at, failed in enumerate((9, 3))],
+    )
+    with LiveView(progress, console=Console(file=out, width=120)) as view:
+        view.update(*await progress.refresh())
+    assert "12 scores failed: timeout" in out.getvalue()
 
 
 async def test_the_live_view_shows_connected_generators_and_bounds(tmp_path: Path) -> None:

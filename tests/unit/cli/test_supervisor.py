@@ -92,7 +92,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, ranks: int = 1, replicas: int = 1, max_restarts: int = 3
+    tmp_path: Path, *, ranks: int = 1, replicas: int = 1, max_restarts: int = 3, scheduler: str = SCHEDULER
 ) -> AsyncIterator[tuple[Stage, asyncio.Task[None]]]:
     """A run of stand-ins; whatever the test leaves is killed."""
     job = simulated_job()
@@ -101,7 +101,7 @@ async def running(
     made = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
     (made.path / "stand_ins").mkdir()
     for role in ("scheduler", "trainer", "generator"):
-        (made.path / f"stand_ins/{role}.py").write_text(SCHEDULER if role == "scheduler" else STAND_IN)
+        (made.path / f"stand_ins/{role}.py").write_text(scheduler if role == "scheduler" else STAND_IN)
     said: list[str] = []
     plan = plan_run(made.job.spec, cpus=(0,))
     supervisor = Supervisor.create(made, plan=plan, shared_env={}, max_restarts=max_restarts, say=said.append)
@@ -229,3 +229,30 @@ async def test_one_that_is_let_go_while_it_starts_does_not_stay(tmp_path: Path) 
             assert not stage.alive("generator-sim-1")
         stage.end()
         await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_a_scheduler_that_dies_before_it_listens_is_started_again(tmp_path: Path) -> None:
+    dies_once = 'import os\nif not os.path.exists("died"): open("died", "w"); os.kill(os.getpid(), 9)\n'
+    async with running(tmp_path, scheduler=dies_once + SCHEDULER) as (stage, task):
+        await stage.lives("trainer-0", 1)
+        assert stage.said == ["scheduler was killed by SIGKILL; starting it again (1 of 3)"]
+        stage.end()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_what_an_earlier_life_said_is_not_told_as_the_reason(tmp_path: Path) -> None:
+    dies = 'import os, sys\nif not os.path.exists("spoke"): open("spoke", "w"); sys.exit("the disk is full")\nos.kill(os.getpid(), 9)\n'
+    async with running(tmp_path, scheduler=dies, max_restarts=1) as (stage, task):
+        with pytest.raises(RunFailedError, match=r"killed by SIGKILL after 1 restarts .*: it said nothing; see"):
+            await asyncio.wait_for(task, DEADLINE_S)
+        assert stage.said == ["scheduler ended with exit code 1; starting it again (1 of 1)"]
+
+
+async def test_a_stop_before_the_scheduler_listens_ends_the_run(tmp_path: Path) -> None:
+    mute = 'import os, time\nopen("up", "w")\nwhile True: time.sleep(0.01)\n'
+    async with running(tmp_path, scheduler=mute) as (stage, task):
+        await stage.until((stage.folder / "up").exists)
+        await stage.supervisor.stop()
+        await asyncio.wait_for(task, DEADLINE_S)
+        assert stage.said == []
+        assert stage.seen("trainer-0") == []

@@ -1,7 +1,7 @@
 """What the scheduler tells of rewards, failed scores and dropped groups: step lines, `/numbers`, Prometheus."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -20,13 +20,13 @@ Fails = Callable[[int, int], bool]
 
 @pytest.fixture
 def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, Numbers]]]:
-    """Runs two steps of two groups of three samples, rewards 0, 1, 2; the numbers look at the core after each."""
+    """Runs two steps of two groups of three samples; the numbers look at the core after each."""
     opened: list[Numbers] = []
 
-    def run(fails: Fails, **changes: int) -> tuple[World, Numbers]:
+    def run(fails: Fails, *, rewards: Sequence[float] = (0.0, 1.0, 2.0), **changes: int) -> tuple[World, Numbers]:
         job = {"group_size": 3, "batch_groups": 2, "staleness": 0, "steps": 2, "evaluation_prompts": 0}
         world = World(settings(**{**job, **changes}), slots=(12,))
-        world.reward = lambda _, sample_index: float(sample_index)
+        world.reward = lambda _, sample_index: rewards[sample_index]
         numbers = Numbers(world.core, switchboard=Switchboard(), run_dir=tmp_path)
         opened.append(numbers)
         score, commit = world.score, world.commit
@@ -84,8 +84,9 @@ def test_held_out_failures_count(observed, tmp_path: Path) -> None:
 
 
 def test_groups_with_equal_rewards_are_a_reason_of_their_own(observed, tmp_path: Path) -> None:
-    observed(lambda _, __: False, draws_per_step=2, group_size=1)  # one sample: always equal, and too few rewards
-    assert not (tmp_path / "metrics/steps.jsonl").read_text()
+    observed(lambda _, __: False, rewards=(1.0, 1.0, 1.0), draws_per_step=3)
+    drops = [line["dropped"] for line in step_lines(tmp_path)]
+    assert drops == [dict.fromkeys(DROP_REASONS, 0) | {"zero_variance": 4}] * 2, "two draws more for each of two groups"
 
 
 def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:
