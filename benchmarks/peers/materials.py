@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks import countdowns
+from tasks import COUNT_SIGMA, LARGEST_COUNT, MEDIAN_COUNT, countdowns
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamrl" / "peers"
 
 _SKEWED_PROMPTS = 40_000
-_WARM_UP_STEPS, _WARM_UP_BATCH = 200, 64
+_WARM_UP_STEPS, _WARM_UP_BATCH = 1000, 32
 _LENGTH_CLASSES = 16
 """Warm-up batches are of alike lengths: one long text would pad 63 short ones. So many are sorted together."""
 _POSITIONS = 544
@@ -58,11 +58,11 @@ def short_materials(job: Path, *, prompts: int) -> tuple[Path, Path]:
 
 def skewed_materials() -> tuple[Path, Path]:
     """Model folder and prompts file of the skewed task."""
-    file = CACHE / f"skewed-{_SKEWED_PROMPTS}.jsonl"
+    file = CACHE / f"skewed-{_SKEWED_PROMPTS}-{MEDIAN_COUNT}-{COUNT_SIGMA}-{LARGEST_COUNT}.jsonl"
     if not file.exists():
         pairs = itertools.islice(countdowns(seed=1), _SKEWED_PROMPTS)
         _write(file, ({"prompt": prompt, "answer": answer} for prompt, answer in pairs))
-    recipe = f"{_WARM_UP_STEPS}x{_WARM_UP_BATCH}"
+    recipe = f"{MEDIAN_COUNT}-{COUNT_SIGMA}-{LARGEST_COUNT}-{_WARM_UP_STEPS}x{_WARM_UP_BATCH}"
     model = CACHE / "models" / f"countdown-{recipe}"
     if not model.exists():
         _make_countdown_model(model)
@@ -80,14 +80,14 @@ def _make_countdown_model(folder: Path) -> None:
     spec = ScratchModel.model_validate(
         {
             **{"hiddenSize": 128, "layers": 4, "heads": 4, "intermediateSize": 512, "maxPositions": _POSITIONS},
-            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": 2e-3},
+            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": 3e-3},
         }
     )
     letters = set("abcdefghijklmnopqrstuvwxyz0123456789: ")
     tokenizer = build_tokenizer(letters, max_positions=_POSITIONS)
     model = build_model(spec, tokenizer=tokenizer, seed=0)
     for progress in warm_up(model, tokenizer=tokenizer, pairs=_alike_pairs(), spec=spec.warm_up):
-        if progress.step % 20 == 0:
+        if progress.step % 50 == 0:
             print(f"warm-up of the countdown model: step {progress.step}, loss {progress.loss:.4f}", flush=True)
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.task import HuggingFaceDataset, Reward
+from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 
 PACKAGES = {"mathVerify": ("math_verify", "math-verify"), "http": ("httpx", "httpx")}
 """Reward -> module, name of the package."""
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 NEEDS_ANSWER = ("verifier", "exactMatch", "mathVerify")
 """Rewards that compare with the reference answer, which only reasoning-gym always brings along."""
-RESERVED_ARGUMENTS = ("add_generation_prompt", "continue_final_message", "tokenize")
 _INSTALL = "install streamrl[worker]"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES, TaskPool
 from streamrl_workers.tasks.values import ScoreRequest, TurnRequest, TurnResult
 from support.chat_models import chat_tokenizer, save_tokenizer
 from support.task_jobs import make_job, write_lines
@@ -22,6 +22,8 @@ WAIT_S = 60.0
 
 ENVIRONMENTS = r'''
 import os, random, sys, time
+
+MEGABYTES = {"fat": 48, "too fat": 600}
 
 class Env:
     """Tells its process, what it has heard, and a number of its seed; does what the completion says."""
@@ -50,6 +52,8 @@ class Env:
             return "x" * 100_000, 0, False
         if completion == "odd":
             return "\udc80", 0, False
+        if completion in MEGABYTES:
+            self.held = bytearray(MEGABYTES[completion] << 20)
         if completion == "pid":
             return str(os.getpid()), 0, False
         return f"{self.question} {'/'.join(self.heard)} {self.random.randrange(1000)}", 0.25, completion == "end"
@@ -63,12 +67,16 @@ RIGHT = {"name": "right", "weightPercent": 50, "verifier": {}}
 
 
 @asynccontextmanager
-async def running(base_dir: Path, **task: Any) -> AsyncIterator[TaskPool]:
+async def running(
+    base_dir: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
+) -> AsyncIterator[TaskPool]:
     (base_dir / "pool_envs.py").write_text(ENVIRONMENTS)
     environment = {"python": {"function": "pool_envs:make"}, "timeoutSeconds": TIMEOUT_S, "maxObservationChars": 50}
     dataset = write_lines(base_dir / "lines.jsonl", count=60)
     pool = TaskPool(
-        make_job(dataset=dataset, rewards=(GAME, RIGHT), environment=environment, **task), base_dir=base_dir
+        make_job(dataset=dataset, rewards=(GAME, RIGHT), environment=environment, **task),
+        base_dir=base_dir,
+        memory_limit_bytes=memory_limit_bytes,
     )
     await pool.start()
     try:
@@ -153,6 +161,21 @@ async def test_a_worker_is_killed_in_the_midst_of_games_and_they_go_on(tmp_path:
         assert [result.observation for result in played] == [result.observation for result in whole]
         assert [result.done for result in played] == [False, False, False, False, True]
         assert pool.failures.total() == 0
+
+
+async def test_games_that_fill_the_memory_together_are_made_again_and_one_that_does_it_alone_fails(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, memory_limit_bytes=256 << 20, processes=1) as pool:
+        thin = await pool.play([turn("a", sample=sample) for sample in range(12)])
+        first = await pool.play([turn("a", "fat", sample=sample) for sample in range(12)])
+        second = await pool.play([turn("a", "fat", "b", sample=sample) for sample in range(12)])
+        assert [result.error for result in [*thin, *first, *second]] == [""] * 36
+        assert {result.observation for result in second} == {second[0].observation}
+        assert second[0].observation.split()[1] == "a/fat/b"
+        assert pool.failures.total() == 0
+        (alone,) = await pool.play([turn("too fat")])
+        assert (alone.kind, alone.error) == ("memory", "environment: ran out of memory")
 
 
 async def test_all_turns_of_a_sample_go_to_one_process(tmp_path: Path) -> None:

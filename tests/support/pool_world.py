@@ -14,6 +14,7 @@ class PoolWorld:
     replicas: int
     now_s: float = 0.0
     steps: float = 0.0
+    since_step_s: float = 0.0
     waiting: int = 0
     trainer: list[float] = field(default_factory=lambda: [0.0, 0.0])
     clocks: dict[int, list[float]] = field(default_factory=dict)
@@ -22,7 +23,9 @@ class PoolWorld:
         """Let time pass; a step is `work_s` of one generator's time and `train_s` of the trainer's."""
         interval_s = max(work_s / self.replicas, train_s)
         self.now_s += seconds
-        self.steps += seconds / interval_s
+        before, self.steps = int(self.steps), self.steps + seconds / interval_s
+        ended = int(self.steps) > before
+        self.since_step_s = (self.steps - int(self.steps)) * interval_s if ended else self.since_step_s + seconds
         self.clocks = {n: self.clocks.get(n, [0.0, 0.0]) for n in range(self.replicas)}
         for clock in self.clocks.values():
             clock[0] += seconds
@@ -42,4 +45,5 @@ class PoolWorld:
                 for n, (wall, idle) in self.clocks.items()
             ),
             trainer=Clock(wall_s=self.trainer[0], idle_s=self.trainer[1]),
+            since_step_s=self.since_step_s,
         )

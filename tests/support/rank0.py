@@ -23,7 +23,9 @@ def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
-            engine.add([make_group(100 * command["step"] + number, step=command["step"])])
+            # One scored sample in the first group: where it goes alone, the other rank passes a dummy.
+            rewards = (1.0, None) if number == 0 else (0.0, 1.0, 1.0, 0.5)
+            engine.add([make_group(100 * command["step"] + number, step=command["step"], rewards=rewards)])
             engine.advance(idle=True)
         return engine.finish_step()
     if command["do"] == "tensors":

@@ -85,7 +85,8 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                scheduler = group.create_task(self._watch_scheduler(), name="watch the scheduler")
+                self._endpoint.unlink(missing_ok=True)  # an earlier scheduler's
+                scheduler = group.create_task(self._unit(self.plan.scheduler).watch(), name="watch the scheduler")
                 if await self._scheduler_listens(scheduler):
                     await self._until_end(scheduler, replicas=replicas, scaling=scaling)
         except* (RunFailedError, UserError) as failures:
@@ -148,10 +149,6 @@ class Supervisor:
         task = self._group.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _watch_scheduler(self) -> None:
-        self._endpoint.unlink(missing_ok=True)
-        await self._unit(self.plan.scheduler).watch()
 
     async def _scheduler_listens(self, watch: asyncio.Task[None]) -> bool:
         """Wait until it does, be it in its second life; False if the run is stopped meanwhile."""

@@ -4,7 +4,7 @@ Paper (StreamRL, section 4): Δ = T_gen - T_train, Δ' = predicted fall of T_gen
 that is when generation would still not be the faster stage with it.
 """
 
-from streamrl_operator.autoscaler.pace import trainer_share
+from streamrl_operator.autoscaler.pace import busy_share
 from streamrl_operator.autoscaler.values import Curve, Observation, Pace
 
 OVERDUE_INTERVALS = 2.0
@@ -29,9 +29,10 @@ def by_queue(before: Observation, now: Observation, *, interval_s: float | None)
 
     Not sooner: each step begins with a full queue and an idle trainer, also where training is the slower stage.
     """
-    training, slots = trainer_share(before, now), max((one.slots for one in now.replicas), default=0)
-    since_s = now.at_s - before.at_s
-    overdue = interval_s is not None and now.step == before.step and since_s >= OVERDUE_INTERVALS * interval_s
+    window_s, slots = now.at_s - before.at_s, max((one.slots for one in now.replicas), default=0)
+    training = busy_share(before.trainer, now.trainer, window_s=window_s)
+    since_s = window_s if now.step == before.step else now.since_step_s
+    overdue = interval_s is not None and since_s >= OVERDUE_INTERVALS * interval_s
     if training is None or not overdue:
         return False, "the pace is not known yet"
     waits = 1 - training

@@ -35,6 +35,7 @@ def observe(numbers: Mapping[str, Any] | None, *, pool: str, wanted: int, now_s:
             waiting=int(numbers["queue"]),
             replicas=tuple(_replica(connected[name]) for name in names if name in connected),
             trainer=None if trainer is None else _clock(trainer),
+            since_step_s=float(numbers["scaling"]["since_step_s"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

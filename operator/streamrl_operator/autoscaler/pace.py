@@ -3,38 +3,36 @@
 With I the interval of a step and i a process's idle share: T_train = I (1 - i_trainer), T_gen = I · mean over the
 replicas of (1 - i). In a stream both stages work at once and the slower one sets I; its idle share is near 0, so the
 other one's T is what it would need alone.
+
+Where the stages take turns (Colocated, Batch, StreamSync) a process is busy in one part of a step and idle in the other:
+its share is right only over whole steps. Polls come seconds after a step's end, clocks with heartbeats, seconds late. So
+a window counts once each clock has gone on by its whole steps, but for `BLUR_SHARE`; else it grows.
 """
 
 from collections.abc import Sequence
 
 from streamrl_operator.autoscaler.values import Clock, Observation, Pace
 
-FRESH_SHARE = 0.5
-"""A process must have told of at least so much of the window: its clock comes with heartbeats, seconds late."""
+BLUR_SHARE = 0.1
+"""By so much of the window a clock may have gone on less or more: this bounds what a part of a step does to its share."""
 
 
 def busy_share(before: Clock | None, now: Clock | None, *, window_s: float) -> float | None:
-    """Share of its time in which the process was not idle; None if it started anew or has told too little."""
+    """Share of its time in which the process was not idle; None if it started anew or has not told of just the window."""
     if before is None or now is None:
         return None
     wall_s, idle_s = now.wall_s - before.wall_s, now.idle_s - before.idle_s
-    if wall_s <= 0 or wall_s < FRESH_SHARE * window_s or idle_s < 0:
+    if wall_s <= 0 or idle_s < 0 or abs(wall_s - window_s) > BLUR_SHARE * window_s:
         return None
     return max(0.0, 1.0 - idle_s / wall_s)
 
 
-def pool_share(before: Observation, now: Observation) -> float | None:
+def pool_share(before: Observation, now: Observation, *, window_s: float) -> float | None:
     """Mean of `busy_share` over the replicas; None if they are not the same ones, or one of them has no share."""
     if not now.replicas or [one.name for one in before.replicas] != [one.name for one in now.replicas]:
         return None
     pairs = zip(before.replicas, now.replicas, strict=True)
-    shares = [busy_share(one.clock, other.clock, window_s=now.at_s - before.at_s) for one, other in pairs]
-    return _mean(shares)
-
-
-def trainer_share(before: Observation, now: Observation) -> float | None:
-    """`busy_share` of the trainer."""
-    return busy_share(before.trainer, now.trainer, window_s=now.at_s - before.at_s)
+    return _mean([busy_share(one.clock, other.clock, window_s=window_s) for one, other in pairs])
 
 
 def has_begun_again(before: Observation, now: Observation) -> bool:
@@ -52,10 +50,14 @@ def has_begun_again(before: Observation, now: Observation) -> bool:
 def measure(before: Observation, now: Observation) -> Pace | None:
     """The pace between the two; None while no whole step or not every process's clock is known."""
     steps = now.step - before.step
-    generating, training = pool_share(before, now), trainer_share(before, now)
-    if steps < 1 or generating is None or training is None:
+    if steps < 1:
         return None
-    interval_s = (now.at_s - before.at_s) / steps
+    whole_s = now.at_s - now.since_step_s - (before.at_s - before.since_step_s)
+    generating = pool_share(before, now, window_s=whole_s)
+    training = busy_share(before.trainer, now.trainer, window_s=whole_s)
+    if generating is None or training is None:
+        return None
+    interval_s = whole_s / steps
     return Pace(
         replicas=len(now.replicas),
         interval_s=interval_s,

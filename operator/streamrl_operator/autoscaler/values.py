@@ -51,6 +51,8 @@ class Observation:
     """Those that are wanted and connected, by ordinal."""
     trainer: Clock | None
     """None: no trainer is connected."""
+    since_step_s: float = 0.0
+    """Since the last step was recorded."""
 
     @property
     def backlog(self) -> int:

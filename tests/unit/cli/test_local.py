@@ -10,6 +10,7 @@ from streamrl.spec import RLJob
 from streamrl_cli.jobfile import load_job
 from streamrl_cli.local import local_problems, reasoning_gym_names
 from streamrl_cli.user_function import check_function
+from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 from support.tree import ROOT
 
 MINIMAL = ROOT / "tests/corpus/good/minimal.yaml"
@@ -100,3 +101,9 @@ def test_functions_may_stand_in_packages_beside_the_job_or_installed(tmp_path: P
     (tmp_path / "own/deep/__init__.py").write_text("def f(a): ...")
     assert list(check_function("own.deep:f", field="x", directory=tmp_path, arguments=("a",))) == []
     assert list(check_function("reasoning_gym.utils:f", field="x", directory=tmp_path, arguments=("a",))) == []
+
+
+@pytest.mark.parametrize("name", RESERVED_ARGUMENTS)
+def test_arguments_of_the_chat_template_that_are_ours_are_refused_before_the_start(name: str, tmp_path: Path) -> None:
+    job = job_with("spec.task.chat={templateArguments: {" + name + ": null}}")
+    assert f"spec.task.chat.templateArguments.{name}: is set by the run" in rules(job, tmp_path)

@@ -86,7 +86,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins in place of the workers, and short waits."""
     monkeypatch.setattr(plan_module, "PACKAGE", "stand_ins")
     monkeypatch.setattr(unit_module, "SETTLE_S", 0.2)
-    monkeypatch.setattr(unit_module, "GROUP_END_S", 0.5)
+    monkeypatch.setattr(unit_module, "GROUP_END_S", 2.0)
     monkeypatch.setattr(supervisor_module, "LEAVE_GRACE_S", 0.5)
 
 
@@ -227,6 +227,16 @@ async def test_one_that_is_let_go_while_it_starts_does_not_stay(tmp_path: Path) 
             stage.supervisor.resize("sim", replicas=1)
             await stage.until(lambda: "generator-sim-1" not in stage.supervisor.generators)
             assert not stage.alive("generator-sim-1")
+        stage.end()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_others_are_not_sent_to_the_address_of_an_earlier_scheduler(tmp_path: Path) -> None:
+    async with running(tmp_path) as (stage, task):
+        ends = stage.folder / keys.DIR_ENDPOINTS
+        (ends / "scheduler.json").write_text('{"grpc": "127.0.0.1:9"}')  # before the run's first moment: none has begun
+        await stage.lives("trainer-0", 1)
+        assert stage.supervisor.workers.shared_env[keys.ENV_SCHEDULER_ADDRESS] == "127.0.0.1:1"
         stage.end()
         await asyncio.wait_for(task, DEADLINE_S)
 

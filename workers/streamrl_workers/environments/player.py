@@ -41,6 +41,8 @@ class EnvironmentSource:
     """The job's."""
     max_observation_chars: int
     """Longer observations are cut."""
+    max_turns: int
+    """After so many turns a sample ends, whatever the environment says."""
 
 
 class Player:
@@ -65,9 +67,15 @@ class Player:
         seed = item_seed(self._source.seed, split=split, index=index)
         environment = self._find(key, before) or self._replay(item, seed=seed, completions=before)
         answer = self._step(environment, completions[-1])
-        if not answer.done:
+        if not answer.done and len(completions) < self._source.max_turns:
             self._keep(key, completions, environment)
         return replace(answer, observation=answer.observation[: self._source.max_observation_chars])
+
+    def forget(self) -> bool:
+        """Let all live environments go; whether there were any."""
+        had = bool(self._live)
+        self._live.clear()
+        return had
 
     def _find(self, key: Key, completions: Sequence[str]) -> Environment | None:
         found = self._live.pop(key, None)

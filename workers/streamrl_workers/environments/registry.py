@@ -17,4 +17,6 @@ def open_environment(spec: Environment | None, *, seed: int, base_dir: Path) -> 
         return None
     context = EnvironmentContext(field=f"spec.task.environment.{spec.key}", base_dir=base_dir)
     make = ENVIRONMENTS[spec.key](spec.value, context=context)
-    return EnvironmentSource(make=make, seed=seed, max_observation_chars=spec.max_observation_chars)
+    return EnvironmentSource(
+        make=make, seed=seed, max_observation_chars=spec.max_observation_chars, max_turns=spec.max_turns
+    )

@@ -378,10 +378,10 @@ class Core:
         return self._outbox.take()
 
     def _fail_if_hopeless(self) -> None:
-        drops = self._parts.groups.drops_in_a_row
-        if drops >= max(MIN_DROPS_TO_FAIL, 2 * self._settings.batch_groups):
+        row = self._parts.groups.drops_in_a_row
+        if row.total() >= max(MIN_DROPS_TO_FAIL, 2 * self._settings.batch_groups):
             error = self._parts.production.last_error or "no error was given"
-            self._fail(f"{drops} groups in a row could not be used ({', '.join(self._parts.groups.dropped)}): {error}")
+            self._fail(f"{row.total()} groups in a row could not be used ({', '.join(row)}): {error}")
 
     def _fail(self, reason: str) -> None:
         if not self._failed:

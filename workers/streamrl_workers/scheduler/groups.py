@@ -188,8 +188,8 @@ class GroupTable:
         """Finished samples of groups that no step has consumed."""
         self.dropped: Counter[str] = Counter()
         self._recorded = 0
-        self.drops_in_a_row = 0
-        """Groups dropped since one was last scored."""
+        self.drops_in_a_row: Counter[str] = Counter()
+        """Reason -> groups dropped since one could last be scored."""
 
     def get(self, group_id: int) -> Group | None:
         """The group, if it is in memory."""
@@ -246,7 +246,7 @@ class GroupTable:
         self.follow(group, event)
         self.counts[State.DROPPED] -= 1
         self.dropped[event.value] += 1
-        self.drops_in_a_row += 1
+        self.drops_in_a_row[event.value] += 1
         if group.begun is not None:
             self._window.end(group.begun)
         self.unbuffer(group)

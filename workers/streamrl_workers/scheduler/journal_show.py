@@ -32,10 +32,10 @@ def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
     prompt_index, begun_step, size_bytes, drop_reason = row
     step = _step_of(connection, group_id)
     lines = [f"group {group_id}: train prompt {prompt_index}"]
-    if begun_step is None:
-        lines.append("not scored yet")
-    else:
+    if begun_step is not None:
         lines.append(f"begun at version {begun_step}; {size_bytes} bytes of samples")
+    elif drop_reason is None:
+        lines.append("not scored yet")
     lines.append(_fate(connection, step=step, begun_step=begun_step, drop_reason=drop_reason))
     lines.extend(_undone(connection, group_id, step=step))
     lines.extend(_samples(connection, group_id, covered=step is not None and step < newest_checkpoint(connection)))

@@ -246,7 +246,7 @@ class Production:
             return
         if self._dynamic.drops([sample.reward for sample in group.samples], step=self._groups.filling_step):
             self._drop(group, Event.ZERO_VARIANCE)
-            self._groups.drops_in_a_row = 0  # it could be scored: nothing is wrong with the run
+            self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
             return
         assert group.begun is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
@@ -258,7 +258,7 @@ class Production:
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
         self._groups.follow(group, Event.SCORE)
-        self._groups.drops_in_a_row = 0
+        self._groups.drops_in_a_row.clear()
         self._record(group, begun=group.begun)
 
     def _record(self, group: Group, *, begun: int) -> None:

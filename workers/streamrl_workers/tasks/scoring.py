@@ -47,29 +47,44 @@ class Scoring:
         self._progress = progress
         self._worker = worker
         self._number = 0
+        self._where = ""
+        """Whose code is running, as errors begin."""
 
     def answer(self, request: WorkRequest) -> Row:
         """Result of one request; never raises for what the user's code does."""
-        where = ""
         try:
-            self._enter(MAKING_ITEM)
-            item = self._item(request.split, request.item)
-            if request.turn is not None:
-                where = "environment: "
-                return self._play(item, request)
-            if request.completion is None:
-                return [item.prompt]
-            item = replace(item, environment_reward=request.environment_reward)
-            values = []
-            for stage, part in enumerate(self._parts):
-                where = f"{part.name}: "
-                values.append(self._value(part, stage=stage, completion=request.completion, item=item))
-            return [weighted_sum(self._parts, values), *values]
+            return self._row_in_memory(request)
         except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
-            return _failure(where, error)
+            return _failure(self._where, error)
         finally:
             self._progress.leave(self._worker)
             self._number += 1
+
+    def _row_in_memory(self, request: WorkRequest) -> Row:
+        """Environments of other samples may be what fills the memory: they go, and are made again when their turns come."""
+        try:
+            return self._row(request)
+        except MemoryError:
+            self._enter(MAKING_ITEM)  # gigabytes take seconds to go, which are not this sample's
+            if self._player is None or not self._player.forget():
+                raise
+        return self._row(request)
+
+    def _row(self, request: WorkRequest) -> Row:
+        self._where = ""
+        self._enter(MAKING_ITEM)
+        item = self._item(request.split, request.item)
+        if request.turn is not None:
+            self._where = "environment: "
+            return self._play(item, request)
+        if request.completion is None:
+            return [item.prompt]
+        item = replace(item, environment_reward=request.environment_reward)
+        values = []
+        for stage, part in enumerate(self._parts):
+            self._where = f"{part.name}: "
+            values.append(self._value(part, stage=stage, completion=request.completion, item=item))
+        return [weighted_sum(self._parts, values), *values]
 
     def _value(self, part: Part, *, stage: int, completion: str, item: Item) -> float:
         self._enter(stage)

@@ -21,11 +21,15 @@ def segments(trajectory: pb.Trajectory) -> list[pb.Segment]:
 
 def trained_tokens(trajectory: pb.Trajectory) -> int:
     """How many of its tokens the model drew."""
+    if not trajectory.segments:
+        return count_32(trajectory.tokens)
     return sum(segment.tokens for segment in segments(trajectory) if not segment.observation)
 
 
 def trained_places(trajectory: pb.Trajectory) -> list[int]:
     """Where among its tokens those are that the model drew."""
+    if not trajectory.segments:
+        return list(range(count_32(trajectory.tokens)))
     places: list[int] = []
     begin = 0
     for segment in segments(trajectory):

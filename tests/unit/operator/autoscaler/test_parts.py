@@ -57,9 +57,9 @@ def seen(
     ("now", "pace"),
     [
         (seen(30, step=4, idle_s=5, trainer_idle_s=15), (5.0 * 0.75, 5.0 * 0.25)),
-        (seen(30, step=4, idle_s=3, trainer_idle_s=10, lag_s=4), (5.0 * 13 / 16, 5.0 * 6 / 16)),  # late heartbeats
+        (seen(30, step=4, idle_s=3, trainer_idle_s=10, lag_s=2), (5.0 * 15 / 18, 5.0 * 8 / 18)),  # late heartbeats
         (seen(30, step=0), None),  # no whole step
-        (seen(30, step=4, lag_s=15), None),  # nothing told for most of the window
+        (seen(30, step=4, lag_s=2.1), None),  # too much of the window is not told yet
         (seen(30, step=4, lag_s=25), None),  # a clock that went back
     ],
 )
@@ -67,6 +67,44 @@ def test_the_pace_is_the_interval_without_the_idle_time(now: Observation, pace: 
     measured = measure(seen(10, step=0), now)
     got = None if measured is None else (measured.t_gen_s, measured.t_train_s)
     assert got == (None if pace is None else pytest.approx(pace))
+
+
+def in_turn(at_s: float, *, step_s: float, beat_s: float) -> Observation:
+    """Of a run in which both stages take turns: a step begins with 60 % of generation, training is the rest."""
+
+    def clock(*, lag_s: float, busy: float, begins: float) -> Clock:
+        told_s = (at_s - lag_s) // beat_s * beat_s
+        steps, part = divmod(told_s, step_s)
+        busy_s = steps * busy * step_s + min(max(part - begins * step_s, 0.0), busy * step_s)
+        return Clock(wall_s=told_s, idle_s=told_s - busy_s)
+
+    steps, part = divmod(at_s, step_s)
+    generator = Replica(name="g-0", slots=4, active=4, clock=clock(lag_s=0.1, busy=0.6, begins=0.0))
+    return Observation(
+        at_s=at_s,
+        attempt=1,
+        step=int(steps),
+        waiting=0,
+        replicas=(generator,),
+        trainer=clock(lag_s=0.4, busy=0.4, begins=0.6),
+        since_step_s=part,
+    )
+
+
+@pytest.mark.parametrize("beat_s", [0.5, 3.75])
+@pytest.mark.parametrize("step_s", [0.3, 1.1, 2.5, 3.3, 7.0, 41.0])
+def test_parts_of_a_step_are_not_taken_for_its_pace(*, step_s: float, beat_s: float) -> None:
+    before, paces = in_turn(100.0, step_s=step_s, beat_s=beat_s), []
+    for poll in range(1, 200):
+        now = in_turn(100.0 + 2 * poll, step_s=step_s, beat_s=beat_s)
+        pace = measure(before, now)
+        if pace is not None:
+            before = now
+            paces.append(pace)
+    assert len(paces) >= 5, "a window ends in time"
+    assert all(pace.interval_s == pytest.approx(step_s) for pace in paces)
+    assert all(pace.t_gen_s / step_s == pytest.approx(0.6, abs=0.1) for pace in paces)
+    assert all(pace.t_train_s / step_s == pytest.approx(0.4, abs=0.1) for pace in paces)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +130,8 @@ def page(**more: Any) -> dict[str, Any]:
     line = {"pool": "p", "slots": 8, "active": 3, "bubbles": bubbles, "wall_s": 10.0}
     generators = [{"id": f"generator-p-{n}", **line} for n in (2, 0)] + [{"id": "generator-other-0", **line}]
     trainer = {"id": "trainer-0", "bubbles": {"busy": 9.0, "pipeline_no_samples": 1.0}, "wall_s": 10.0}
-    return {"attempt": 1, "step": 5, "queue": 7, "ended": False, "generators": generators, "trainer": trainer, **more}
+    state = {"attempt": 1, "step": 5, "queue": 7, "ended": False, "scaling": {"since_step_s": 0.5}}
+    return {**state, "generators": generators, "trainer": trainer, **more}
 
 
 def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
@@ -100,6 +139,7 @@ def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
     assert observed is not None
     assert [(one.name, one.clock.idle_s) for one in observed.replicas] == [("generator-p-0", 4.0)]
     assert (observed.step, observed.waiting, observed.trainer) == (5, 7, Clock(wall_s=10.0, idle_s=1.0))
+    assert observed.since_step_s == 0.5
     assert observe(page(trainer=None), pool="p", wanted=2, now_s=3.0).trainer is None  # type: ignore[union-attr] # is a page
 
 
@@ -113,6 +153,7 @@ def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
         page(generators=["x"]),
         page(step=None),
         page(queue="many"),
+        page(scaling={}),
         page(trainer={"wall_s": 1.0}),
         page(trainer={"wall_s": 1.0, "bubbles": {"pipeline_turn": None}}),
     ],

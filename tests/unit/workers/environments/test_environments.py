@@ -1,5 +1,6 @@
 """Environments: what they may answer, and that a replay equals the game it repeats."""
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def make(item: Item, seed: int) -> Diary:
 
 
 def player(*, max_live: int = 100, limit_chars: int = 1000) -> Player:
-    source = EnvironmentSource(make=make, seed=3, max_observation_chars=limit_chars)
+    source = EnvironmentSource(make=make, seed=3, max_observation_chars=limit_chars, max_turns=8)
     return Player(source, entering=lambda: None, max_live=max_live)
 
 
@@ -118,6 +119,22 @@ def test_a_live_environment_is_not_made_again() -> None:
     assert who.replayed == 0
 
 
+def test_an_environment_of_which_no_turn_is_left_is_let_go() -> None:
+    alive: list[weakref.ref[Diary]] = []
+
+    def watched(item: Item, seed: int) -> Diary:
+        diary = make(item, seed)
+        alive.append(weakref.ref(diary))
+        return diary
+
+    source = EnvironmentSource(make=watched, seed=3, max_observation_chars=1000, max_turns=2)
+    who = Player(source, entering=lambda: None)
+    assert not play(who, ["one"]).done
+    assert alive[0]() is not None
+    assert not play(who, ["one", "two"]).done
+    assert alive[0]() is None
+
+
 def test_another_history_under_the_same_name_is_played_again() -> None:
     """A group that is generated again says other things."""
     who = player()
@@ -139,7 +156,7 @@ def test_long_observations_are_cut() -> None:
 
 def test_each_call_of_the_users_code_is_announced() -> None:
     calls: list[int] = []
-    source = EnvironmentSource(make=make, seed=3, max_observation_chars=9)
+    source = EnvironmentSource(make=make, seed=3, max_observation_chars=9, max_turns=8)
     who = Player(source, entering=lambda: calls.append(1))
     play(who, ["a", "b", "c"])
     assert len(calls) == 4, "one to make it, one for each turn"
@@ -166,7 +183,7 @@ class Fails:
 
 
 def test_an_environment_that_failed_is_not_used_again() -> None:
-    source = EnvironmentSource(make=lambda item, seed: Fails(), seed=3, max_observation_chars=9)
+    source = EnvironmentSource(make=lambda item, seed: Fails(), seed=3, max_observation_chars=9, max_turns=8)
     who = Player(source, entering=lambda: None)
     play(who, ["a"])
     with pytest.raises(RuntimeError):

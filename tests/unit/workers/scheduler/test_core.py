@@ -190,17 +190,20 @@ def test_a_group_without_rewards_is_dropped_and_another_planned():
 
 
 def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
-    run = world(slots=12)
+    run = world(
+        slots=12, draws_per_step=2
+    )  # group 1 has equal rewards and is dropped for that: no reason to end the run
     for _ in range(20):
         for lease in list(run.generators["g0"].active):
             run.make_token(run.generators["g0"], lease, finish="stop")
         while run.scores:
-            run.score(fail=True)
+            run.score(fail=run.scores[0].group_id != 1)
         run.commit(100)
         while run.prompts:
             run.deliver_prompts()
         while run.generators["g0"].inbox:
             run.deliver_generator(run.generators["g0"])
+    assert run.core.view().dropped_groups["zero_variance"] == 1
     assert run.failed == "16 groups in a row could not be used (reward_failed): it hung"
 
 

@@ -139,7 +139,7 @@ async def test_command_check_passes_over_a_damaged_checkpoint(run_dir: Path) -> 
                 "3 tokens, reward 1, stop",
             ],
         ),
-        (4, ["dropped: reward_failed"]),
+        (4, ["train prompt 14\ndropped: reward_failed\n"]),
         (5, ["not scored yet", "live"]),
     ],
 )

@@ -1,11 +1,13 @@
 """Every sample is in exactly one batch, and batches keep to the budget."""
 
+import random
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, make_sample, rounds
+from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, deal, make_sample, rounds
 from support.trainer_groups import make_group
 
 
@@ -71,6 +73,31 @@ def test_rounds_give_every_rank_one_batch(count, ranks):
     assert all(len(payloads) == ranks for payloads in found)
     assert [payload for payloads in found for payload in payloads if payload] == batches
     assert sum(not payload for payloads in found for payload in payloads) < ranks
+
+
+@given(lengths=lengths, budget_tokens=st.integers(16, 4096), ranks=st.integers(1, 5))
+def test_what_is_dealt_to_ranks_covers_every_sample_once_within_the_budget(lengths, budget_tokens, ranks):
+    samples = [_sample(prompt, completion, mark=n) for n, (prompt, completion) in enumerate(lengths)]
+    batches = deal(samples, budget_tokens=budget_tokens, ranks=ranks)
+    assert sorted(sample.tokens[0] for batch in batches for sample in batch) == list(range(len(samples)))
+    for batch in batches:
+        longest = max(sample.inputs for sample in batch)
+        assert len(batch) == 1 or longest * len(batch) <= budget_tokens
+        assert sum(longest - sample.inputs for sample in batch) <= PADDING_TOKENS
+    assert len(batches) % ranks == 0 or all(len(batch) == 1 for batch in batches)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("longest", [30, 600])
+def test_a_streamed_step_keeps_all_ranks_busy(ranks, longest):
+    """The time of a round is that of its largest batch: with few samples idle ranks would take as long as one alone."""
+    rng, pending, found = random.Random(0), Pending(budget_tokens=4096, ranks=ranks), []
+    for n in range(32 * ranks):
+        pending.add(_sample(8, rng.randint(longest // 2, longest), mark=n))
+        found += rounds(pending.take(idle=n % 5 == 0), ranks=ranks)
+    found += rounds(pending.take_all(), ranks=ranks)
+    sizes = [[sum(sample.inputs for sample in batch) for batch in payloads] for payloads in found]
+    assert sum(map(sum, sizes)) / (ranks * sum(map(max, sizes))) > 0.7
 
 
 def test_observations_are_seen_but_not_trained():

@@ -1,5 +1,6 @@
 """How ranks find each other, and notice each other's loss: real sockets, no torch."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -191,6 +192,62 @@ def test_strangers_do_not_get_in(meeting: Meeting) -> None:
         gathering.result(DEADLINE_S)
     for link in (*links, *team.links):
         link.close()
+
+
+@pytest.mark.parametrize(
+    "hello", [b'{"rank": Infinity, "size": 3, "proof": ""}\n', b"[" * 4000 + b"\n", b"[]\n", b"\xff\n", b"x" * 5000]
+)
+def test_nonsense_of_a_stranger_hurts_nobody(meeting: Meeting, hello: bytes) -> None:
+    team = Team(meeting, on_lost=lambda _: None)
+    with ThreadPoolExecutor(1) as pool:
+        gathering = pool.submit(team.gather)
+        with socket.create_connection((meeting.place.host, meeting.place.port)) as stranger:
+            stranger.sendall(hello)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(4096):  # until we are sent away
+                    pass
+        links = [join(_of_rank(meeting, rank), on_lost=lambda _: None) for rank in (1, 2)]
+        gathering.result(DEADLINE_S)
+    for link in (*links, *team.links):
+        link.close()
+
+
+def test_a_stranger_that_speaks_slowly_does_not_move_the_deadline(meeting: Meeting) -> None:
+    team, ended = Team(replace(meeting, timeout_s=1.0), on_lost=lambda _: None), threading.Event()
+
+    def trickle() -> None:
+        address = meeting.place.host, meeting.place.port
+        with socket.create_connection(address) as stranger, contextlib.suppress(OSError):  # we are sent away
+            while not ended.wait(0.1):
+                stranger.sendall(b" ")
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(trickle)
+        gathering = pool.submit(team.gather)
+        try:
+            with pytest.raises(RetryError, match="did not come within 1 s"):
+                gathering.result(DEADLINE_S)
+        finally:
+            ended.set()
+
+
+def test_a_rank_obeys_nobody_who_took_rank_0s_port(meeting: Meeting) -> None:
+    def impostor(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rwb") as stream:
+            stream.write(b"a challenge\n")
+            stream.flush()
+            stream.readline()
+            stream.write(b"welcome\n")
+
+    with (
+        socket.create_server((meeting.place.host, meeting.place.port)) as listener,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pretending = pool.submit(impostor, listener)
+        with pytest.raises(RetryError, match="rank 0 was not reached"):
+            join(replace(_of_rank(meeting, 1), timeout_s=1.0), on_lost=lambda _: None)
+        pretending.result(DEADLINE_S)
 
 
 def test_who_does_not_come_is_named(meeting: Meeting) -> None:

@@ -130,6 +130,16 @@ def test_later_updates_are_corrected_against_the_batchs_start():
     assert metrics["ratio_max"] > 1.01
 
 
+def test_the_mismatch_of_fresh_tokens_does_not_grow_with_the_updates():
+    """It says how far the generator's arithmetic is from the trainer's; how far updates have moved the policy is another number."""
+    drawn = _groups()
+    many = trainer_spec(rule="reinforcePP", algorithm={"epochs": 3, "miniBatches": 2}, learningRate=0.02)
+    once = _step(tiny_engine(trainer_spec(rule="reinforcePP")), groups=drawn)
+    often = _step(tiny_engine(many), groups=drawn)
+    assert often["ratio_mean"] != pytest.approx(once["ratio_mean"], rel=0.01)
+    assert often["mismatch"] == pytest.approx(once["mismatch"], rel=1e-4)
+
+
 def test_decoupled_ppo_leaves_out_tokens_above_the_cap():
     groups = [make_group(1)]
     kept = _step(tiny_engine(trainer_spec(correction={"decoupledPpo": {"cap": 1000.0}})), groups=groups)

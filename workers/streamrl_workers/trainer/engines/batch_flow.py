@@ -17,7 +17,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl_workers.trainer.algorithms.rule import BatchRule, Estimate, Track, Turn
 from streamrl_workers.trainer.engines.flow import Counts, accumulate, merged, prepare, scale_of, turns_of
-from streamrl_workers.trainer.engines.packing import Pending, Sample, Update, cut, make_sample
+from streamrl_workers.trainer.engines.packing import Pending, Sample, Update, deal, make_sample
 from streamrl_workers.trainer.engines.ranks import Ranks, everywhere
 from streamrl_workers.trainer.tally import Tally, is_trained
 
@@ -42,7 +42,7 @@ class BatchFlow:
         self._budget_tokens = spec.trainer.micro_batch_tokens
         several = rule.epochs * rule.mini_batches > 1
         self._prepares = several or rule.reference_kl is not None or rule.critic is not None
-        self._pending = Pending(budget_tokens=self._budget_tokens)
+        self._pending = Pending(budget_tokens=self._budget_tokens, ranks=ranks.size)
         self.begin(0, attempt=0)
 
     def begin(self, step: int, *, attempt: int) -> None:
@@ -99,7 +99,7 @@ class BatchFlow:
     def _update(self, samples: list[Sample], *, first: bool) -> dict[str, float]:
         if not first:
             everywhere(self._ranks, "zero")
-        accumulate(self._ranks, batches=cut(samples, budget_tokens=self._budget_tokens))
+        accumulate(self._ranks, batches=deal(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
         tokens = sum(sample.trained for sample in samples)
         counts = Counts(samples=len(samples), sequences=len(samples), tokens=tokens)
         critic = self._rule.critic

@@ -45,7 +45,7 @@ def _several_ranks(setup: EngineSetup, ranks: LinkedRanks) -> Ranks:
 
     def build() -> RankWorker:
         timeout_s = setup.spec.trainer.rank_timeout_seconds
-        mesh = join_group(setup.place, store=store, timeout_s=timeout_s, device=device)
+        mesh = join_group(setup.place, store=store, timeout_s=timeout_s, device=device, check=ranks.check_start)
         return build_worker(setup.spec, model_path=_model_path(setup), where=Where(device=device, mesh=mesh))
 
     ranks.build(build, facts={_STORE_PORT: port}, timeout_s=START_S)

@@ -31,7 +31,7 @@ class ValueModel(torch.nn.Module):
     def forward(self, inputs_BL: torch.Tensor) -> torch.Tensor:
         """Values [B, L]."""
         hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False).last_hidden_state
-        values: torch.Tensor = self.head(hidden_BLH).squeeze(-1).float()
+        values: torch.Tensor = self.head(hidden_BLH).squeeze(-1).to(torch.float32, copy=True)  # FSDP hooks no views
         return values
 
 

@@ -8,6 +8,8 @@ Rank 0 opens torch's store on a free port and tells the others by their link, so
 import os
 import socket
 import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -21,6 +23,8 @@ from streamrl_workers.trainer.engines.place import Place
 
 START_S = 600.0
 """For all ranks to load torch and the model: alive, as their beats say, and slow on a busy machine. A lost one ends it at once."""
+_LOOK_S = 0.1
+"""Between two looks whether all ranks are there."""
 _NCCL_SPARE_S = 60.0
 """NCCL's own deadline kills the process without a word; ours comes first."""
 
@@ -59,10 +63,19 @@ def reach_store(place: Place, *, port: int) -> TCPStore:
     return TCPStore(place.host, port, place.size, is_master=False, timeout=timedelta(seconds=START_S))
 
 
-def join_group(place: Place, *, store: TCPStore, timeout_s: float, device: torch.device) -> DeviceMesh:
-    """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
-    store.set(f"here/{place.rank}", "")
-    store.wait([f"here/{rank}" for rank in range(place.size)], timedelta(seconds=START_S))
+def join_group(
+    place: Place,
+    *,
+    store: TCPStore,
+    timeout_s: float,
+    device: torch.device,
+    check: Callable[[], None] = lambda: None,
+) -> DeviceMesh:
+    """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError.
+
+    `check` raises if a rank will not come: called again and again while one is missing.
+    """
+    _meet(place, store=store, check=check)
     if place.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     spare_s = _NCCL_SPARE_S if device.type == "cuda" else 0.0
@@ -75,3 +88,15 @@ def join_group(place: Place, *, store: TCPStore, timeout_s: float, device: torch
         device_id=device if device.type == "cuda" else None,
     )
     return init_device_mesh(device.type, (place.size,))
+
+
+def _meet(place: Place, *, store: TCPStore, check: Callable[[], None]) -> None:
+    store.set(f"here/{place.rank}", "")
+    everyone = [f"here/{rank}" for rank in range(place.size)]
+    deadline_s = time.monotonic() + START_S
+    while not store.check(everyone):
+        check()
+        if time.monotonic() > deadline_s:
+            absent = [rank for rank, name in enumerate(everyone) if not store.check([name])]
+            raise RuntimeError(f"ranks {absent} have not loaded torch within {START_S:g} s")
+        time.sleep(_LOOK_S)

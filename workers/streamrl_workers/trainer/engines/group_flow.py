@@ -21,7 +21,7 @@ class GroupFlow:
         self._ranks = ranks
         self._max_tokens = spec.task.sampling.max_tokens
         self._skips_equal = rule.reference_kl is None or rule.reference_kl.coefficient == 0
-        self._pending = Pending(budget_tokens=spec.trainer.micro_batch_tokens)
+        self._pending = Pending(budget_tokens=spec.trainer.micro_batch_tokens, ranks=ranks.size)
         self.begin(0, attempt=0)
 
     def begin(self, step: int, *, attempt: int) -> None:

@@ -104,6 +104,11 @@ class LinkedRanks:
         work = Work(kind=Kind.BUILD, what="its start", own=create, timeout_s=timeout_s)
         self._worker = self._together(work, messages)[0]
 
+    def check_start(self) -> None:
+        """Raise RuntimeError if a rank has answered before all could begin: what it has to say is an error."""
+        if any(link.unread for link in self._links):
+            raise RuntimeError("another rank has failed in its start")
+
     def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
         """Call the method everywhere."""
         assert len(payloads) == self.size, f"{len(payloads)} payloads for {self.size} ranks"

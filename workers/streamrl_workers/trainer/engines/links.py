@@ -35,6 +35,8 @@ _HEAD = struct.Struct("!BQ")  # kind of frame, bytes of data
 _MOST_FRAME_BYTES = 2**32
 """More is no frame of ours: a step's samples have some megabytes."""
 _READ_BYTES = 2**20
+_MOST_FRAMES = 16
+"""Both sides speak in turn, so one or two frames wait at most; a peer that sends on and on is none of ours."""
 
 
 class LostError(Exception):
@@ -63,7 +65,7 @@ class Link:
         self._silence_s = silence_s
         self._on_lost = on_lost
         self._sending = threading.Lock()
-        self._frames: queue.Queue[Frame | None] = queue.Queue()
+        self._frames: queue.Queue[Frame | None] = queue.Queue(2 * _MOST_FRAMES)  # the ends of the link fit in, too
         self._heard_s = time.monotonic()
         self._lost: str | None = None
         self._losing = threading.Lock()
@@ -76,6 +78,11 @@ class Link:
     def lost(self) -> str | None:
         """Why the peer counts as lost, or None."""
         return self._lost
+
+    @property
+    def unread(self) -> bool:
+        """Whether `receive` has something to give, or to raise, at once."""
+        return not self._frames.empty()
 
     @property
     def silent_s(self) -> float:
@@ -143,6 +150,8 @@ class Link:
         try:
             while True:
                 if self._exactly(1) == _FRAME:
+                    if self._frames.qsize() >= _MOST_FRAMES:
+                        raise ConnectionError("frames that nobody asked for")
                     self._frames.put(self._frame())
         except OSError:
             self.lose(f"{self.peer} is gone")

@@ -20,6 +20,9 @@ PADDING_TOKENS = 256
 IDLE_SHARE = 4
 """With nothing else to do, a micro-step starts at this fraction (1/4) of the token budget: smaller ones use the machine badly."""
 
+_TRIED_ROUNDS = 3
+"""Above one rank so many numbers of rounds are tried: one round more can be shorter in all than one that is badly filled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -129,11 +132,48 @@ def cut(samples: Sequence[Sample], *, budget_tokens: int) -> list[list[Sample]]:
     return batches
 
 
-class Pending:
-    """Samples that wait for a micro-step."""
+def deal(samples: Sequence[Sample], *, budget_tokens: int, ranks: int) -> list[list[Sample]]:
+    """Batches as `cut` makes them, for `rounds`: each round's are alike, and none is missing as long as samples can be parted.
 
-    def __init__(self, *, budget_tokens: int) -> None:
+    A round takes as long as its largest batch, and a rank without a batch passes a dummy meanwhile.
+    """
+    if ranks == 1 or not samples:
+        return cut(samples, budget_tokens=budget_tokens)
+    total, longest = sum(s.inputs for s in samples), max(s.inputs for s in samples)
+    fewest = -(-total // (ranks * budget_tokens))
+    shares = [total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS)]
+    budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
+    dealt = [_parted(cut(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
+    return min(dealt, key=lambda batches: _time_tokens(batches, ranks=ranks))
+
+
+def _parted(batches: list[list[Sample]], *, ranks: int) -> list[list[Sample]]:
+    """Halve the largest batches until every rank has one in every round; the largest come first."""
+    parted = list(batches)
+    while len(parted) % ranks:
+        largest = max((b for b in parted if len(b) > 1), key=_padded_tokens, default=None)
+        if largest is None:
+            break
+        parted.remove(largest)
+        parted += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    return sorted(parted, key=_padded_tokens, reverse=True)
+
+
+def _padded_tokens(batch: Sequence[Sample]) -> int:
+    return len(batch) * max(sample.inputs for sample in batch)
+
+
+def _time_tokens(batches: Sequence[Sequence[Sample]], *, ranks: int) -> int:
+    """Of all rounds, in tokens: the first batch of a round is its largest."""
+    return sum(_padded_tokens(batch) + PADDING_TOKENS for batch in batches[::ranks])
+
+
+class Pending:
+    """Samples that wait for a micro-step of all ranks."""
+
+    def __init__(self, *, budget_tokens: int, ranks: int = 1) -> None:
         self._budget_tokens = budget_tokens
+        self._ranks = ranks
         self._samples: list[Sample] = []
         self._tokens = 0
 
@@ -143,11 +183,12 @@ class Pending:
         self._tokens += sample.inputs
 
     def take(self, *, idle: bool) -> list[list[Sample]]:
-        """All that wait, cut into batches, if that is a full budget (idle: a quarter); else nothing."""
-        threshold = self._budget_tokens // IDLE_SHARE if idle else self._budget_tokens
+        """All that wait, cut into batches, if that is a full budget for every rank (idle: a quarter); else nothing."""
+        full = self._budget_tokens * self._ranks
+        threshold = full // IDLE_SHARE if idle else full
         return self.take_all() if self._samples and self._tokens >= threshold else []
 
     def take_all(self) -> list[list[Sample]]:
         """All that wait, cut into batches."""
         samples, self._samples, self._tokens = self._samples, [], 0
-        return cut(samples, budget_tokens=self._budget_tokens)
+        return deal(samples, budget_tokens=self._budget_tokens, ranks=self._ranks)

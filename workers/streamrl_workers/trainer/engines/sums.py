@@ -52,7 +52,7 @@ class StepSums:
             loss.clipped_N.sum(),
             (ratio_N - 1.0 - log_ratio_N).sum(),  # K3 the other way round: tokens are the behaviour's
             entropy_N.sum(),
-            (log_ratio_N.abs() * fresh_N).sum(),
+            ((tokens.proximal_N - tokens.behaviour_N).abs() * fresh_N).sum(),  # later updates move the policy, not this
             fresh_N.sum(),
             torch.tensor(len(ratio_N), device=ratio_N.device),
             loss.weight_N.sum(),

@@ -4,8 +4,8 @@ Owns: the rendezvous on MASTER_ADDR:MASTER_PORT, who is admitted, the kinds of f
 (`linked_ranks.py`, `follower.py`). No torch: it is loaded, and its own store opened, when all ranks are there.
 
 Invariants:
-- Only who knows the run's token is admitted, each rank once; the token itself does not cross the connection, only a keyed
-  hash of a number that rank 0 has drawn for this connection.
+- Only who knows the run's token is admitted, each rank once, and only a rank 0 that knows it is obeyed; the token itself does
+  not cross the connection, only keyed hashes of numbers that the other side has drawn for this connection.
 - All waits end `timeout_s` after they began (`trainer.rankTimeoutSeconds`).
 """
 
@@ -31,7 +31,9 @@ _CHALLENGE_BYTES = 32
 _HELLO_BYTES = 4096
 """A hello is a line of some hundred bytes."""
 _HELLO_S = 10.0
-"""For a hello of someone who has connected; a stranger holds up the others for no longer."""
+"""For the whole hello of someone who has connected; a stranger holds up the others for no longer, however slowly it speaks."""
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError)
+"""What reading the hello of a stranger can raise: an endless number, brackets without end."""
 _RETRY_S = 0.2
 """Between two attempts to reach rank 0, which may start later."""
 
@@ -82,7 +84,7 @@ class Team:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
                     raise RetryError(f"{self._absent()} did not come within {self.meeting.timeout_s:g} s") from None
-                self._admit(connection)
+                self._admit(connection, deadline_s=min(deadline_s, time.monotonic() + _HELLO_S))
         log.info("all %d ranks are there", self.meeting.place.size)
 
     def end(self, *, timeout_s: float) -> None:
@@ -97,10 +99,10 @@ class Team:
         for farewell in farewells:
             farewell.join(timeout_s)
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _admit(self, connection: socket.socket, *, deadline_s: float) -> None:
         rank = None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            rank = self._greeted(connection)
+        with contextlib.suppress(*_MALFORMED):
+            rank = self._greeted(connection, deadline_s=deadline_s)
         if rank is None:
             log.warning("someone who is no rank of this run has connected")
             connection.close()
@@ -109,12 +111,11 @@ class Team:
             connection, peer=f"rank {rank}", silence_s=self.meeting.timeout_s, on_lost=self._on_lost
         )
 
-    def _greeted(self, connection: socket.socket) -> int | None:
+    def _greeted(self, connection: socket.socket, *, deadline_s: float) -> int | None:
         """The rank that has connected; None: it is not to be admitted."""
-        connection.settimeout(_HELLO_S)
         challenge = secrets.token_hex(_CHALLENGE_BYTES)
-        connection.sendall(f"{challenge}\n".encode())
-        hello = json.loads(_read_line(connection))
+        _say(connection, challenge)
+        hello = json.loads(_read_line(connection, deadline_s=deadline_s))
         rank, size = int(hello["rank"]), int(hello["size"])
         proof = _proof(self.meeting.token, challenge=challenge, rank=rank)
         if not hmac.compare_digest(proof, str(hello["proof"])):
@@ -123,7 +124,7 @@ class Team:
         if size != expected or not 0 < rank < expected or rank in self._links:
             log.warning("rank %d of %d has come, expected is one of %s of %d", rank, size, self._absent(), expected)
             return None
-        connection.sendall(b"welcome\n")
+        _say(connection, _proof(self.meeting.token, challenge=str(hello["challenge"]), rank=0))
         return rank
 
     def _absent(self) -> str:
@@ -140,7 +141,7 @@ def join(meeting: Meeting, *, on_lost: Callable[[str], None]) -> Link:
             connection = socket.create_connection((meeting.place.host, meeting.place.port), timeout=left_s)
             with contextlib.ExitStack() as on_error:
                 on_error.callback(connection.close)
-                _introduce(connection, meeting)
+                _introduce(connection, meeting, deadline_s=deadline_s)  # rank 0 admits one after the other
                 on_error.pop_all()
             return Link(connection, peer="rank 0", silence_s=meeting.timeout_s, on_lost=on_lost)
         except OSError as error:
@@ -150,31 +151,35 @@ def join(meeting: Meeting, *, on_lost: Callable[[str], None]) -> Link:
     raise RetryError(f"rank 0 was not reached at {where} within {meeting.timeout_s:g} s: {reason}")
 
 
-def _introduce(connection: socket.socket, meeting: Meeting) -> None:
-    """Say who we are. Until rank 0 welcomes us anything may listen there: an older run, another program."""
-    place = meeting.place
-    connection.settimeout(meeting.timeout_s)  # rank 0 admits one after the other
-    challenge = _read_line(connection).strip()
-    proof = _proof(meeting.token, challenge=challenge, rank=place.rank)
-    hello = {"rank": place.rank, "size": place.size, "proof": proof}
-    connection.sendall(json.dumps(hello).encode() + b"\n")
-    if _read_line(connection).strip() != "welcome":
-        raise ConnectionRefusedError("rank 0 does not want this rank")
+def _introduce(connection: socket.socket, meeting: Meeting, *, deadline_s: float) -> None:
+    """Say who we are, and hear it: anything may listen there, an older run, another program, someone who took the port first."""
+    place, challenge = meeting.place, secrets.token_hex(_CHALLENGE_BYTES)
+    theirs = _read_line(connection, deadline_s=deadline_s)
+    proof = _proof(meeting.token, challenge=theirs, rank=place.rank)
+    _say(connection, json.dumps({"rank": place.rank, "size": place.size, "proof": proof, "challenge": challenge}))
+    welcome = _read_line(connection, deadline_s=deadline_s)
+    if not hmac.compare_digest(_proof(meeting.token, challenge=challenge, rank=0).encode(), welcome.encode()):
+        raise ConnectionRefusedError("who listens there is not rank 0 of this run")
 
 
 def _proof(token: str, *, challenge: str, rank: int) -> str:
     return hmac.new(token.encode(), f"{challenge}/{rank}".encode(), "sha256").hexdigest()
 
 
-def _read_line(connection: socket.socket) -> str:
-    """One line, byte by byte: what follows it belongs to the link."""
+def _say(connection: socket.socket, line: str) -> None:
+    connection.sendall(f"{line}\n".encode())  # some hundred bytes: the kernel takes them at once
+
+
+def _read_line(connection: socket.socket, *, deadline_s: float) -> str:
+    """One line without its end, byte by byte: what follows it belongs to the link."""
     line = bytearray()
     while not line.endswith(b"\n"):
+        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
         byte = connection.recv(1)
         if not byte or len(line) > _HELLO_BYTES:
             raise ConnectionRefusedError("the other side does not introduce itself")
         line += byte
-    return line.decode("ascii", errors="replace")
+    return line.decode("ascii", errors="replace").strip()
 
 
 def _listen(place: Place) -> socket.socket:
