@@ -36,9 +36,7 @@ def write() -> None:
     while len(lines) < LINES:
         had, got, gave = rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 9)
         if gave <= had + got:
-            question = (
-                f"{rng.choice(NAMES)} has {had} {rng.choice(THINGS)}, gets {got}, gives {gave}. Left?"
-            )
+            question = f"{rng.choice(NAMES)} has {had} {rng.choice(THINGS)}, gets {got}, gives {gave}. Left?"
             lines[question] = f"{had}+{got}={had + got}, {had + got}-{gave}={had + got - gave} #### {had + got - gave}"
     texts = [json.dumps({"question": question, "answer": answer}) for question, answer in lines.items()]
     FILE.write_text("\n".join(texts) + "\n", encoding="utf-8")

@@ -45,7 +45,9 @@ def check_numerics(runner: Runner) -> None:
     for place, token in enumerate(fed):
         at = len(prompt) + place
         positions = torch.tensor([at], device=runner.device)
-        ours = runner.decode(torch.tensor([token], device=runner.device), positions=positions, lengths=[at + 1])[0].float()
+        ours = runner.decode(torch.tensor([token], device=runner.device), positions=positions, lengths=[at + 1])[
+            0
+        ].float()
         _compare(ours, own[place], runner=runner)
 
 
