@@ -190,9 +190,15 @@ class HfEngine:
         return lengths
 
     def _free_rows(self, rows: Sequence[int]) -> None:
-        """From the last, so that the row that moves into a hole is never one to free."""
-        for row in sorted(rows, reverse=True):
-            last = len(self._rows) - 1
-            if row != last:
-                self._runner.cache.move(source=last, target=row, tokens=len(self._rows.sequences[last].tokens) - 1)
-            self._rows.remove(row)
+        """Rows at the end that stay move into the places that become free before them, all at once."""
+        stay = len(self._rows) - len(rows)
+        freed = set(rows)
+        targets = sorted(row for row in freed if row < stay)
+        sources = [row for row in range(stay, len(self._rows)) if row not in freed]
+        if sources:
+            lengths = self._rows.lengths()
+            self._runner.cache.move(
+                sources=sources, targets=targets, tokens=max(lengths[source] for source in sources) - 1
+            )
+            self._rows.move(sources=sources, targets=targets)
+        self._rows.cut(len(rows))

@@ -81,14 +81,16 @@ class Rows:
         self._real[:, first:end] = torch.tensor(real, dtype=torch.float64, device=self._device).T
         self.sequences.extend(sequences)
 
-    def remove(self, row: int) -> None:
-        """Free a row; the last row moves into it."""
-        last = len(self) - 1
-        if row != last:
-            self._whole[:, row] = self._whole[:, last]
-            self._real[:, row] = self._real[:, last]
-            self.sequences[row] = self.sequences[last]
-        self.sequences.pop()
+    def move(self, *, sources: list[int], targets: list[int]) -> None:
+        """Put rows in the place of others, pairwise; no row is both source and target."""
+        self._whole[:, targets] = self._whole[:, sources]
+        self._real[:, targets] = self._real[:, sources]
+        for source, target in zip(sources, targets, strict=True):
+            self.sequences[target] = self.sequences[source]
+
+    def cut(self, count: int) -> None:
+        """Drop the last `count` rows."""
+        del self.sequences[len(self) - count :]
 
     def advance(self, tokens: torch.Tensor) -> None:
         """Take the tokens that were drawn as the next to feed."""

@@ -81,9 +81,8 @@ class SlotCache(Cache):
         """Make one sequence the content of some rows."""
         tokens = prefilled.keys_lhtd.shape[2]
         self.reserve(tokens)
-        for row in rows:
-            self._keys[:, row, :, :tokens] = prefilled.keys_lhtd
-            self._values[:, row, :, :tokens] = prefilled.values_lhtd
+        self._keys[:, list(rows), :, :tokens] = prefilled.keys_lhtd.unsqueeze(1)
+        self._values[:, list(rows), :, :tokens] = prefilled.values_lhtd.unsqueeze(1)
 
     def reserve(self, tokens: int) -> None:
         """Have room for so many tokens per row."""
@@ -96,10 +95,10 @@ class SlotCache(Cache):
         self._keys = _grown(self._keys, tokens=min(capacity, self._limit_tokens))
         self._values = _grown(self._values, tokens=min(capacity, self._limit_tokens))
 
-    def move(self, *, source: int, target: int, tokens: int) -> None:
-        """Copy a row's first tokens over another row."""
-        self._keys[:, target, :, :tokens] = self._keys[:, source, :, :tokens]
-        self._values[:, target, :, :tokens] = self._values[:, source, :, :tokens]
+    def move(self, *, sources: Sequence[int], targets: Sequence[int], tokens: int) -> None:
+        """Copy rows' first tokens over other rows, pairwise; no row is both source and target."""
+        for held in (self._keys, self._values):
+            held[:, list(targets), :, :tokens] = held[:, list(sources), :, :tokens]
 
     def swap(self, row: int, other: int, *, tokens: int) -> None:
         """Exchange the first tokens of two rows."""
