@@ -127,7 +127,7 @@ def _task(name: str, *, steps: int) -> Task:
     from streamrl_cli.jobfile import load_job
 
     job = HERE / f"{name}.yaml"
-    spec = load_job(job).spec
+    spec = load_job(job, local=False).spec  # `run_streamrl` names the files of the skewed task
     if name == "short":
         model, prompts = short_materials(job, prompts=steps * spec.pipeline.batch_groups)
     else:

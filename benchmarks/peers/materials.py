@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamrl" / "peers"
 
 _SKEWED_PROMPTS = 40_000
-_WARM_UP_STEPS, _WARM_UP_BATCH = 450, 32
+_WARM_UP_STEPS, _WARM_UP_BATCH = 300, 32
 _LENGTH_CLASSES = 16
 """Warm-up batches are of alike lengths: one long text would pad 63 short ones. So many are sorted together."""
 _POSITIONS = 544
