@@ -80,7 +80,7 @@ def _make_countdown_model(folder: Path) -> None:
     spec = ScratchModel.model_validate(
         {
             **{"hiddenSize": 128, "layers": 4, "heads": 4, "intermediateSize": 512, "maxPositions": _POSITIONS},
-            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": 3e-3},
+            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": 2e-3},
         }
     )
     letters = set("abcdefghijklmnopqrstuvwxyz0123456789: ")
