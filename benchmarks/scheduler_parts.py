@@ -29,7 +29,7 @@ from streamrl_workers.stream.channel import bind, connect, make_server
 from streamrl_workers.stream.endpoint import write_endpoint
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
-from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult
+from streamrl_workers.tasks.values import Prompt, Score, ScoreSample
 
 TOKENS = 64
 SLOTS = 16
@@ -50,14 +50,14 @@ class TrivialPool:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def prompts(self, *, split: fx.Split, first_index: int, count: int) -> Sequence[PromptItem]:
+    async def prompts(self, *, split: fx.Split, first_index: int, count: int) -> Sequence[Prompt]:
         """Numbered questions."""
-        return [PromptItem(split=split, index=i, text=f"question {i}") for i in range(first_index, first_index + count)]
+        return [Prompt(split=split, index=i, text=f"question {i}") for i in range(first_index, first_index + count)]
 
-    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+    async def score(self, requests: Sequence[ScoreSample]) -> Sequence[Score]:
         """Every second sample is right."""
         return [
-            ScoreResult(group_id=r.group_id, sample_index=r.sample_index, reward=float(r.sample_index % 2), parts={})
+            Score(group_id=r.group_id, sample_index=r.sample_index, reward=float(r.sample_index % 2), parts={})
             for r in requests
         ]
 

@@ -13,7 +13,7 @@ import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES, TaskPool
-from streamrl_workers.tasks.values import ScoreRequest, TurnRequest, TurnResult
+from streamrl_workers.tasks.values import PlayTurn, ScoreSample, TurnAnswer
 from support.chat_models import chat_tokenizer, save_tokenizer
 from support.task_jobs import make_job, write_lines
 
@@ -86,8 +86,8 @@ async def running(
         await pool.close()
 
 
-def turn(*completions: str, sample: int = 0) -> TurnRequest:
-    return TurnRequest(
+def turn(*completions: str, sample: int = 0) -> PlayTurn:
+    return PlayTurn(
         group_id=1,
         sample_index=sample,
         lease=10 * sample + len(completions),
@@ -98,12 +98,12 @@ def turn(*completions: str, sample: int = 0) -> TurnRequest:
     )
 
 
-async def ask(pool: TaskPool, *completions: str, sample: int = 0) -> TurnResult:
+async def ask(pool: TaskPool, *completions: str, sample: int = 0) -> TurnAnswer:
     (result,) = await pool.play([turn(*completions, sample=sample)])
     return result
 
 
-async def game(pool: TaskPool, completions: Sequence[str], *, sample: int = 0) -> list[TurnResult]:
+async def game(pool: TaskPool, completions: Sequence[str], *, sample: int = 0) -> list[TurnAnswer]:
     return [await ask(pool, *completions[: n + 1], sample=sample) for n in range(len(completions))]
 
 
@@ -114,7 +114,7 @@ async def test_a_game_from_the_first_turn_to_the_reward(tmp_path: Path) -> None:
         assert [result.lease for result in turns] == [1, 2, 3]
         assert [(result.reward, result.done) for result in turns] == [(0.25, False), (0.25, False), (0.25, True)]
         assert turns[1].observation.startswith(f"{prompt.text} a/b ")
-        request = ScoreRequest(
+        request = ScoreSample(
             group_id=1, sample_index=0, split="train", prompt_index=1, completion="no", environment_reward=0.75
         )
         (score,) = await pool.score([request])

@@ -16,7 +16,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_workers.tasks.pool import TaskPool
-from streamrl_workers.tasks.values import ScoreRequest, ScoreResult, TaskPoolError
+from streamrl_workers.tasks.values import Score, ScoreSample, TaskPoolError
 from support.task_jobs import make_job, write_lines
 
 TIMEOUT_S = 0.5
@@ -97,9 +97,9 @@ async def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> Asyn
         await pool.close()
 
 
-def requests(*completions: str) -> list[ScoreRequest]:
+def requests(*completions: str) -> list[ScoreSample]:
     return [
-        ScoreRequest(
+        ScoreSample(
             group_id=number // 4, sample_index=number % 4, split="train", prompt_index=number // 4, completion=text
         )
         for number, text in enumerate(completions)
@@ -121,7 +121,7 @@ def wait_ended(processes: list[psutil.Process]) -> None:
         time.sleep(0.01)
 
 
-async def scored(pool: TaskPool, *completions: str) -> list[ScoreResult]:
+async def scored(pool: TaskPool, *completions: str) -> list[Score]:
     asked = requests(*completions)
     async with asyncio.timeout(WAIT_S):
         results = await pool.score(asked)
@@ -317,14 +317,14 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from support.task_jobs import make_job
 from streamrl_workers.tasks.pool import TaskPool
-from streamrl_workers.tasks.values import ScoreRequest
+from streamrl_workers.tasks.values import ScoreSample
 
 async def main():
     base = Path(sys.argv[1])
     pid = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewards:pid"}}
     pool = TaskPool(make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[pid]), base_dir=base)
     await pool.start()
-    ask = lambda text: pool.score([ScoreRequest(group_id=0, sample_index=0, split="train", prompt_index=0, completion=text)])
+    ask = lambda text: pool.score([ScoreSample(group_id=0, sample_index=0, split="train", prompt_index=0, completion=text)])
     print(int((await ask("a"))[0].reward), flush=True)
     await ask("hang")
 

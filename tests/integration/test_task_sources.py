@@ -14,7 +14,7 @@ from datasets import Dataset
 
 from streamrl import keys
 from streamrl_workers.tasks.pool import TaskPool
-from streamrl_workers.tasks.values import ScoreRequest, ScoreResult
+from streamrl_workers.tasks.values import Score, ScoreSample
 from support.chat_models import save_tokenizer
 from support.endpoints import say, serving
 from support.jobs import simulated_job, write_prompts
@@ -73,9 +73,9 @@ async def running(base_dir: Path, **job: Any) -> AsyncIterator[TaskPool]:
         await pool.close()
 
 
-async def scored(pool: TaskPool, *completions: str) -> list[ScoreResult]:
+async def scored(pool: TaskPool, *completions: str) -> list[Score]:
     requests = [
-        ScoreRequest(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
+        ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
         for number, text in enumerate(completions)
     ]
     async with asyncio.timeout(WAIT_S):

@@ -7,52 +7,32 @@ Owns no behaviour.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.group_stats import GroupStats
-from streamrl_workers.tasks.values import FailureKind
 
-Split = Literal["train", "held_out"]
-
+# What the task pool is asked and answers passes through the core as it is; its names are part of this module.
+# ruff: noqa: PLC0414
+from streamrl_workers.tasks.values import (
+    PlayTurn as PlayTurn,
+)
+from streamrl_workers.tasks.values import (
+    Prompt as Prompt,
+)
+from streamrl_workers.tasks.values import (
+    Score as Score,
+)
+from streamrl_workers.tasks.values import (
+    ScoreSample as ScoreSample,
+)
+from streamrl_workers.tasks.values import (
+    Split as Split,
+)
+from streamrl_workers.tasks.values import (
+    TurnAnswer as TurnAnswer,
+)
 
 # ---------------------------------------------------------------- values that come in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """Item `index` of a split; `index` alone makes it again (lineage)."""
-
-    split: Split
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Result of scoring one sample. `reward` None: scoring failed, `kind` and `error` say why."""
-
-    group_id: int
-    sample_index: int
-    reward: float | None
-    parts: Mapping[str, float]
-    error: str = ""
-    kind: FailureKind | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnAnswer:
-    """The environment's answer to one turn. `error` not empty: it failed; `kind` and `error` say how."""
-
-    group_id: int
-    sample_index: int
-    lease: int
-    """As in `PlayTurn`."""
-    observation: str
-    reward: float
-    done: bool
-    error: str = ""
-    kind: FailureKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,35 +141,6 @@ class NeedPrompts:
     split: Split
     first_index: int
     count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreSample:
-    """Ask the task pool to score a completion; answered by a `Score`."""
-
-    group_id: int
-    sample_index: int
-    split: Split
-    prompt_index: int
-    completion: str
-    """With an environment: of the last turn."""
-    environment_reward: float = 0.0
-    """Sum of what the environment gave for the turns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayTurn:
-    """Ask the task pool for the environment's answer to a turn; answered by a `TurnAnswer`."""
-
-    group_id: int
-    sample_index: int
-    lease: int
-    """The lease under which the turn ended: no two turns have the same."""
-    split: Split
-    prompt_index: int
-    completions: tuple[str, ...]
-    """Text of every turn so far: the environment is what answers to them."""
-    last_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,14 +25,14 @@ from streamrl_workers.tasks.lane import Lane, LaneParts, Limit
 from streamrl_workers.tasks.nursery import NurseryProcess
 from streamrl_workers.tasks.progress import ProgressTable
 from streamrl_workers.tasks.values import (
-    PromptItem,
-    ScoreRequest,
-    ScoreResult,
+    PlayTurn,
+    Prompt,
+    Score,
+    ScoreSample,
     Split,
     TaskPoolError,
     Turn,
-    TurnRequest,
-    TurnResult,
+    TurnAnswer,
     WorkRequest,
 )
 
@@ -99,7 +99,7 @@ class TaskPool:
             asyncio.create_task(self._keep(lane), name=f"task-pool-lane-{number}") for number, lane in enumerate(lanes)
         ]
 
-    async def prompts(self, *, split: Split, first_index: int, count: int) -> list[PromptItem]:
+    async def prompts(self, *, split: Split, first_index: int, count: int) -> list[Prompt]:
         """Prompts `first_index` .. `first_index + count - 1`.
 
         Raises:
@@ -111,9 +111,9 @@ class TaskPool:
         for index, row in zip(indexes, rows, strict=True):
             if isinstance(row, dict):
                 raise UserError(field="spec.task", rule=f"{split} prompt {index} cannot be made: {row['error']}")
-        return [PromptItem(split=split, index=index, text=row[0]) for index, row in zip(indexes, rows, strict=True)]
+        return [Prompt(split=split, index=index, text=row[0]) for index, row in zip(indexes, rows, strict=True)]
 
-    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreResult]:
+    async def score(self, requests: Sequence[ScoreSample]) -> list[Score]:
         """One result for each request, in their order. Waits while too many are outstanding.
 
         Raises:
@@ -123,7 +123,7 @@ class TaskPool:
         rows = await self._backlog.run(asked)
         return [self._result(request, row) for request, row in zip(requests, rows, strict=True)]
 
-    async def play(self, requests: Sequence[TurnRequest]) -> list[TurnResult]:
+    async def play(self, requests: Sequence[PlayTurn]) -> list[TurnAnswer]:
         """The environment's answer to each turn, in their order. Waits while too much is outstanding.
 
         Raises:
@@ -132,10 +132,10 @@ class TaskPool:
         rows = await self._backlog.run([_turn_request(request) for request in requests])
         return [_turn_result(request, row) for request, row in zip(requests, rows, strict=True)]
 
-    def _result(self, request: ScoreRequest, row: Any) -> ScoreResult:  # noqa: ANN401 - a row of `scoring.py`
+    def _result(self, request: ScoreSample, row: Any) -> Score:  # noqa: ANN401 - a row of `scoring.py`
         group_id, sample_index = request.group_id, request.sample_index
         if isinstance(row, dict):
-            return ScoreResult(
+            return Score(
                 group_id=group_id,
                 sample_index=sample_index,
                 reward=None,
@@ -144,7 +144,7 @@ class TaskPool:
                 kind=row["kind"],
             )
         parts = dict(zip(self._names, row[1:], strict=True))
-        return ScoreResult(group_id=group_id, sample_index=sample_index, reward=row[0], parts=parts)
+        return Score(group_id=group_id, sample_index=sample_index, reward=row[0], parts=parts)
 
     async def close(self) -> None:
         """End all processes; calls that still wait raise `TaskPoolError`. May be called twice."""
@@ -186,18 +186,18 @@ class TaskPool:
             return self._nursery
 
 
-def _turn_request(request: TurnRequest) -> WorkRequest:
+def _turn_request(request: PlayTurn) -> WorkRequest:
     turn = Turn(request.group_id, request.sample_index, request.last_token, request.completions)
     return WorkRequest(request.split, request.prompt_index, turn=turn)
 
 
-def _turn_result(request: TurnRequest, row: Any) -> TurnResult:  # noqa: ANN401 - a row of `scoring.py`
+def _turn_result(request: PlayTurn, row: Any) -> TurnAnswer:  # noqa: ANN401 - a row of `scoring.py`
     group_id, sample_index, lease = request.group_id, request.sample_index, request.lease
     if isinstance(row, dict):
-        return TurnResult(
+        return TurnAnswer(
             group_id=group_id, sample_index=sample_index, lease=lease, error=row["error"], kind=row["kind"]
         )
     observation, reward, done = row
-    return TurnResult(
+    return TurnAnswer(
         group_id=group_id, sample_index=sample_index, lease=lease, observation=observation, reward=reward, done=done
     )

@@ -1,4 +1,4 @@
-"""Values that go in and out of the task pool. Owns no behaviour; imports nothing heavy."""
+"""Values that go in and out of the task pool, also as effects and events of the scheduler's core. Owns no behaviour; imports nothing heavy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class TaskPoolError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptItem:
+class Prompt:
     """Prompt `index` of a split; (split, index) and the job's seed make it again."""
 
     split: Split
@@ -24,7 +24,7 @@ class PromptItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRequest:
+class ScoreSample:
     """One completion to score."""
 
     group_id: int
@@ -38,7 +38,7 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreResult:
+class Score:
     """What a completion earned. `reward` None: scoring failed, `kind` and `error` say why."""
 
     group_id: int
@@ -51,7 +51,7 @@ class ScoreResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRequest:
+class PlayTurn:
     """A turn of the model that the environment is to answer."""
 
     group_id: int
@@ -67,7 +67,7 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnResult:
+class TurnAnswer:
     """What the environment answered. `kind` set: it failed, `error` says how."""
 
     group_id: int

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from streamrl_workers.scheduler.effects import NeedPrompts, PlayTurn, Prompt, Split, TurnAnswer
+from streamrl_workers.scheduler.effects import NeedPrompts, Split
 from streamrl_workers.scheduler.shell.taskdesk import TURN_LOOPS, TaskDesk
-from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult, TurnRequest, TurnResult
+from streamrl_workers.tasks.values import PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
 
 GAPS = 100
 DEADLINE_S = 10.0
@@ -17,18 +17,18 @@ class Pool:
     def __init__(self) -> None:
         self.slow = asyncio.Event()
 
-    async def play(self, requests: Sequence[TurnRequest]) -> Sequence[TurnResult]:
+    async def play(self, requests: Sequence[PlayTurn]) -> Sequence[TurnAnswer]:
         if any(request.sample_index == 0 for request in requests):
             await self.slow.wait()
         return [
-            TurnResult(group_id=r.group_id, sample_index=r.sample_index, lease=r.lease, observation=r.completions[-1])
+            TurnAnswer(group_id=r.group_id, sample_index=r.sample_index, lease=r.lease, observation=r.completions[-1])
             for r in requests
         ]
 
-    async def prompts(self, *, split: Split, first_index: int, count: int) -> Sequence[PromptItem]:
-        return [PromptItem(split=split, index=first_index + i, text="p") for i in range(count)]
+    async def prompts(self, *, split: Split, first_index: int, count: int) -> Sequence[Prompt]:
+        return [Prompt(split=split, index=first_index + i, text="p") for i in range(count)]
 
-    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+    async def score(self, requests: Sequence[ScoreSample]) -> Sequence[Score]:
         raise AssertionError(f"nothing is to be scored: {requests}")
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from streamrl_workers.scheduler.effects import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, Split, TurnAnswer
-from streamrl_workers.tasks.values import PromptItem, ScoreRequest, ScoreResult, TurnRequest, TurnResult
 
 _R = TypeVar("_R")
 
@@ -33,13 +32,13 @@ _PROMPTS_TIMEOUT_S = 300.0
 class TaskSource(Protocol):
     """What the desk needs of the task pool."""
 
-    async def prompts(self, *, split: Split, first_index: int, count: int) -> Sequence[PromptItem]:
+    async def prompts(self, *, split: Split, first_index: int, count: int) -> Sequence[Prompt]:
         """Make prompts."""
 
-    async def score(self, requests: Sequence[ScoreRequest]) -> Sequence[ScoreResult]:
+    async def score(self, requests: Sequence[ScoreSample]) -> Sequence[Score]:
         """Score completions."""
 
-    async def play(self, requests: Sequence[TurnRequest]) -> Sequence[TurnResult]:
+    async def play(self, requests: Sequence[PlayTurn]) -> Sequence[TurnAnswer]:
         """Have the environment answer turns."""
 
 
@@ -59,9 +58,9 @@ class TaskDesk:
         self._on_scores = on_scores
         self._on_turns = on_turns
         self._prompt_needs: asyncio.Queue[NeedPrompts] = asyncio.Queue(MOST_PROMPT_NEEDS)
-        self._unscored: deque[ScoreRequest] = deque()
+        self._unscored: deque[ScoreSample] = deque()
         self._work = asyncio.Semaphore(0)
-        self._unanswered: deque[TurnRequest] = deque()
+        self._unanswered: deque[PlayTurn] = deque()
         self._turns = asyncio.Semaphore(0)
 
     def need_prompts(self, need: NeedPrompts) -> None:
@@ -70,29 +69,12 @@ class TaskDesk:
 
     def score(self, sample: ScoreSample) -> None:
         """Queue a completion."""
-        request = ScoreRequest(
-            group_id=sample.group_id,
-            sample_index=sample.sample_index,
-            split=sample.split,
-            prompt_index=sample.prompt_index,
-            completion=sample.completion,
-            environment_reward=sample.environment_reward,
-        )
-        self._unscored.append(request)
+        self._unscored.append(sample)
         self._work.release()
 
     def play(self, turn: PlayTurn) -> None:
         """Queue a turn."""
-        request = TurnRequest(
-            group_id=turn.group_id,
-            sample_index=turn.sample_index,
-            lease=turn.lease,
-            split=turn.split,
-            prompt_index=turn.prompt_index,
-            completions=turn.completions,
-            last_token=turn.last_token,
-        )
-        self._unanswered.append(request)
+        self._unanswered.append(turn)
         self._turns.release()
 
     @property
@@ -104,10 +86,9 @@ class TaskDesk:
         """The prompt loop."""
         while True:
             need = await self._prompt_needs.get()
-            items = await self._ask(need)
-            self._on_prompts([Prompt(split=item.split, index=item.index, text=item.text) for item in items])
+            self._on_prompts(await self._ask(need))
 
-    async def _ask(self, need: NeedPrompts) -> Sequence[PromptItem]:
+    async def _ask(self, need: NeedPrompts) -> Sequence[Prompt]:
         try:
             async with asyncio.timeout(_PROMPTS_TIMEOUT_S):
                 return await self._pool.prompts(split=need.split, first_index=need.first_index, count=need.count)
@@ -121,16 +102,14 @@ class TaskDesk:
         while True:
             await self._work.acquire()
             if batch := _share(self._unscored, loops=SCORE_LOOPS):
-                results = await self._pool.score(batch)
-                self._on_scores([_score(result) for result in results])
+                self._on_scores(await self._pool.score(batch))
 
     async def run_turns(self) -> None:
         """One turn loop."""
         while True:
             await self._turns.acquire()
             if batch := _share(self._unanswered, loops=TURN_LOOPS):
-                results = await self._pool.play(batch)
-                self._on_turns([_answer(result) for result in results])
+                self._on_turns(await self._pool.play(batch))
 
 
 def _share(waiting: deque[_R], *, loops: int) -> list[_R]:
@@ -141,27 +120,3 @@ def _share(waiting: deque[_R], *, loops: int) -> list[_R]:
 
 class TaskTimeoutError(TimeoutError):
     """The task pool did not answer; the text says what was awaited."""
-
-
-def _score(result: ScoreResult) -> Score:
-    return Score(
-        group_id=result.group_id,
-        sample_index=result.sample_index,
-        reward=result.reward,
-        parts=result.parts,
-        error=result.error,
-        kind=result.kind,
-    )
-
-
-def _answer(result: TurnResult) -> TurnAnswer:
-    return TurnAnswer(
-        group_id=result.group_id,
-        sample_index=result.sample_index,
-        lease=result.lease,
-        observation=result.observation,
-        reward=result.reward,
-        done=result.done,
-        error=result.error,
-        kind=result.kind,
-    )
