@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, wait_for
+from support.runs import LocalRun
 
 STEPS = 60
 STEP_S = 0.1
@@ -26,27 +26,12 @@ def start(tmp_path: Path, *, staleness: int, steps: int = STEPS, step_s: float =
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
-def kill_one(run: LocalRun, victim: str) -> None:
-    """Kill a worker (once it is there) and wait until a new one has taken its place."""
-    old = wait_for(lambda: run.pid_of(victim), what=f"{victim} to be alive; {run.logs()}")
-    assert run.kill(victim), run.logs()
-    wait_for(
-        lambda: run.pid_of(victim) not in (None, old) or run.process.poll() is not None,
-        what=f"a new {victim}; {run.logs()}",
-    )
-
-
 def assert_parts_make_the_wall(run: LocalRun) -> None:
     """Bubbles: in every line of every process, also those that died, the parts add up to the wall."""
     lines = run.walls()
     assert {line["process"] for line in lines} == {"trainer-0", "generator-sim-0", "generator-sim-1"}
     for line in lines:
         assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
-
-
-def assert_exact(run: LocalRun) -> None:
-    check = run.check()
-    assert check.returncode == 0, f"{check.stdout}{check.stderr}\n{run.logs()}"
 
 
 @pytest.mark.timeout(300)
@@ -61,14 +46,14 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
         assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
         if victim == "all":
             run.kill_all(WORKERS)
-            assert_exact(run)
+            run.assert_exact()
             run.resume()
         else:
-            kill_one(run, victim)
+            run.kill_one(victim)
     assert run.wait_end() == 0, run.logs()
     assert run.result()["status"] == "succeeded"
     assert run.steps() == STEPS
-    assert_exact(run)
+    run.assert_exact()
     assert_parts_make_the_wall(run)
 
 
@@ -79,8 +64,8 @@ def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> No
     for moment in sorted(rng.sample(range(38), 10)):
         run.wait_steps(moment)
         assert run.interrupt() == 130, run.logs()
-        assert_exact(run)
+        run.assert_exact()
         run.resume()
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == 40
-    assert_exact(run)
+    run.assert_exact()

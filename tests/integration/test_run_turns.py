@@ -79,20 +79,6 @@ def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.folder / "metrics" / name).read_text().splitlines()]
 
 
-def assert_exact(run: LocalRun) -> None:
-    check = run.check()
-    assert check.returncode == 0, f"{check.stdout}{check.stderr}\n{run.logs()}"
-
-
-def kill_one(run: LocalRun, victim: str) -> None:
-    old = wait_for(lambda: run.pid_of(victim), what=f"{victim} to be alive; {run.logs()}")
-    assert run.kill(victim), run.logs()
-    wait_for(
-        lambda: run.pid_of(victim) not in (None, old) or run.process.poll() is not None,
-        what=f"a new {victim}; {run.logs()}",
-    )
-
-
 def kill_task_worker(run: LocalRun) -> None:
     """The process that holds the live environments."""
     scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
@@ -113,14 +99,14 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> Non
         assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
         if victim == "all":
             run.kill_all(WORKERS)
-            assert_exact(run)
+            run.assert_exact()
             run.resume()
         elif victim == "task worker":
             kill_task_worker(run)
         else:
-            kill_one(run, victim)
+            run.kill_one(victim)
     assert run.wait_end() == 0, run.logs()
-    assert_exact(run)
+    run.assert_exact()
     steps = lines(run, "steps.jsonl")
     assert {line["step"] for line in steps} == set(range(STEPS))
     for line in steps:
@@ -138,7 +124,7 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> Non
 def test_environments_that_misbehave_are_counted_and_the_run_ends_well(tmp_path: Path) -> None:
     run = start(tmp_path, function="odd", steps=20, step_s=0.0, timeoutSeconds=0.3, maxTurns=5)
     assert run.wait_end() == 0, run.logs()
-    assert_exact(run)
+    run.assert_exact()
     steps = lines(run, "steps.jsonl")
     assert len(steps) == 20
     dropped = sum(count for line in steps for count in line["dropped"].values())

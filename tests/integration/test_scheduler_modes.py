@@ -40,12 +40,6 @@ def start(job: dict[str, Any], tmp_path: Path) -> LocalRun:
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
-def assert_exact(run: LocalRun) -> str:
-    check = run.check()
-    assert check.returncode == 0, f"{check.stdout}{check.stderr}\n{run.logs()}"
-    return check.stdout
-
-
 def ended(run: LocalRun) -> bool:
     return run.process.poll() is not None
 
@@ -54,7 +48,7 @@ def kill(run: LocalRun, victim: str) -> None:
     """Kill a worker and wait for the next one (or the end), or kill all and go on."""
     if victim == "all":
         run.kill_all(WORKERS)
-        assert_exact(run)
+        run.assert_exact()
         run.resume()
         return
     old = run.pid_of(victim)
@@ -91,7 +85,7 @@ def test_whole_batches_survive_kills(mode: str, staleness: int, seed: int, tmp_p
     assert kills >= KILLS - 1, run.logs()
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == STEPS
-    assert_exact(run)
+    run.assert_exact()
     for line in run.walls():
         assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
 
@@ -117,7 +111,7 @@ def test_dynamic_sampling_draws_again_and_ends(correct_percent: int, tmp_path: P
     run.kill("scheduler")
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == 12
-    told = assert_exact(run)
+    told = run.assert_exact()
     assert "zero_variance" in told
     drops = [line["dropped"].get("zero_variance", 0) for line in step_lines(run)]
     assert sum(drops) > 0

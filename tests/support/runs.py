@@ -97,6 +97,15 @@ class LocalRun:
         os.kill(pid, signal.SIGKILL)
         return True
 
+    def kill_one(self, name: str) -> None:
+        """Kill a worker (once it is there) and wait until a new one has taken its place."""
+        old = wait_for(lambda: self.pid_of(name), what=f"{name} to be alive; {self.logs()}")
+        assert self.kill(name), self.logs()
+        wait_for(
+            lambda: self.pid_of(name) not in (None, old) or self.process.poll() is not None,
+            what=f"a new {name}; {self.logs()}",
+        )
+
     def kill_all(self, names: Sequence[str]) -> None:
         """`kill -9` of the runner and every worker."""
         self.process.kill()
@@ -120,6 +129,12 @@ class LocalRun:
     def check(self) -> subprocess.CompletedProcess[str]:
         """`streamrl journal check` of the folder."""
         return streamrl("journal", "check", str(self.folder))
+
+    def assert_exact(self) -> str:
+        """The journal is exact; returns what `journal check` says."""
+        check = self.check()
+        assert check.returncode == 0, f"{check.stdout}{check.stderr}\n{self.logs()}"
+        return check.stdout
 
     def walls(self) -> list[dict[str, Any]]:
         """The bubble lines of every generator and trainer, all instances."""
