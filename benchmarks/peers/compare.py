@@ -91,8 +91,8 @@ def main() -> None:
     """Run the sides in turn and print a table for each task."""
     args = _arguments()
     for name in args.tasks:
-        steps = {"streamrl": args.steps or {"short": 80, "skewed": 24}[name]}
-        steps["trl"] = args.trl_steps or {"short": steps["streamrl"], "skewed": 10}[name]
+        steps = {"streamrl": args.steps or {"short": 40, "skewed": 16}[name]}
+        steps["trl"] = args.trl_steps or steps["streamrl"]
         task = _task(name, steps=max(steps.values()))
         sides: dict[str, Callable[[Path], Result]] = {
             "streamrl": lambda folder, task=task, steps=steps: run_streamrl(task, folder, steps=steps["streamrl"], overrides=args.set),

@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "streamrl" / "peers"
 
 _SKEWED_PROMPTS = 40_000
-_WARM_UP_STEPS, _WARM_UP_BATCH = 300, 32
+_WARM_UP_STEPS, _WARM_UP_BATCH, _WARM_UP_RATE = 900, 32, 2e-3
 _LENGTH_CLASSES = 16
 """Warm-up batches are of alike lengths: one long text would pad 63 short ones. So many are sorted together."""
 _POSITIONS = 544
@@ -62,7 +62,7 @@ def skewed_materials() -> tuple[Path, Path]:
     if not file.exists():
         pairs = itertools.islice(countdowns(seed=1), _SKEWED_PROMPTS)
         _write(file, ({"prompt": prompt, "answer": answer} for prompt, answer in pairs))
-    recipe = f"{MEDIAN_COUNT}-{COUNT_SIGMA}-{LARGEST_COUNT}-{_WARM_UP_STEPS}x{_WARM_UP_BATCH}"
+    recipe = f"{MEDIAN_COUNT}-{COUNT_SIGMA}-{LARGEST_COUNT}-{_WARM_UP_STEPS}x{_WARM_UP_BATCH}x{_WARM_UP_RATE}"
     model = CACHE / "models" / f"countdown-{recipe}"
     if not model.exists():
         _make_countdown_model(model)
@@ -80,7 +80,7 @@ def _make_countdown_model(folder: Path) -> None:
     spec = ScratchModel.model_validate(
         {
             **{"hiddenSize": 128, "layers": 4, "heads": 4, "intermediateSize": 512, "maxPositions": _POSITIONS},
-            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": 2e-3},
+            "warmUp": {"steps": _WARM_UP_STEPS, "batchSize": _WARM_UP_BATCH, "learningRate": _WARM_UP_RATE},
         }
     )
     letters = set("abcdefghijklmnopqrstuvwxyz0123456789: ")
