@@ -23,12 +23,16 @@ def nodes(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
         yield from nodes(field, f"{path}.{name}")
     if "items" in schema:
         yield from nodes(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from nodes(schema["additionalProperties"], f"{path}{{}}")
 
 
 def defaulted(value: Any, schema: Schema) -> Any:
     """`value` with the defaults of fields that are absent, at every level."""
     if isinstance(value, list) and "items" in schema:
         return [defaulted(item, schema["items"]) for item in value]
+    if isinstance(value, dict) and "additionalProperties" in schema:
+        return {name: defaulted(item, schema["additionalProperties"]) for name, item in value.items()}
     if not isinstance(value, dict) or "properties" not in schema:
         return value
     fields = schema["properties"]
@@ -46,6 +50,9 @@ def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         if not schema.get("minItems", 0) <= len(value) <= schema["maxItems"]:
             yield path
+        keys = schema.get("x-kubernetes-list-map-keys", [])
+        if keys and len({tuple(str(item.get(key)) for key in keys) for item in value}) != len(value):
+            yield path
         for index, item in enumerate(value):
             yield from faults(item, schema["items"], f"{path}[{index}]")
     elif not _scalar_fits(value, schema):
@@ -53,13 +60,15 @@ def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
 
 
 def _object_faults(value: dict[str, Any], schema: Schema, path: str) -> Iterator[str]:
+    if len(value) > schema.get("maxProperties", len(value)):
+        yield path
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return
-    fields = schema.get("properties", {})
+    fields, entries = schema.get("properties", {}), schema.get("additionalProperties")
     yield from (f"{path}.{name}" for name in schema.get("required", []) if name not in value)
     for name, item in value.items():
-        if name in fields:
-            yield from faults(item, fields[name], f"{path}.{name}")
+        if name in fields or entries is not None:
+            yield from faults(item, fields.get(name, entries), f"{path}.{name}")
         else:
             yield f"{path}.{name}"
 

@@ -62,6 +62,22 @@ class Chunk(_message.Message):
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
+class ModelRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelFile(_message.Message):
+    __slots__ = ("name", "size_bytes", "hash", "data")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    hash: bytes
+    data: bytes
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "max_tokens", "stop")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]

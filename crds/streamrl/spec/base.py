@@ -1,5 +1,6 @@
 """Building blocks of the specification: strict camelCase models, one-of by key, quantities."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
@@ -9,6 +10,13 @@ from pydantic.alias_generators import to_camel
 def map_by(key: str) -> dict[str, JsonValue]:
     """Schema of a list whose items are told apart by `key`: server-side apply merges by it."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def demand_different(what: str, values: Iterable[str]) -> None:
+    """Refuse two equal ones; where the list is a map by that key, an API server does so by itself."""
+    got = list(values)
+    if len(set(got)) != len(got):
+        raise ValueError(f"{what} must differ, got {', '.join(got)}")
 
 
 def minimal(value: object) -> Any:  # noqa: ANN401 - plain data: what a user would write

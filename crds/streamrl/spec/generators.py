@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import CostQuantity, OneOf, SpecModel
+from streamrl.spec.pod import Pod
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=11)]
 
@@ -97,11 +98,18 @@ class AutoScaling(SpecModel):
     )
 
 
+class ExternalScaling(SpecModel):
+    """As many replicas as somebody else sets: `kubectl scale`, an HPA, KEDA; a local run keeps the first number."""
+
+    initial_replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes at the start.")
+
+
 class Scaling(OneOf):
     """How many replicas a pool has."""
 
     static: StaticScaling | None = Field(default=None, description="A fixed number.")
     auto: AutoScaling | None = Field(default=None, description="By queue depth, between bounds.")
+    external: ExternalScaling | None = Field(default=None, description="By somebody else, through /scale of the pool.")
 
     @property
     def initial(self) -> int:
@@ -110,8 +118,8 @@ class Scaling(OneOf):
 
     @property
     def most(self) -> int:
-        """Replicas at most."""
-        return int(self.static.replicas if self.static is not None else self.value.max_replicas)
+        """Replicas at most in a local run."""
+        return int(self.auto.max_replicas if self.auto is not None else self.initial)
 
 
 class GeneratorPool(SpecModel):
@@ -123,3 +131,19 @@ class GeneratorPool(SpecModel):
         default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
+    pod: Pod = Field(default=Pod(), description="Its pods on Kubernetes.")
+
+    @model_validator(mode="after")
+    def _name_is_free(self) -> Self:
+        if self.name in ("trainer", "scheduler"):
+            raise ValueError(
+                f"name must not be trainer or scheduler: the job's own objects have those, got {self.name}"
+            )
+        return self
+
+    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "!(self.name in ['trainer', 'scheduler'])",
+            "name must not be trainer or scheduler: the job's own objects have those",
+        ),
+    )

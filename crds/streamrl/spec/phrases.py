@@ -1,6 +1,7 @@
 """A field's type, bounds and unit in plain words, from its schema. Used by errors, `explain` and the reference."""
 
 from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN
+from streamrl.spec.pod import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN
 from streamrl.spec.schema import Schema, children
 
 _PATTERNS = {
@@ -10,6 +11,12 @@ _PATTERNS = {
     r"^https?://[^\s]+$": "an address (http:// or https://)",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable",
     r"^[a-z]([-a-z0-9]*[a-z0-9])?$": "a name (a-z, 0-9 and '-', beginning with a letter, not ending with '-')",
+}
+_PATTERNS |= {
+    OBJECT_PATTERN: "the name of an object (a-z, 0-9, '-' and '.')",
+    QUANTITY_PATTERN: "an amount in quotes (such as '500m', '8Gi')",
+    LABEL_PATTERN: "the value of a label (letters, digits, '-', '_' and '.')",
+    PATH_PATTERN: "an absolute path without ':'",
 }
 _UNITS = {
     "Steps": "steps",
@@ -48,6 +55,8 @@ def allowed(schema: Schema) -> str:
         return _string(schema)
     if kind == "object" and children(schema):
         return f"a mapping with fields of {', '.join(children(schema))}"
+    if kind == "object" and "maxProperties" in schema:
+        return f"a mapping of {_count(schema, 'Properties')} entries"
     if kind == "array":
         return f"a list of {_count(schema, 'Items')} items"
     return f"{_TYPES.get(str(kind), 'any value')}{bounds(schema, lead=' ')}"

@@ -52,6 +52,18 @@ class RLJobSpec(SpecModel):
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
+    suspend: bool = Field(
+        default=False, description="On Kubernetes: no pods; volumes stay, and the job goes on from there later."
+    )
+    managed_by: Literal["streamrl.io/operator", "kueue.x-k8s.io/multikueue"] = Field(
+        default="streamrl.io/operator", description="Who brings the job about; this operator leaves others' jobs alone."
+    )
+    active_deadline_seconds: int | None = Field(
+        default=None, ge=1, le=31_536_000, description="On Kubernetes: fails after so long; begins again after suspend."
+    )
+    ttl_seconds_after_finished: int | None = Field(
+        default=None, ge=0, le=31_536_000, description="On Kubernetes: deleted so long after its end; absent = never."
+    )
 
     @model_validator(mode="after")
     def _pools_differ(self) -> Self:
@@ -75,6 +87,35 @@ class RLJobSpec(SpecModel):
             "engine simulated must be used by all generators and the trainer, or by none",
         ),
     )
+
+    transition_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        *(
+            (f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job")
+            for name in (
+                "seed",
+                "model",
+                "task",
+                "algorithm",
+                "pipeline",
+                "scheduling",
+                "trainer",
+                "weights",
+                "storage",
+            )
+        ),
+        ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
+        (
+            "self.generators.size() == oldSelf.generators.size() && self.generators.all(g, "
+            "oldSelf.generators.exists(o, o.name == g.name && o.engine == g.engine && o.costPerHour == g.costPerHour))",
+            "of generators only scaling and pod can be changed; make a new job",
+        ),
+    )
+    """(CEL expression, message) on a change: what is trained, on what and how stays as it was."""
+
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """The rules of every document, and those of a change."""
+        return (*cls.cel_rules, *cls.transition_rules)
 
 
 class RLJob(SpecModel):

@@ -41,6 +41,8 @@ def schema_at(path: str) -> Schema | None:
     """Return the schema of the field at `path`; list indices may be left out. None: there is no such field."""
     node = job_schema()
     for name in [part for part in _ITEM.sub("", path).split(".") if part]:
+        if (entry := entries(node)) is not None:
+            return entry  # the rest is one key, whose dots are its own
         if name not in children(node):
             return None
         node = children(node)[name]
@@ -51,6 +53,12 @@ def children(schema: Schema) -> Mapping[str, Schema]:
     """Return the fields of a section, or of the items of a list of sections."""
     fields: Mapping[str, Schema] = schema.get("items", schema).get("properties", {})
     return fields
+
+
+def entries(schema: Schema) -> Schema | None:
+    """Return the schema of a mapping's values where its keys are free: labels, amounts; else None."""
+    values = schema.get("additionalProperties")
+    return values if isinstance(values, dict) else None
 
 
 def is_free_form(schema: Schema) -> bool:

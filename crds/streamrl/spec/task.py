@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import OneOf, PythonFunction, SpecModel, map_by
+from streamrl.spec.pod import ObjectName
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -218,6 +219,14 @@ class Evaluation(SpecModel):
     interval_steps: int = Field(default=20, ge=1, le=1_000_000, description="Steps between evaluations.")
 
 
+class Code(SpecModel):
+    """The user's modules and data files on Kubernetes; a local run finds them beside the job file."""
+
+    config_map_name: ObjectName = Field(
+        description="ConfigMap in the job's namespace whose keys are the files, such as `rewards.py`."
+    )
+
+
 class Task(SpecModel):
     """What is learned."""
 
@@ -225,6 +234,10 @@ class Task(SpecModel):
     format: PythonFunction | None = Field(
         default=None,
         description="`f(*, question, answer, metadata) -> {'prompt': str, 'target': str}`: how an item becomes a prompt and a warm-up text. Absent = the question and the answer.",
+    )
+    code: Code | None = Field(
+        default=None,
+        description="Modules that functions of this task are in, on Kubernetes; absent = the image has them.",
     )
     chat: Chat | None = Field(default=None, description="Use the tokenizer's chat template; absent = plain text.")
     environment: Environment | None = Field(

@@ -4,7 +4,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, parse_bytes
+from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different, map_by, parse_bytes
+from streamrl.spec.pod import ObjectName, Pod
 
 MAX_CHUNK = "3Mi"
 """A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
@@ -323,7 +324,13 @@ class Trainer(SpecModel):
         default=False, description="Compute activations again in the backward pass: less memory, a third more time."
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
+    disruption: Literal["Allow", "Block"] = Field(
+        default="Allow", description="Block: the trainer's pod stops drains of its node until the job has ended."
+    )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of the trainer; weighs its bubbles.")
+    pod: Pod = Field(
+        default=Pod(), description="Its pod on Kubernetes; resources are those of the trainer's container."
+    )
 
     @model_validator(mode="after")
     def _simulated_is_one_process(self) -> Self:
@@ -367,19 +374,63 @@ class Weights(OneOf):
     grpc: GrpcWeights | None = Field(default=None, description="Pulled over gRPC.")
 
 
-class Checkpoints(SpecModel):
-    """Checkpoints of model, optimiser, random state and journal position."""
+class Claim(SpecModel):
+    """A volume of the job on Kubernetes; a local run writes into its run folder."""
+
+    storage_class_name: ObjectName | None = Field(default=None, description="Storage class; absent = the cluster's.")
+    size: ByteQuantity = Field(default="10Gi", description="Size of the claim that is made.")
+    when_deleted: Literal["Delete", "Retain"] = Field(
+        default="Delete", description="What becomes of the claim that was made when the job is deleted."
+    )
+
+
+class Checkpoints(Claim):
+    """Checkpoints of model, optimiser, random state and journal position; the trained model lies beside them."""
 
     interval_steps: int = Field(
         default=10, ge=1, le=1_000_000, description="Steps between checkpoints; one is always written at the end."
     )
     keep_last: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept.")
+    claim_name: ObjectName | None = Field(
+        default=None,
+        description="A persistent volume claim that exists; kept when the job is deleted. Absent = one is made.",
+    )
+    when_deleted: Literal["Delete", "Retain"] = Field(
+        default="Retain", description="What becomes of the claim that was made when the job is deleted."
+    )
+
+
+class Journal(Claim):
+    """The scheduler's journal: on a volume of its own, never on a network file system."""
 
 
 class Storage(SpecModel):
     """What is written to disk."""
 
     checkpoints: Checkpoints = Field(default=Checkpoints(), description="Checkpoints.")
+    journal: Journal = Field(default=Journal(), description="The scheduler's journal.")
+
+
+class FailureRule(SpecModel):
+    """What happens when a container of a pod ends with an error, or a pod is lost, on Kubernetes."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=32)] = Field(
+        description="Name of the rule; events name it."
+    )
+    role: Literal["Generator", "Trainer", "Scheduler"] | None = Field(
+        default=None, description="Of this role; absent = all."
+    )
+    on_reasons: tuple[Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"], ...] = Field(
+        default=(),
+        max_length=6,
+        description="For one of these reasons. Deleted: by a person or a drain; Error: an exit code other than 0. Empty = all.",
+    )
+    on_exit_codes: tuple[Annotated[int, Field(ge=1, le=255)], ...] = Field(
+        default=(), max_length=32, description="With one of these exit codes; empty = all."
+    )
+    action: Literal["FailJob", "Restart", "ReplacePodAndIgnoreMaxRestarts"] = Field(
+        description="FailJob: the job has failed. Restart: counts towards maxRestarts. ReplacePodAndIgnoreMaxRestarts: does not count."
+    )
 
 
 class FailurePolicy(SpecModel):
@@ -388,3 +439,17 @@ class FailurePolicy(SpecModel):
     max_restarts: int = Field(
         default=5, ge=0, le=10_000, description="Restarts of all processes together before the run fails."
     )
+    rules: tuple[FailureRule, ...] = Field(
+        default=(),
+        max_length=16,
+        description=(
+            "On Kubernetes, before the rest: the first that matches decides. Without a match exit code 2 fails the job, "
+            "pods that were preempted, evicted, deleted or lost with their node do not count, and all else counts."
+        ),
+        json_schema_extra=map_by("name"),
+    )
+
+    @model_validator(mode="after")
+    def _rules_differ(self) -> Self:
+        demand_different("names of rules", (rule.name for rule in self.rules))
+        return self

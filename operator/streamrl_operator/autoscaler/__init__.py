@@ -8,8 +8,8 @@ Owns the registry of scaling policies. Does not own how replicas are started or 
 Invariants: clock and state are parameters; a decision is within the pool's bounds; without data nothing is taken away.
 """
 
-from streamrl_operator.autoscaler import balance, static
+from streamrl_operator.autoscaler import balance, external, static
 from streamrl_operator.autoscaler.values import Policy
 
-POLICIES: dict[str, Policy] = {"static": static.decide, "auto": balance.decide}
+POLICIES: dict[str, Policy] = {"static": static.decide, "auto": balance.decide, "external": external.decide}
 """Key of `scaling` in a pool, as users write it -> what decides."""

@@ -57,7 +57,7 @@ def test_every_mistake_is_one_line() -> None:
         "spec.seed: must be a whole number from 0 to 2147483647, got -1",
         "spec.pipeline.batchGroups: is required; give a whole number from 1 to 65536",
         "spec.pipeline.steps: must be a whole number from 1 to 10000000, got '3'; remove the quotes",
-        "spec.quantum: is not a known field; known: seed, model, task, algorithm, pipeline, scheduling, generators, trainer, weights, storage, failurePolicy",
+        "spec.quantum: is not a known field; known: seed, model, task, algorithm, pipeline, scheduling, generators, trainer, weights, storage, failurePolicy, suspend, managedBy, activeDeadlineSeconds, ttlSecondsAfterFinished",
     ]
 
 
@@ -175,7 +175,7 @@ def test_errors_say_field_rule_value_and_remedy() -> None:
         ),
         ("spec.task.sampling.stop", "[]string", "a list of at most 16 items", ""),
         ("spec.scheduling.dispatch", "object", "a mapping with fields of fifo, lateBinding", ""),
-        ("spec.task.dataset.reasoningGym.parameters", "object", "a mapping", ""),
+        ("spec.task.dataset.reasoningGym.parameters", "object", "a mapping of at most 64 entries", ""),
     ],
 )
 def test_fields_in_plain_words(path: str, kind: str, text: str, units: str) -> None:

@@ -1,0 +1,120 @@
+"""Names on Kubernetes: objects of a job, labels, ports, directories. The one place where operator, images and tools agree.
+
+Names of pods, labels and addresses follow from job and pool alone, so each part finds the others without asking.
+"""
+
+from streamrl import API_GROUP
+
+LABEL_JOB = f"{API_GROUP}/job"
+"""Name of the RLJob; on every object of the job."""
+LABEL_ROLE = f"{API_GROUP}/role"
+"""`trainer` (with the scheduler in its pod) or `generator`; on pods."""
+LABEL_POOL = f"{API_GROUP}/pool"
+"""Name of the pool; on all that belongs to one."""
+LABEL_JOB_UID = f"{API_GROUP}/job-uid"
+"""UID of the RLJob, for what has no owner reference to it."""
+LABEL_NAME, LABEL_INSTANCE, LABEL_MANAGED_BY = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+)
+MANAGED_BY = "streamrl-operator"
+
+ANNOTATION_SPEC_HASH = f"{API_GROUP}/spec-hash"
+"""Hash of what we applied last, to compare with before a write."""
+ANNOTATION_ATTEMPT = f"{API_GROUP}/restarted-at"
+"""On the trainer's pod template: changes when the trainer's pods are to be made again."""
+FINALIZER = f"{API_GROUP}/cleanup"
+
+FIELD_MANAGER = "streamrl-operator"
+REPLICAS_MANAGER = "streamrl-replicas"
+"""Owns `spec.replicas` of GeneratorPools, alone."""
+
+PORT_GRPC, PORT_SIGNALS, PORT_WEIGHTS, PORT_TRAINER_SIGNALS = 50051, 8080, 50052, 8081
+"""Scheduler's gRPC and signals; trainer's Weights service and signals. A generator's signals port is PORT_SIGNALS too."""
+PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weights"
+PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
+
+DIR_JOB = "/etc/streamrl/job"
+"""ConfigMap of the resolved job: `job.json`."""
+DIR_TLS = "/etc/streamrl/tls"
+"""Secret of the role's leaf: ca.crt, tls.crt, tls.key."""
+DIR_CODE = "/etc/streamrl/code"
+"""The user's modules (`task.code`)."""
+DIR_RUN = "/var/lib/streamrl/run"
+"""The journal's volume (trainer's pod), or scratch space (generators)."""
+DIR_STORE_VOLUME = "/var/lib/streamrl/store"
+"""The checkpoints' volume; the job's own directory in it is `store_dir`."""
+DIR_SHARED = "/var/lib/streamrl/shared"
+"""Scratch space shared by the containers of the trainer's pod."""
+
+CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR = (
+    "scheduler",
+    "prepare",
+    "trainer",
+    "generator",
+)
+
+
+def trainer(job: str) -> str:
+    """StatefulSet of the trainer, and the headless Service of its pods."""
+    return f"{job}-trainer"
+
+
+def scheduler(job: str) -> str:
+    """Service of the scheduler's ports and of the trainer's Weights service."""
+    return f"{job}-scheduler"
+
+
+def pool(job: str, pool_name: str) -> str:
+    """GeneratorPool, its StatefulSet, headless Service, PodDisruptionBudget and NetworkPolicy."""
+    return f"{job}-{pool_name}"
+
+
+def resolved(job: str) -> str:
+    """ConfigMap with the resolved job."""
+    return f"{job}-job"
+
+
+def service_account(job: str) -> str:
+    """ServiceAccount of all pods of the job; it has no access to the API."""
+    return f"{job}-pods"
+
+
+def ca_secret(job: str) -> str:
+    """Secret with the job's certificate authority; mounted nowhere."""
+    return f"{job}-ca"
+
+
+def tls_secret(job: str, role: str) -> str:
+    """Secret with a role's leaf (`scheduler`, `trainer`, `generator`)."""
+    return f"{job}-tls-{role}"
+
+
+def journal_claim(job: str) -> str:
+    """Claim of the journal's volume."""
+    return f"{job}-journal"
+
+
+def checkpoints_claim(job: str) -> str:
+    """Claim of the checkpoints' volume, where the job names none."""
+    return f"{job}-checkpoints"
+
+
+def store_dir(job: str, *, uid: str) -> str:
+    """Directory of the job's checkpoints and model, on the checkpoints' volume as it is mounted.
+
+    It has the beginning of the job's UID: a job with the name of an earlier one has another journal, so the earlier one's
+    checkpoints are not its own.
+    """
+    return f"{DIR_STORE_VOLUME}/{store_name(job, uid=uid)}"
+
+
+def store_name(job: str, *, uid: str) -> str:
+    """Name of that directory, from the volume's root: whoever mounts the volume elsewhere finds it by this."""
+    return f"{job}-{uid[:8]}"
+
+
+def role_uri(namespace: str, job: str, role: str) -> str:
+    """URI in a leaf's subject alternative names that says who its holder is."""
+    return f"streamrl://{namespace}/{job}/{role}"
