@@ -1,0 +1,81 @@
+"""The conditions of a job and of a pool.
+
+    Ready      the trainer and at least one generator are ready; else the reason says what is awaited
+    Suspended  suspend is set and no pod is left
+    Succeeded  all steps are done
+    Failed     the job cannot go on, and will not be tried again
+
+A job has all four from the first visit. Succeeded and Failed are its memory: once one is True the job has ended.
+A transition time moves only when the condition's status does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from streamrl.status import Condition
+from streamrl_operator.planning.moments import stamp
+
+READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
+LONGEST_MESSAGE = 1024
+"""Characters, of a condition and of an event; an API server takes no more in an event, and people read less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aspect:
+    """What is to be said of one aspect."""
+
+    type: str
+    holds: bool
+    reason: str
+    message: str = ""
+
+
+def renewed(
+    before: Sequence[Condition], aspects: Sequence[Aspect], *, now: datetime, generation: int | None
+) -> tuple[Condition, ...]:
+    """The conditions by `aspects`, in their order; times are kept where nothing flips."""
+    return tuple(_renewed(find(before, aspect.type), aspect, now=now, generation=generation) for aspect in aspects)
+
+
+def _renewed(before: Condition | None, aspect: Aspect, *, now: datetime, generation: int | None) -> Condition:
+    status: Literal["True", "False"] = "True" if aspect.holds else "False"
+    is_same = before is not None and before.status == status
+    return Condition(
+        type=aspect.type,
+        status=status,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if before is not None and is_same else stamp(now),
+        reason=aspect.reason,
+        message=aspect.message[:LONGEST_MESSAGE],
+    )
+
+
+def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
+    """The condition of that type."""
+    return next((condition for condition in conditions if condition.type == kind), None)
+
+
+def holds(conditions: Sequence[Condition], kind: str) -> bool:
+    """Whether it is there and True."""
+    condition = find(conditions, kind)
+    return condition is not None and condition.status == "True"
+
+
+def of_job(ready: Aspect, *, suspended: Aspect | None = None) -> tuple[Aspect, ...]:
+    """All aspects of a job that has not ended."""
+    return (
+        ready,
+        suspended or Aspect(type=SUSPENDED, holds=False, reason="NotSuspended"),
+        Aspect(type=SUCCEEDED, holds=False, reason="InProgress"),
+        Aspect(type=FAILED, holds=False, reason="InProgress"),
+    )
+
+
+def kept(before: Sequence[Condition], kind: str) -> Aspect | None:
+    """What was said of an aspect; None if nothing was."""
+    condition = find(before, kind)
+    if condition is None:
+        return None
+    return Aspect(type=kind, holds=condition.status == "True", reason=condition.reason, message=condition.message)

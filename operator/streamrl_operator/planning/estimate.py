@@ -1,0 +1,283 @@
+"""What a job will need and cost, before anything runs: memory of a trainer rank and of a generator, money per hour.
+
+Memory is an estimate to choose machines by, not a promise: activations and buffers of libraries vary. What is not known
+(the size of a model whose config.json is not at hand) is said to be unknown, never guessed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from streamrl.spec import RLJob
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.model import Model, ScratchModel
+from streamrl.spec.task import Task
+
+UNKNOWN = "unknown"
+
+_PROCESS_BYTES = 1 << 30
+"""Of a process with torch and transformers before its first tensor; 0.86 GB was measured."""
+_FLOAT32, _BFLOAT16 = 4, 2
+_ADAM_FLOATS = 2
+"""First and second moment of each trained weight."""
+_SCRATCH_VOCABULARY = 100
+"""A token for each character: printable ASCII and the special ones."""
+_PROMPT_TOKENS = 1024
+"""Of a prompt; its length is not known before the data set is read."""
+_LOGIT_COPIES = 3
+"""Logits, their log-softmax and their gradient are there at once."""
+_LAYER_FLOATS, _LAYER_FLOATS_RECOMPUTED = 16, 1
+"""Activations that a layer keeps for the backward pass, in hidden sizes a token; with activation checkpointing its input."""
+_SIMULATED_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """Sizes of a decoder with gated feed-forward layers, as config.json names them."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    feed_forward: int
+    experts: int = 1
+    tied: bool = True
+    positions: int | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights; biases and other small ones are left out."""
+        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
+        feed_forward = 3 * self.hidden * self.feed_forward * self.experts
+        norms = 2 * self.hidden
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * (attention + feed_forward + norms) + embeddings + self.hidden
+
+    @property
+    def kv_floats(self) -> int:
+        """Numbers that the cache holds for one token."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerEstimate:
+    """The trainer."""
+
+    ranks: int
+    bytes_per_rank: int | None
+    """None: the model's size is not known."""
+    cost_per_hour: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEstimate:
+    """One pool."""
+
+    name: str
+    replicas: tuple[int, int]
+    """At the start, at most."""
+    bytes_per_replica: int | None
+    cost_per_hour: tuple[Decimal, Decimal]
+    """At the start, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a job will need and cost."""
+
+    simulated: bool
+    """There is no model."""
+    parameters: int | None
+    """None: not known."""
+    trainer: TrainerEstimate
+    pools: tuple[PoolEstimate, ...]
+
+    @property
+    def cost_per_hour(self) -> tuple[Decimal, Decimal]:
+        """All together, at the start and at most."""
+        start, most = (sum((pool.cost_per_hour[at] for pool in self.pools), Decimal(0)) for at in (0, 1))
+        return self.trainer.cost_per_hour + start, self.trainer.cost_per_hour + most
+
+    def lines(self) -> list[str]:
+        """For people."""
+        ranks = f"{self.trainer.ranks} {'rank' if self.trainer.ranks == 1 else 'ranks'}"
+        return [
+            f"model: {'none, the run is simulated' if self.simulated else _parameters(self.parameters)}",
+            f"trainer: {ranks}, {_memory(self.trainer.bytes_per_rank)} each, {self.trainer.cost_per_hour} an hour",
+            *(
+                f"pool {pool.name}: {_range(*pool.replicas)} generators, {_memory(pool.bytes_per_replica)} each, "
+                f"{_range(*pool.cost_per_hour)} an hour"
+                for pool in self.pools
+            ),
+            f"all together: {_range(*self.cost_per_hour)} an hour",
+        ]
+
+
+def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Estimate:
+    """What `job` will need; `config` is the model's config.json where it is at hand (`find_config`)."""
+    scratch = job.spec.model.scratch
+    architecture = of_scratch(scratch) if scratch is not None else of_config(config or {})
+    simulated = job.spec.trainer.engine.simulated is not None
+    trainer = job.spec.trainer
+    return Estimate(
+        simulated=simulated,
+        parameters=None if simulated or architecture is None else architecture.parameters,
+        trainer=TrainerEstimate(
+            ranks=trainer.processes_per_node,
+            bytes_per_rank=_SIMULATED_BYTES if simulated else _rank_bytes(job, architecture),
+            cost_per_hour=Decimal(trainer.cost_per_hour),
+        ),
+        pools=tuple(_pool(job, pool=pool, architecture=architecture) for pool in job.spec.generators),
+    )
+
+
+def of_scratch(model: ScratchModel) -> Architecture:
+    """Sizes of the model that `prepare` will build."""
+    return Architecture(
+        vocabulary=_SCRATCH_VOCABULARY,
+        hidden=model.hidden_size,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.heads,
+        head_size=model.hidden_size // model.heads,
+        feed_forward=model.intermediate_size,
+        positions=model.max_positions,
+    )
+
+
+def of_config(config: Mapping[str, Any]) -> Architecture | None:
+    """Sizes by a model's config.json; None if it is of another kind or not whole."""
+    try:
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        experts = int(config.get("num_experts") or config.get("num_local_experts") or 1)
+        feed_forward = (
+            config["moe_intermediate_size"] if "moe_intermediate_size" in config else config["intermediate_size"]
+        )
+        return Architecture(
+            vocabulary=int(config["vocab_size"]),
+            hidden=hidden,
+            layers=int(config["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_size=int(config.get("head_dim") or hidden // heads),
+            feed_forward=int(feed_forward),
+            experts=experts,
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def find_config(model: Model, *, base_dir: Path, hub_dir: Path) -> Mapping[str, Any] | None:
+    """The model's config.json, if it lies on this machine: the one place here that reads files.
+
+    `hub_dir` is the hub's cache (`~/.cache/huggingface/hub`).
+    """
+    if model.path is not None:
+        return _read(base_dir / model.path.directory / "config.json")
+    if model.hugging_face is None:
+        return None
+    repository = hub_dir / f"models--{model.hugging_face.name.replace('/', '--')}"
+    revision = model.hugging_face.revision
+    try:
+        commit = (repository / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        commit = revision
+    return _read(repository / "snapshots" / commit / "config.json")
+
+
+def _read(path: Path) -> Mapping[str, Any] | None:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, Mapping) else None
+
+
+def _rank_bytes(job: RLJob, architecture: Architecture | None) -> int | None:
+    """Of one rank: its share of weights, gradients, optimiser and reference; all of the activations and of what is published."""
+    if architecture is None:
+        return None
+    trainer, algorithm = job.spec.trainer, job.spec.algorithm
+    weights, trained = architecture.parameters, _trained(job, architecture)
+    floats = weights + trained * (1 + _ADAM_FLOATS)
+    if algorithm.ppo is not None:
+        floats += weights * (2 + _ADAM_FLOATS)  # the critic, with gradients and moments
+    if getattr(algorithm.value, "reference_kl", None) is not None and trainer.lora is None:
+        floats += weights
+    shared = floats * _FLOAT32 // trainer.processes_per_node
+    published = weights * _number_bytes(job)
+    return _PROCESS_BYTES + shared + published + _activation_bytes(job, architecture)
+
+
+def _trained(job: RLJob, architecture: Architecture) -> int:
+    """Weights that have gradients."""
+    lora = job.spec.trainer.lora
+    if lora is None:
+        return architecture.parameters
+    inner = architecture.head_size * (architecture.heads + architecture.kv_heads)
+    widths = 4 * architecture.hidden + 2 * inner + 3 * (architecture.hidden + architecture.feed_forward)
+    return architecture.layers * lora.rank * widths
+
+
+def _activation_bytes(job: RLJob, architecture: Architecture) -> int:
+    trainer = job.spec.trainer
+    kept = _LAYER_FLOATS_RECOMPUTED if trainer.activation_checkpointing else _LAYER_FLOATS
+    wide = kept * architecture.hidden * architecture.layers * _number_bytes(job)
+    logits = _LOGIT_COPIES * architecture.vocabulary * _FLOAT32
+    return trainer.micro_batch_tokens * (wide + logits)
+
+
+def _number_bytes(job: RLJob) -> int:
+    """Of a published weight, and of an activation."""
+    return _BFLOAT16 if job.spec.trainer.precision == "BF16" else _FLOAT32
+
+
+def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> PoolEstimate:
+    replicas = (pool.scaling.initial, pool.scaling.most)
+    cost = Decimal(pool.cost_per_hour)
+    return PoolEstimate(
+        name=pool.name,
+        replicas=replicas,
+        bytes_per_replica=_generator_bytes(job, pool=pool, architecture=architecture),
+        cost_per_hour=(cost * replicas[0], cost * replicas[1]),
+    )
+
+
+def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
+    """Weights twice (the next version is pulled while this one is used) and the cache of all slots."""
+    if pool.engine.simulated is not None:
+        return _SIMULATED_BYTES
+    if architecture is None:
+        return None
+    slots: int = pool.engine.value.slots
+    cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats
+    return _PROCESS_BYTES + (2 * architecture.parameters + cache) * _number_bytes(job)
+
+
+def _sequence_tokens(task: Task, architecture: Architecture) -> int:
+    turns = 1 if task.environment is None else task.environment.max_turns
+    tokens = turns * task.sampling.max_tokens + _PROMPT_TOKENS
+    return tokens if architecture.positions is None else min(tokens, architecture.positions)
+
+
+def _parameters(number: int | None) -> str:
+    if number is None:
+        return f"{UNKNOWN} number of parameters: its config.json is not at hand, or of another kind"
+    for unit, factor in (("billion", 10**9), ("million", 10**6)):
+        if number >= factor:
+            return f"about {number / factor:.2f} {unit} parameters"
+    return f"about {number:,} parameters"
+
+
+def _memory(number: int | None) -> str:
+    return f"{UNKNOWN} memory" if number is None else f"about {number / (1 << 30):.1f} GiB"
+
+
+def _range(least: int | Decimal, most: int | Decimal) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"

@@ -1,0 +1,125 @@
+"""A generator pool: GeneratorPool, StatefulSet, headless Service, PodDisruptionBudget."""
+
+from streamrl import API_VERSION, names
+from streamrl.spec import RLJob
+from streamrl.spec.generators import GeneratorPool
+from streamrl_operator.planning.objects import environment, template
+from streamrl_operator.planning.objects.containers import Container, Probes
+from streamrl_operator.planning.objects.meta import Built, Plan
+from streamrl_operator.planning.pods import ROLE_GENERATOR
+from streamrl_operator.planning.replicas import bounds
+
+_GRACE_S = 90
+"""To finish what it generates after SIGTERM; what is not finished is issued again."""
+_START_S = 1_800
+"""Its pages are there before its model, but torch from a cold disk is slow."""
+_SHARE_AWAY = "10%"
+"""Of a pool may be drained away at once; rounded up, so one of a small pool."""
+_REVISIONS_KEPT = 2
+
+
+def generator_pool(plan: Plan, *, pool: GeneratorPool) -> Built:
+    """The GeneratorPool without `replicas`, which has another field manager (`pool_replicas`)."""
+    least, most = bounds(pool.scaling)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GeneratorPool",
+        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
+        "spec": {
+            "jobName": plan.name,
+            "poolName": pool.name,
+            "scaling": pool.scaling.key,
+            "minReplicas": least,
+            "maxReplicas": most,
+        },
+    }
+
+
+def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Built:
+    """The least object that sets a pool's `replicas`: for `names.REPLICAS_MANAGER`, after the GeneratorPool exists."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "GeneratorPool",
+        "metadata": {"name": names.pool(job.metadata.name, pool), "namespace": namespace},
+        "spec": {"replicas": replicas},
+    }
+
+
+def stateful_set(plan: Plan, *, pool: GeneratorPool) -> Built:
+    """The generators' StatefulSet; all start and end at once."""
+    selector = plan.selector(role=ROLE_GENERATOR, pool=pool.name)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
+        "spec": {
+            "replicas": plan.wanted.generators.get(pool.name, 0),
+            "serviceName": names.pool(plan.name, pool.name),
+            "podManagementPolicy": "Parallel",
+            "revisionHistoryLimit": _REVISIONS_KEPT,
+            "selector": {"matchLabels": selector},
+            "template": template.build_template(_template(plan, pool=pool), plan=plan, pod=pool.pod),
+        },
+    }
+
+
+def headless_service(plan: Plan, *, pool: GeneratorPool) -> Built:
+    """Names of the pool's pods, for those who read their signals."""
+    port = names.PORT_SIGNALS
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
+        "spec": {
+            "clusterIP": "None",
+            "selector": plan.selector(role=ROLE_GENERATOR, pool=pool.name),
+            "ports": [{"name": names.PORT_NAME_SIGNALS, "port": port, "targetPort": port, "protocol": "TCP"}],
+        },
+    }
+
+
+def disruption_budget(plan: Plan, *, pool: GeneratorPool) -> Built:
+    """Drains take a share of the pool at a time; a generator that does not work yet keeps no drain waiting."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
+        "spec": {
+            "maxUnavailable": _SHARE_AWAY,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": plan.selector(role=ROLE_GENERATOR, pool=pool.name)},
+        },
+    }
+
+
+def _template(plan: Plan, *, pool: GeneratorPool) -> template.Template:
+    return template.Template(
+        selector=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
+        labels=plan.labels(pool=pool.name),
+        grace_s=_GRACE_S,
+        main=_container(plan, pool=pool),
+        volumes={
+            template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),
+            template.VOLUME_TLS: template.secret(names.tls_secret(plan.name, "generator")),
+            template.VOLUME_RUN: template.scratch(),
+            template.VOLUME_TMP: template.scratch(),
+        },
+        image=plan.settings.generator_image,
+    )
+
+
+def _container(plan: Plan, *, pool: GeneratorPool) -> Container:
+    return Container(
+        name=names.CONTAINER_GENERATOR,
+        module="streamrl_workers.generator",
+        variables=environment.generator(plan.job, pool=pool),
+        mounts={
+            names.DIR_JOB: template.VOLUME_JOB,
+            names.DIR_TLS: template.VOLUME_TLS,
+            names.DIR_RUN: template.VOLUME_RUN,
+            template.DIR_TMP: template.VOLUME_TMP,
+        },
+        read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
+        ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
+        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_START_S),
+    )

@@ -1,0 +1,53 @@
+"""What pods are given: the resolved job, an account without access, volumes."""
+
+from streamrl import keys, names
+from streamrl.spec import RLJob
+from streamrl.spec.training import Claim
+from streamrl_operator.planning.objects.meta import Built, Plan, canonical
+
+
+def service_account(plan: Plan) -> Built:
+    """The account of all pods; nothing is bound to it and no token is mounted."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": plan.metadata(names.service_account(plan.name)),
+        "automountServiceAccountToken": False,
+    }
+
+
+def resolved_job(plan: Plan) -> Built:
+    """The ConfigMap that every worker reads the job from."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": plan.metadata(names.resolved(plan.name)),
+        "data": {keys.FILE_JOB: job_json(plan.job, namespace=plan.namespace)},
+    }
+
+
+def job_json(job: RLJob, *, namespace: str) -> str:
+    """The validated job with all defaults; of its metadata only what says which job it is."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return canonical(document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}) + "\n"
+
+
+def claims(plan: Plan) -> list[Built]:
+    """The claims that the job does not bring along."""
+    storage = plan.job.spec.storage
+    made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
+    if storage.checkpoints.claim_name is None:
+        made.append(_claim(plan, name=names.checkpoints_claim(plan.name), claim=storage.checkpoints))
+    return made
+
+
+def _claim(plan: Plan, *, name: str, claim: Claim) -> Built:
+    spec: Built = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": claim.size}}}
+    if claim.storage_class_name is not None:
+        spec["storageClassName"] = claim.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": plan.metadata(name, owned=claim.when_deleted == "Delete"),
+        "spec": spec,
+    }

@@ -1,0 +1,196 @@
+"""The trainer's pod and what stands around it: StatefulSet, headless Service, PodDisruptionBudget.
+
+prepare ──▶ scheduler (sidecar: starts before the trainer and ends after it) ──▶ trainer
+   └── store volume ──────────┴── run volume (journal), shared scratch ──────────────┘
+"""
+
+from streamrl import keys, names
+from streamrl_operator.planning.objects import environment, template
+from streamrl_operator.planning.objects.containers import Container, Probes
+from streamrl_operator.planning.objects.meta import Built, Plan
+from streamrl_operator.planning.pods import ROLE_TRAINER
+
+_VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE, _VOLUME_SHM = (
+    "streamrl-store",
+    "streamrl-shared",
+    "streamrl-code",
+    "streamrl-shm",
+)
+_VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER = "streamrl-tls-scheduler", "streamrl-tls-trainer"
+_DIR_SHM = "/dev/shm"  # noqa: S108 - a mount of the pod's own
+
+_READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER)
+
+_GRACE_S = 120
+"""For a last checkpoint after the end of the step."""
+_SCHEDULER_START_S = 1_800
+"""A data set is read and a journal replayed; what must be downloaded, `prepare` has."""
+_TRAINER_START_S = 1_800
+_SMALL = {"cpu": "100m", "memory": "512Mi"}
+"""Requests beside the trainer's own; without limits, since data sets and warm-ups differ."""
+
+_REVISIONS_KEPT = 2
+
+
+def stateful_set(plan: Plan) -> Built:
+    """The trainer's StatefulSet."""
+    selector = plan.selector(role=ROLE_TRAINER)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": plan.metadata(names.trainer(plan.name)),
+        "spec": {
+            "replicas": plan.wanted.trainers,
+            "serviceName": names.trainer(plan.name),
+            "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
+            "revisionHistoryLimit": _REVISIONS_KEPT,
+            "selector": {"matchLabels": selector},
+            "template": template.build_template(_template(plan), plan=plan, pod=plan.job.spec.trainer.pod),
+        },
+    }
+
+
+def headless_service(plan: Plan) -> Built:
+    """Names of the trainer's pods, from before they are ready: they wait for each other."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": plan.metadata(names.trainer(plan.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": plan.selector(role=ROLE_TRAINER),
+            "ports": [_service_port(names.PORT_NAME_TRAINER_SIGNALS, names.PORT_TRAINER_SIGNALS)],
+        },
+    }
+
+
+def scheduler_service(plan: Plan) -> Built:
+    """The address that generators dial; without a ready pod too, else generators and trainer wait for each other."""
+    ports = {
+        names.PORT_NAME_GRPC: names.PORT_GRPC,
+        names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS,
+        names.PORT_NAME_SIGNALS: names.PORT_SIGNALS,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": plan.metadata(names.scheduler(plan.name)),
+        "spec": {
+            "type": "ClusterIP",
+            "publishNotReadyAddresses": True,
+            "selector": plan.selector(role=ROLE_TRAINER),
+            "ports": [_service_port(name, port) for name, port in ports.items()],
+        },
+    }
+
+
+def disruption_budget(plan: Plan) -> Built | None:
+    """Keeps drains away from the trainer where the job asks for it."""
+    if plan.job.spec.trainer.disruption == "Allow":
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": plan.metadata(names.trainer(plan.name)),
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}},
+    }
+
+
+def _service_port(name: str, port: int) -> Built:
+    return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+
+
+def _template(plan: Plan) -> template.Template:
+    stamp = plan.wanted.restarted_at
+    simulated = plan.job.spec.trainer.engine.simulated is not None  # there is no model to make ready
+    return template.Template(
+        selector=plan.selector(role=ROLE_TRAINER),
+        labels=plan.labels(),
+        annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
+        grace_s=_GRACE_S,
+        init_containers=([] if simulated else [_prepare(plan)]) + [_scheduler(plan)],
+        main=_trainer(plan),
+        volumes=_volumes(plan),
+        image=plan.settings.trainer_image,
+    )
+
+
+def _volumes(plan: Plan) -> dict[str, Built]:
+    code, checkpoints = plan.job.spec.task.code, plan.job.spec.storage.checkpoints
+    volumes = {
+        template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),
+        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
+        _VOLUME_TLS_TRAINER: template.secret(names.tls_secret(plan.name, "trainer")),
+        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
+        _VOLUME_STORE: template.claim(checkpoints.claim_name or names.checkpoints_claim(plan.name)),
+        _VOLUME_SHARED: template.scratch(),
+        template.VOLUME_TMP: template.scratch(),
+    }
+    if code is not None:
+        volumes[_VOLUME_CODE] = template.config_map(code.config_map_name)
+    if _has_ranks(plan):
+        volumes[_VOLUME_SHM] = {"emptyDir": {"medium": "Memory"}}
+    return volumes
+
+
+def _has_ranks(plan: Plan) -> bool:
+    """Several processes, which speak through shared memory: a container's own 64 MiB are too little for NCCL."""
+    return plan.job.spec.trainer.processes_per_node > 1
+
+
+def _mounts(plan: Plan) -> dict[str, str]:
+    """What all three containers see."""
+    mounts = {
+        names.DIR_JOB: template.VOLUME_JOB,
+        names.DIR_STORE_VOLUME: _VOLUME_STORE,
+        names.DIR_SHARED: _VOLUME_SHARED,
+        template.DIR_TMP: template.VOLUME_TMP,
+    }
+    return mounts if plan.job.spec.task.code is None else mounts | {names.DIR_CODE: _VOLUME_CODE}
+
+
+def _prepare(plan: Plan) -> Container:
+    return Container(
+        name=names.CONTAINER_PREPARE,
+        module="streamrl_workers.models.prepare",
+        arguments=(
+            *("--job", f"{names.DIR_JOB}/{keys.FILE_JOB}"),
+            *("--cache", f"{names.store_dir(plan.name, uid=plan.uid)}/models"),
+            *("--result", f"{names.DIR_SHARED}/{keys.FILE_MODEL}"),
+        ),
+        variables=environment.prepare(plan.job, uid=plan.uid),
+        mounts=_mounts(plan),
+        read_only=_READ_ONLY,
+        requests=_SMALL,
+    )
+
+
+def _scheduler(plan: Plan) -> Container:
+    return Container(
+        name=names.CONTAINER_SCHEDULER,
+        module="streamrl_workers.scheduler",
+        variables=environment.scheduler(plan.job, uid=plan.uid),
+        mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER},
+        read_only=_READ_ONLY,
+        ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
+        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S, starts_ready=True),
+        requests=_SMALL,
+        sidecar=True,
+    )
+
+
+def _trainer(plan: Plan) -> Container:
+    shm = {_DIR_SHM: _VOLUME_SHM} if _has_ranks(plan) else {}
+    return Container(
+        name=names.CONTAINER_TRAINER,
+        module="streamrl_workers.trainer.launch",
+        variables=environment.trainer(plan.job, uid=plan.uid),
+        mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
+        read_only=_READ_ONLY,
+        ports={
+            names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS,
+            names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS,
+        },
+        probes=Probes(port=names.PORT_TRAINER_SIGNALS, start_deadline_s=_TRAINER_START_S),
+    )

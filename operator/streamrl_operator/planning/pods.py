@@ -1,0 +1,159 @@
+"""What a pod says of itself: whose it is, whether it is ready, what it waits for.
+
+Owns the reading of a Pod's status. Texts are made so that they stay the same while nothing happens: a kubelet's own words
+change with every back-off.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamrl.names import CONTAINER_PREPARE, LABEL_POOL, LABEL_ROLE
+from streamrl_operator.planning.values import Object
+
+ROLE_TRAINER, ROLE_GENERATOR = "trainer", "generator"
+_BEGINNING = ("", "ContainerCreating", "PodInitializing")
+"""Waiting reasons of a container that will start soon."""
+_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")
+"""The kubelet alternates between the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """Why a pod is not ready: a reason in one CamelCase word, and a line for people."""
+
+    reason: str
+    message: str
+
+
+def name(pod: Object) -> str:
+    """Its name."""
+    return str(pod["metadata"]["name"])
+
+
+def uid(pod: Object) -> str:
+    """Its identity; a pod made again by the same name has another one."""
+    return str(pod["metadata"].get("uid") or name(pod))
+
+
+def label(pod: Object, key: str) -> str:
+    """A label's value; empty if it has none."""
+    return str((pod["metadata"].get("labels") or {}).get(key, ""))
+
+
+def is_generator(pod: Object, *, pool: str | None = None) -> bool:
+    """Whether it is a generator; `pool`: of that pool."""
+    return label(pod, LABEL_ROLE) == ROLE_GENERATOR and pool in (None, label(pod, LABEL_POOL))
+
+
+def is_trainer(pod: Object) -> bool:
+    """Whether the trainer and the scheduler run in it."""
+    return label(pod, LABEL_ROLE) == ROLE_TRAINER
+
+
+def is_leaving(pod: Object) -> bool:
+    """Whether it is being deleted."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def place(pod: Object) -> tuple[str, int]:
+    """(StatefulSet, ordinal) by its name; ordinal 0 if the name has none."""
+    owner, _, ordinal = name(pod).rpartition("-")
+    return (owner, int(ordinal)) if ordinal.isdigit() else (name(pod), 0)
+
+
+def status(pod: Object) -> Mapping[str, Any]:
+    """Its status; empty if there is none yet."""
+    return pod.get("status") or {}
+
+
+def condition(pod: Object, kind: str) -> Mapping[str, Any] | None:
+    """The condition of that type."""
+    return next((one for one in status(pod).get("conditions") or () if one.get("type") == kind), None)
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether it is ready and stays."""
+    ready = condition(pod, "Ready")
+    return not is_leaving(pod) and ready is not None and ready.get("status") == "True"
+
+
+def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
+    """The status of each container, in the order of their start."""
+    yield from status(pod).get("initContainerStatuses") or ()
+    yield from status(pod).get("containerStatuses") or ()
+
+
+def awaited(pod: Object) -> Awaited | None:
+    """What it waits for; None: it is ready."""
+    if is_ready(pod):
+        return None
+    if is_leaving(pod):
+        return Awaited(reason="Terminating", message=f"pod {name(pod)} is ending")
+    return _node(pod) or _trouble(pod) or _beginning(pod)
+
+
+def first_awaited(pods: Sequence[Object]) -> Awaited | None:
+    """Of the first pod, by name, that is not ready."""
+    ordered = sorted(pods, key=place)
+    return next((what for pod in ordered if (what := awaited(pod)) is not None), None)
+
+
+def _node(pod: Object) -> Awaited | None:
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled is not None and scheduled.get("status") == "False":
+        reason = str(scheduled.get("reason") or "Unschedulable")
+        return Awaited(reason=reason, message=f"pod {name(pod)} has no node: {scheduled.get('message') or reason}")
+    if status(pod).get("phase") == "Failed":
+        told = status(pod).get("message") or status(pod).get("reason") or "no reason is given"
+        return Awaited(reason="PodFailed", message=f"pod {name(pod)} has failed: {told}")
+    return None
+
+
+def _trouble(pod: Object) -> Awaited | None:
+    for container in containers(pod):
+        waiting = (container.get("state") or {}).get("waiting")
+        reason = str(waiting.get("reason") or "") if waiting else ""
+        if reason in _BEGINNING:
+            continue
+        of = f"container {container.get('name')} of pod {name(pod)}"
+        if reason == "CrashLoopBackOff":
+            return Awaited(
+                reason=reason, message=f"{of} {ending((container.get('lastState') or {}).get('terminated'))}"
+            )
+        if reason in _NO_IMAGE:
+            why = f"{of}: image {container.get('image')} cannot be pulled; kubectl describe pod {name(pod)} says why"
+            return Awaited(reason="ImagePullBackOff", message=why)
+        return Awaited(reason=reason, message=f"{of}: {(waiting or {}).get('message') or reason}")
+    return None
+
+
+def ending(terminated: Mapping[str, Any] | None) -> str:
+    """How a container ended, with its last lines."""
+    if terminated is None:
+        return "has ended"
+    text = f"ended with exit code {terminated.get('exitCode')} ({terminated.get('reason') or 'Error'})"
+    last_lines = str(terminated.get("message") or "").strip()[-_LAST_CHARACTERS:]
+    return f"{text}: {last_lines}" if last_lines else text
+
+
+_LAST_CHARACTERS = 600
+"""Of a container's last lines: they fit into a condition and an event (1,024 characters) with the words before them."""
+
+
+def _beginning(pod: Object) -> Awaited:
+    for container in containers(pod):
+        state = container.get("state") or {}
+        if container.get("name") == CONTAINER_PREPARE and "running" in state:
+            return Awaited(reason="Preparing", message=f"pod {name(pod)} makes the model ready (container prepare)")
+        ended = state.get("terminated")
+        if ended and (ended.get("exitCode") or 0) != 0:
+            return Awaited(
+                reason="Restarting", message=f"container {container.get('name')} of pod {name(pod)} {ending(ended)}"
+            )
+    waiting = [one.get("name") for one in containers(pod) if "waiting" in (one.get("state") or {})]
+    if waiting:
+        return Awaited(reason="Starting", message=f"pod {name(pod)} starts container {waiting[0]}")
+    if condition(pod, "PodScheduled") is None:
+        return Awaited(reason="Starting", message=f"pod {name(pod)} waits for a node")
+    return Awaited(reason="Starting", message=f"pod {name(pod)} runs and is not ready yet")

@@ -1,0 +1,38 @@
+"""Whether a job that should run does, and else what it waits for: its condition Ready."""
+
+from collections.abc import Sequence
+
+from streamrl import names
+from streamrl_operator.planning import pods
+from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.replicas import PoolPlan
+from streamrl_operator.planning.values import Object, Observed
+
+
+def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
+    """The trainer first, then at least one generator; generators that are missing beside others are told of."""
+    trainer = [pod for pod in observed.pods if pods.is_trainer(pod)]
+    if not trainer:
+        owner = names.trainer(str(observed.raw["metadata"]["name"]))
+        return _no("TrainerPending", f"StatefulSet {owner} has not made its pod yet")
+    awaited = pods.first_awaited(trainer)
+    if awaited is not None:
+        return _no(awaited.reason, awaited.message)
+    return _generators([pod for pod in observed.pods if pods.is_generator(pod)], plans=plans)
+
+
+def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> Aspect:
+    wanted, have = sum(plan.desired for plan in plans), sum(pods.is_ready(pod) for pod in generators)
+    if wanted == 0:
+        pools = ", ".join(plan.name for plan in plans)
+        return _no("NoGenerators", f"no generators are asked for: scale a pool up ({pools})")
+    awaited = pods.first_awaited([pod for pod in generators if not pods.is_leaving(pod)])
+    why = "" if awaited is None else f"; {awaited.message}"
+    counts = f"{have} of {wanted} generators are ready"
+    if have == 0:
+        return _no("GeneratorsPending" if awaited is None else awaited.reason, f"{counts}{why}")
+    return Aspect(type=READY, holds=True, reason="Running", message=f"the trainer is ready; {counts}{why}")
+
+
+def _no(reason: str, message: str) -> Aspect:
+    return Aspect(type=READY, holds=False, reason=reason, message=message)

@@ -1,0 +1,218 @@
+"""How many generators each pool should have, and who says so.
+
+    static    the job: scaling.static.replicas
+    auto      the autoscaler's policy; its memory is made again of what the pool has
+    external  GeneratorPool.spec.replicas, which somebody else sets through /scale
+
+`spec.replicas` has a field manager of its own. We write it when the pool is made, for every change of static and auto, and
+once when a pool becomes external and the field is not known to be ours already; never else in external. What is asked is
+clamped to the pool's bounds. A job that does not run wants no pods: that overrides the number, it never changes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
+from streamrl.spec.generators import GeneratorPool, Scaling
+from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
+from streamrl_operator.autoscaler import POLICIES
+from streamrl_operator.autoscaler.observation import observe
+from streamrl_operator.autoscaler.values import Decision, State
+from streamrl_operator.planning import conditions, pods, stored
+from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.moments import stamp
+from streamrl_operator.planning.values import Event, Object, Observed
+
+MOST_REPLICAS = 1024
+LONGEST_HISTORY = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlan:
+    """What is to be done about one pool."""
+
+    name: str
+    desired: int
+    """Pods."""
+    requested: int | None
+    """`spec.replicas` to be written; None: leave it alone."""
+    status: GeneratorPoolStatus
+    state: State | None = None
+    """For the next look; None: nothing to remember."""
+    events: tuple[Event, ...] = ()
+
+    @property
+    def summary(self) -> PoolSummary:
+        """For the job's status."""
+        return PoolSummary(name=self.name, desired=self.desired, ready=self.status.ready_replicas or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """How many replicas are asked for, within bounds."""
+
+    replicas: int
+    reason: str
+    requested: int | None
+    state: State | None
+
+
+def bounds(scaling: Scaling) -> tuple[int, int]:
+    """Least and most replicas, whoever asks."""
+    if scaling.static is not None:
+        return scaling.static.replicas, scaling.static.replicas
+    if scaling.auto is not None:
+        return scaling.auto.min_replicas, scaling.auto.max_replicas
+    return 0, MOST_REPLICAS
+
+
+def plan(observed: Observed, *, before: RLJobStatus, halted: str = "") -> list[PoolPlan]:
+    """For all pools of a valid job that has not ended. `halted`: why no pods are wanted; empty: the job runs."""
+    assert observed.job is not None, "an invalid job's pools are left as they are"
+    plans = []
+    for pool in observed.job.spec.generators:
+        asked = _ask(pool, observed=observed, before=before, halted=bool(halted))
+        plans.append(_pool_plan(pool.name, asked, observed=observed, halted=halted))
+    return plans
+
+
+def stopped(observed: Observed, *, why: str) -> list[PoolPlan]:
+    """For all pools of a job that has ended or goes: no pods, and whatever is asked changes nothing."""
+    job = observed.job
+    known = observed.pools if job is None else [pool.name for pool in job.spec.generators]
+    return [_pool_plan(name, None, observed=observed, halted=why) for name in known]
+
+
+def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted: bool) -> _Asked:
+    found, kind = observed.pools.get(pool.name), pool.scaling.key
+    now = _replicas(found)
+    have = now if now is not None else _remembered(pool.name, before) or pool.scaling.initial
+    decision, state = _decide(pool, observed=observed, have=have, halted=halted)
+    least, most = bounds(pool.scaling)
+    clamped = min(max(decision.replicas, least), most)
+    reason = decision.reason if found is not None or kind == "static" else "initialReplicas"
+    if clamped != decision.replicas:
+        reason = f"{reason}; bounds are {least} to {most}"
+    if kind == "external":
+        write = now is None or (_was(found) != kind and not _is_held(found))
+    else:
+        write = decision.replicas != now or (_has_managers(found) and not _is_held(found))
+    return _Asked(
+        replicas=clamped,
+        reason=reason,
+        requested=decision.replicas if write else None,
+        state=state if kind == "auto" and not halted else None,
+    )
+
+
+def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool) -> tuple[Decision, State]:
+    kind, state = pool.scaling.key, State(wanted=have)
+    if kind == "external":
+        return Decision(replicas=have, reason=f"set to {have} through /scale"), state
+    if kind == "auto":
+        state = observed.scaling.get(pool.name, state)
+        if halted:
+            return Decision(replicas=state.wanted, reason="as before"), state
+    seen = observe(observed.numbers, pool=pool.name, wanted=state.wanted, now_s=observed.at_s)
+    return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
+
+
+def _replicas(found: Object | None) -> int | None:
+    value = None if found is None else (found.get("spec") or {}).get("replicas")
+    return value if isinstance(value, int) else None
+
+
+def _was(found: Object | None) -> str | None:
+    """Kind of scaling when the pool was last applied."""
+    return None if found is None else (found.get("spec") or {}).get("scaling")
+
+
+def _remembered(name: str, before: RLJobStatus) -> int | None:
+    """What the job's status says of a pool whose object is not seen: a lost object is no reason to begin again."""
+    return next((pool.desired or None for pool in before.pools if pool.name == name), None)
+
+
+def _managed(found: Object | None) -> Sequence[Mapping[str, Any]]:
+    return ((found or {}).get("metadata") or {}).get("managedFields") or ()
+
+
+def _has_managers(found: Object | None) -> bool:
+    """Whether it is known who holds which field; a cache may leave that out."""
+    return bool(_managed(found))
+
+
+def _is_held(found: Object | None) -> bool:
+    """Whether our manager is known to hold `spec.replicas`."""
+    return any(_holds_replicas(entry) for entry in _managed(found))
+
+
+def _holds_replicas(entry: Mapping[str, Any]) -> bool:
+    fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+    return entry.get("manager") == REPLICAS_MANAGER and entry.get("operation") == "Apply" and "f:replicas" in fields
+
+
+def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: str) -> PoolPlan:
+    before = stored.pool_status(observed.pools.get(name))
+    history = before.scaling_history
+    events: tuple[Event, ...] = ()
+    if asked is not None:
+        history, events = _told(name, asked, history, now=stamp(observed.now))
+    desired = 0 if halted or asked is None else asked.replicas
+    status = _status(name, before, observed=observed, desired=desired).model_copy(
+        update={"reason": halted or (history[-1].reason if history else None), "scaling_history": history}
+    )
+    return PoolPlan(
+        name=name,
+        desired=desired,
+        requested=None if asked is None else asked.requested,
+        state=None if asked is None else asked.state,
+        status=status,
+        events=events,
+    )
+
+
+def _told(
+    name: str, asked: _Asked, history: tuple[Scaled, ...], *, now: str
+) -> tuple[tuple[Scaled, ...], tuple[Event, ...]]:
+    """The history with a change of what is asked, and its event. The first entry is the pool's beginning: no event."""
+    had = history[-1].to_replicas if history else 0
+    if history and had == asked.replicas:
+        return history, ()
+    entry = Scaled(time=now, from_replicas=had, to_replicas=asked.replicas, reason=asked.reason[:1024])
+    message = f"pool {name}: {had} -> {asked.replicas} generators: {asked.reason}"
+    events = (Event(kind="Normal", reason="Scaled", message=message),) if history else ()
+    return (*history, entry)[-LONGEST_HISTORY:], events
+
+
+def _status(name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int) -> GeneratorPoolStatus:
+    found = observed.pools.get(name) or {}
+    mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=name)]
+    staying = [pod for pod in mine if not pods.is_leaving(pod)]
+    ready = sum(pods.is_ready(pod) for pod in staying)
+    generation = (found.get("metadata") or {}).get("generation")
+    return GeneratorPoolStatus(
+        observed_generation=generation,
+        conditions=conditions.renewed(
+            before.conditions,
+            [_ready(staying, ready=ready, desired=desired)],
+            now=observed.now,
+            generation=generation,
+        ),
+        replicas=len(staying),
+        ready_replicas=ready,
+        desired_replicas=desired,
+        selector=f"{LABEL_JOB}={observed.raw['metadata']['name']},{LABEL_POOL}={name}",
+    )
+
+
+def _ready(staying: Sequence[Object], *, ready: int, desired: int) -> Aspect:
+    if desired == 0:
+        return Aspect(type=READY, holds=False, reason="NoPodsWanted", message="no pods are wanted")
+    counts = f"{ready} of {desired} pods are ready"
+    if ready >= desired:
+        return Aspect(type=READY, holds=True, reason="AllReady", message=counts)
+    awaited = pods.first_awaited(staying)
+    if awaited is None:
+        return Aspect(type=READY, holds=False, reason="Starting", message=counts)
+    return Aspect(type=READY, holds=False, reason=awaited.reason, message=f"{counts}; {awaited.message}")

@@ -1,0 +1,103 @@
+"""What planning is told and what it answers. Values only: no clock, no client.
+
+    Observed ──▶ life.decide ──▶ Verdict ── wanted ──▶ objects.plan_objects ──▶ objects to apply
+                                    └── status, pool statuses, events, next look
+
+`handlers` observes and carries out; it decides nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from streamrl.spec import RLJob
+from streamrl_operator.autoscaler.values import State
+
+Object = Mapping[str, Any]
+"""A Kubernetes object as plain data, as the API server returns it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of this operator, from its environment (the chart's values)."""
+
+    namespace: str
+    """Its own."""
+    trainer_image: str
+    generator_image: str
+    namespaces: tuple[str, ...] = ()
+    """That it watches; empty = all."""
+    resync_s: float = 30.0
+    """Least time between two looks at a running job's numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """One job and everything of it, at one moment."""
+
+    now: datetime
+    """UTC."""
+    raw: Object
+    """The RLJob as stored: metadata, spec, status."""
+    job: RLJob | None
+    """The same, validated; None where it is not valid."""
+    invalid: str = ""
+    """Why it is not valid: one line for each mistake."""
+    pools: Mapping[str, Object] = field(default_factory=dict)
+    """GeneratorPool objects, by the pool's name in the job."""
+    sets: Mapping[str, Object] = field(default_factory=dict)
+    """StatefulSets, by name."""
+    pods: Sequence[Object] = ()
+    claims: Mapping[str, Object] = field(default_factory=dict)
+    """PersistentVolumeClaims, by name."""
+    numbers: Mapping[str, Any] | None = None
+    """The scheduler's /numbers page; None: not to be had now. `result` in it: how the run ended (result.json)."""
+    scaling: Mapping[str, State] = field(default_factory=dict)
+    """Pool -> what its scaling policy remembers; empty after a restart of the operator."""
+    at_s: float = 0.0
+    """Monotonic clock, for the scaling policies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What should run."""
+
+    trainers: int
+    """0 or 1 pods with trainer and scheduler."""
+    generators: Mapping[str, int]
+    """Pool -> pods."""
+    restarted_at: str = ""
+    """Stamp in the trainer's pod template: a new value makes its pods again."""
+    requested: Mapping[str, int] = field(default_factory=dict)
+    """Pool -> `spec.replicas` that we write now under our second field manager; absent = leave it alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something to tell in the job's events."""
+
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be done about a job."""
+
+    wanted: Wanted
+    status: Mapping[str, Any]
+    """The whole status of the RLJob."""
+    pool_statuses: Mapping[str, Mapping[str, Any]]
+    """Pool -> the whole status of its GeneratorPool."""
+    events: Sequence[Event] = ()
+    delete_pods: Sequence[str] = ()
+    """Names of pods to be deleted (a restart of the trainer as a group)."""
+    ours: bool = True
+    """False: another controller brings this job about (`managedBy`). Nothing is applied or written."""
+    delete_job: bool = False
+    """Its time after the end is over."""
+    look_again_s: float | None = None
+    """At the latest; None: only when something changes."""
+    scaling: Mapping[str, State] = field(default_factory=dict)

@@ -1,0 +1,108 @@
+"""Jobs for the planner's tests, and what is planned for them."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamrl.spec import RLJob, parse_job
+from streamrl_operator.planning.objects import plan_objects
+from streamrl_operator.planning.values import Settings, Wanted
+
+NAMESPACE, UID = "team-a", "3f8e9c52-6a3b-4e0e-9d3e-0c7f7f0f1a11"
+SETTINGS = Settings(
+    namespace="streamrl-system", trainer_image="streamrl/trainer:1", generator_image="streamrl/generator:1"
+)
+
+_POD = {
+    "image": "registry.example/trainer:7",
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": ["registry"],
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus", "streamrl.io/job": "not-ours"},
+    "annotations": {"example.com/team": "a", "kubectl.kubernetes.io/default-container": "none"},
+    "nodeSelector": {"gpu": "h200"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"nvidia.com/gpu": "2"}},
+    "env": [
+        {"name": "HF_TOKEN", "secretKey": {"name": "hub", "key": "token"}},
+        {"name": "HF_HOME", "value": "/data/hub"},
+        {"name": "EMPTY", "value": ""},
+    ],
+    "volumes": [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}},
+        {"name": "fast", "emptyDir": {"sizeLimit": "20Gi"}},
+    ],
+    "volumeMounts": [
+        {"name": "data", "mountPath": "/data", "readOnly": True},
+        {"name": "fast", "mountPath": "/tmp/"},
+    ],
+    "priorityClassName": "research",
+    "runtimeClassName": "nvidia",
+}
+
+_FULL: dict[str, Any] = {
+    "apiVersion": "streamrl.io/v1alpha1",
+    "kind": "RLJob",
+    "metadata": {"name": "full", "labels": {"team": "a"}, "annotations": {"note": "x"}},
+    "spec": {
+        "model": {"huggingFace": {"name": "Qwen/Qwen3-8B"}},
+        "task": {
+            "dataset": {"jsonl": {"path": "questions.jsonl"}},
+            "code": {"configMapName": "full-code"},
+            "sampling": {"maxTokens": 64},
+            "rewards": [{"name": "answer", "exactMatch": {}}],
+        },
+        "pipeline": {"batchGroups": 4, "steps": 10},
+        "generators": [
+            {
+                "name": "fixed",
+                "engine": {"hf": {"slots": 8}},
+                "scaling": {"static": {"replicas": 3}},
+                "costPerHour": "2.50",
+                "pod": _POD | {"image": "registry.example/generator:7"},
+            },
+            {"name": "auto", "engine": {"hf": {"slots": 8}}, "scaling": {"auto": {"minReplicas": 1, "maxReplicas": 5}}},
+            {"name": "free", "engine": {"hf": {"slots": 8}}, "scaling": {"external": {"initialReplicas": 2}}},
+        ],
+        "trainer": {"processesPerNode": 2, "disruption": "Block", "costPerHour": "10.00", "pod": _POD},
+        "storage": {
+            "checkpoints": {"size": "100Gi", "storageClassName": "ssd", "whenDeleted": "Retain"},
+            "journal": {"size": "1Gi"},
+        },
+    },
+}
+
+
+def full_document() -> dict[str, Any]:
+    """A job that uses all that touches Kubernetes, as plain data of its own."""
+    return copy.deepcopy(_FULL)
+
+
+def full_job() -> RLJob:
+    """The same, validated."""
+    return parse_job(full_document())
+
+
+def planned(job: RLJob, *, wanted: Wanted | None = None, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
+    """What is planned for a running job."""
+    running = Wanted(trainers=1, generators={pool.name: pool.scaling.initial for pool in job.spec.generators})
+    return plan_objects(job, namespace=NAMESPACE, uid=UID, wanted=wanted or running, settings=settings)
+
+
+def find(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The one object of this kind and name."""
+    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def templates(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(StatefulSet, pod template)."""
+    for each in objects:
+        if each["kind"] == "StatefulSet":
+            yield each["metadata"]["name"], each["spec"]["template"]
+
+
+def containers(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All containers of a pod template, in the order in which they start."""
+    spec = template["spec"]
+    return [*spec.get("initContainers", ()), *spec["containers"]]

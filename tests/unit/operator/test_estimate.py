@@ -1,0 +1,175 @@
+"""What a job will need and cost."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamrl.spec import parse_job
+from streamrl_operator.planning.estimate import estimate, find_config, of_config
+from support.jobs import simulated_job
+from support.planned import full_document, full_job
+
+QWEN3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+QWEN25_05B = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+QWEN3_30B_A3B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "vocab_size": 151936,
+}
+GIB = 1 << 30
+
+
+def full(**trainer: Any) -> dict[str, Any]:
+    document = full_document()
+    document["spec"]["trainer"] |= trainer
+    return document
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [(QWEN3_8B, 8_190_735_360), (QWEN25_05B, 494_032_768), (QWEN3_30B_A3B, 30_532_122_624)],
+    ids=["Qwen3-8B", "Qwen2.5-0.5B", "Qwen3-30B-A3B"],
+)
+def test_parameters_are_those_of_the_hub(config: dict[str, Any], parameters: int) -> None:
+    architecture = of_config(config)
+    assert architecture is not None
+    assert architecture.parameters == pytest.approx(parameters, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"n_embd": 768}, QWEN3_8B | {"hidden_size": None}, QWEN25_05B | {"num_attention_heads": 0}]
+)
+def test_another_kind_of_model_is_unknown(config: dict[str, Any]) -> None:
+    assert of_config(config) is None
+    found = estimate(full_job(), config=config)
+    assert (found.parameters, found.trainer.bytes_per_rank, found.pools[0].bytes_per_replica) == (None, None, None)
+    assert "unknown" in found.lines()[0]
+
+
+def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
+    one = estimate(parse_job(full(processesPerNode=1)), config=QWEN3_8B).trainer.bytes_per_rank
+    eight = estimate(parse_job(full(processesPerNode=8)), config=QWEN3_8B).trainer.bytes_per_rank
+    assert one is not None
+    assert eight is not None
+    states = 16 * 8_190_735_360  # weights, gradients, two moments in float32
+    assert one > states
+    assert one - eight == pytest.approx(states * 7 / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        ({"precision": "BF16"}, {"precision": "FP32"}),
+        ({"activationCheckpointing": True}, {"activationCheckpointing": False}),
+        ({"microBatchTokens": 1024}, {"microBatchTokens": 16384}),
+        ({"lora": {"rank": 16}}, {}),
+        ({"lora": {"rank": 4}}, {"lora": {"rank": 64}}),
+    ],
+)
+def test_what_saves_memory_saves_memory(less: dict[str, Any], more: dict[str, Any]) -> None:
+    small, large = (estimate(parse_job(full(**part)), config=QWEN3_8B).trainer.bytes_per_rank for part in (less, more))
+    assert small is not None
+    assert large is not None
+    assert small < large
+
+
+def test_critic_and_reference_need_their_own() -> None:
+    document = full(processesPerNode=1)
+    document["spec"]["algorithm"] = {"grpo": {}}
+    plain = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
+    document["spec"]["algorithm"] = {"grpo": {"referenceKl": {}}}
+    reference = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
+    document["spec"]["algorithm"] = {"ppo": {}}
+    critic = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
+    assert plain is not None
+    assert reference is not None
+    assert critic is not None
+    assert reference - plain == pytest.approx(4 * 8.19e9, rel=0.01)
+    assert critic - plain == pytest.approx(16 * 8.19e9, rel=0.01)
+
+
+def test_a_generator_holds_two_versions_and_its_cache() -> None:
+    (pool, *_) = estimate(full_job(), config=QWEN3_8B).pools
+    assert pool.bytes_per_replica is not None
+    cache = 8 * (64 + 1024) * 2 * 36 * 8 * 128 * 4  # slots x tokens x keys and values of all layers in float32
+    assert pool.bytes_per_replica == pytest.approx(GIB + 2 * 4 * 8_190_735_360 + cache, rel=0.001)
+
+
+def test_money() -> None:
+    found = estimate(full_job())
+    assert [pool.cost_per_hour for pool in found.pools] == [
+        (Decimal("7.50"), Decimal("7.50")),
+        (Decimal("1.00"), Decimal("5.00")),
+        (Decimal("2.00"), Decimal("2.00")),
+    ]
+    assert found.cost_per_hour == (Decimal("20.50"), Decimal("24.50"))
+
+
+def test_lines_for_people() -> None:
+    assert estimate(full_job(), config=QWEN3_8B).lines()[2:] == [
+        "pool fixed: 3 generators, about 64.4 GiB each, 7.50 an hour",
+        "pool auto: 1 to 5 generators, about 64.4 GiB each, 1.00 to 5.00 an hour",
+        "pool free: 2 generators, about 64.4 GiB each, 2.00 an hour",
+        "all together: 20.50 to 24.50 an hour",
+    ]
+
+
+def test_the_size_of_a_new_model_is_computed() -> None:
+    document = full_document()
+    document["spec"]["model"] = {"scratch": {"hiddenSize": 96, "layers": 2, "heads": 4, "intermediateSize": 256}}
+    found = estimate(parse_job(document))
+    assert found.parameters == pytest.approx(225_000, rel=0.05)  # the README's model, whose alphabet is smaller
+
+
+def test_a_simulated_job_has_no_model() -> None:
+    found = estimate(parse_job(simulated_job()))
+    assert found.lines()[0] == "model: none, the run is simulated"
+    assert "unknown" not in "".join(found.lines())
+
+
+def test_a_config_is_found_on_this_machine(tmp_path: Path) -> None:
+    model = full_job().spec.model
+    assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path) is None
+    repository = tmp_path / "models--Qwen--Qwen3-8B"
+    (repository / "snapshots/abc").mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc\n")
+    (repository / "snapshots/abc/config.json").write_text(json.dumps(QWEN3_8B))
+    assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path) == QWEN3_8B
+    (repository / "snapshots/abc/config.json").write_text("[")
+    assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path) is None
+
+
+def test_a_config_beside_the_job_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text(json.dumps(QWEN25_05B))
+    document = full_document()
+    document["spec"]["model"] = {"path": {"directory": "mine"}}
+    model = parse_job(document).spec.model
+    assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path / "none") == QWEN25_05B

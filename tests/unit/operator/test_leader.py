@@ -1,0 +1,81 @@
+"""The Lease: who may take it, what is written, what others' clocks may say. Tables; `tests/cluster/test_operator.py` has the real one."""
+
+from typing import Any
+
+import pytest
+
+from streamrl_operator.leader import Sighting, Terms, held, may_take, sighted
+
+ME, OTHER = "me_1", "other_2"
+MOMENT = "2026-01-01T00:00:00.000000Z"
+
+
+def seen(holder: str, *, since_s: float = 100.0) -> Sighting:
+    """A Lease of 15 s."""
+    return Sighting(version="7", holder=holder, lease_s=15.0, since_s=since_s)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "now_s", "free"),
+    [
+        (seen(""), 100.0, True),
+        (seen(ME), 100.0, True),
+        (seen(OTHER), 100.0, False),
+        (seen(OTHER), 114.9, False),
+        (seen(OTHER), 115.0, True),
+        (seen(OTHER, since_s=110.0), 120.0, False),
+    ],
+)
+def test_who_may_take_it(sighting: Sighting, now_s: float, *, free: bool) -> None:
+    assert may_take(sighting, me=ME, now_s=now_s) == free
+
+
+def lease(version: str, **spec: Any) -> dict[str, Any]:
+    """As the API server has it."""
+    return {"metadata": {"name": "l", "namespace": "n", "resourceVersion": version}, "spec": spec}
+
+
+def test_age_counts_from_the_last_change_that_we_saw() -> None:
+    first = sighted(lease("7", holderIdentity=OTHER, leaseDurationSeconds=15, renewTime=MOMENT), None, now_s=100.0)
+    assert first == seen(OTHER)
+    assert sighted(lease("7", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0) is first
+    renewed = sighted(lease("8", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0)
+    assert renewed.since_s == 110.0  # whatever renewTime says: it is another machine's clock
+
+
+def test_a_new_lease() -> None:
+    made = held({"metadata": {"name": "l"}}, me=ME, lease_s=15.0, moment=MOMENT)
+    assert made["spec"] == {
+        "holderIdentity": ME,
+        "leaseDurationSeconds": 15,
+        "acquireTime": MOMENT,
+        "renewTime": MOMENT,
+        "leaseTransitions": 1,
+    }
+
+
+def test_renewing_keeps_when_it_was_taken() -> None:
+    mine = lease("7", holderIdentity=ME, acquireTime="before", leaseTransitions=3)
+    again = held(mine, me=ME, lease_s=15.0, moment=MOMENT)
+    assert (again["spec"]["acquireTime"], again["spec"]["renewTime"], again["spec"]["leaseTransitions"]) == (
+        "before",
+        MOMENT,
+        3,
+    )
+    assert again["metadata"]["resourceVersion"] == "7"  # so that of two who write, one is refused
+
+
+def test_taking_over_and_giving_back_are_counted_once() -> None:
+    taken = held(lease("7", holderIdentity=OTHER, leaseTransitions=3), me=ME, lease_s=15.0, moment=MOMENT)
+    assert taken["spec"]["leaseTransitions"] == 4
+    given = held(taken, me="", lease_s=1.0, moment=MOMENT)
+    assert (given["spec"]["holderIdentity"], given["spec"]["leaseTransitions"]) == ("", 4)
+
+
+def test_a_short_lease_is_written_as_a_whole_second() -> None:
+    assert held({}, me=ME, lease_s=0.4, moment=MOMENT)["spec"]["leaseDurationSeconds"] == 1
+
+
+def test_the_holder_gives_up_before_another_may_begin() -> None:
+    terms = Terms()
+    assert terms.retry_s < terms.renew_s < terms.lease_s

@@ -1,0 +1,235 @@
+"""What is planned for a job: which objects, with what in them, and always the same."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from streamrl import keys, names
+from streamrl.spec import RLJob, parse_job
+from streamrl_operator.autoscaler.observation import generator_name
+from streamrl_operator.planning.objects import pool_replicas
+from streamrl_operator.planning.values import Settings, Wanted
+from support.jobs import simulated_job
+from support.planned import NAMESPACE, UID, find, full_document, full_job, planned, templates
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+UPDATE = "STREAMRL_UPDATE_SNAPSHOTS"
+"""Set it to 1 to write the snapshots anew; then read the difference."""
+
+FULL_NAMES = [
+    ("ServiceAccount", "full-pods"),
+    ("ConfigMap", "full-job"),
+    ("PersistentVolumeClaim", "full-journal"),
+    ("PersistentVolumeClaim", "full-checkpoints"),
+    ("NetworkPolicy", "full-trainer"),
+    ("NetworkPolicy", "full-fixed"),
+    ("NetworkPolicy", "full-auto"),
+    ("NetworkPolicy", "full-free"),
+    ("Service", "full-scheduler"),
+    ("Service", "full-trainer"),
+    ("Service", "full-fixed"),
+    ("Service", "full-auto"),
+    ("Service", "full-free"),
+    ("PodDisruptionBudget", "full-trainer"),
+    ("PodDisruptionBudget", "full-fixed"),
+    ("PodDisruptionBudget", "full-auto"),
+    ("PodDisruptionBudget", "full-free"),
+    ("GeneratorPool", "full-fixed"),
+    ("GeneratorPool", "full-auto"),
+    ("GeneratorPool", "full-free"),
+    ("StatefulSet", "full-trainer"),
+    ("StatefulSet", "full-fixed"),
+    ("StatefulSet", "full-auto"),
+    ("StatefulSet", "full-free"),
+]
+
+
+def changed(path: str, value: object) -> RLJob:
+    """The full job with one field of its spec set; `None` removes it."""
+    document = full_document()
+    *way, last = path.split(".")
+    place: Any = document["spec"]
+    for word in way:
+        place = place[int(word)] if word.isdigit() else place.setdefault(word, {})
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
+    return parse_job(document)
+
+
+def differing(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """Objects that are in one alone, or are not the same in both."""
+    both = [{(each["kind"], each["metadata"]["name"]): each for each in objects} for objects in (before, after)]
+    return {key for key in both[0] | both[1] if both[0].get(key) != both[1].get(key)}
+
+
+@pytest.mark.parametrize("name", ["full", "simulated"])
+def test_objects_are_those_of_the_snapshot(name: str) -> None:
+    job = full_job() if name == "full" else parse_job(simulated_job())
+    path, objects = SNAPSHOTS / f"{name}.yaml", planned(job)
+    if os.environ.get(UPDATE) == "1":
+        yaml = YAML()
+        yaml.width = 10_000
+        with path.open("w", encoding="utf-8") as file:
+            yaml.dump_all(objects, file)
+    assert list(YAML(typ="safe").load_all(path)) == objects
+
+
+def test_objects_in_the_order_of_their_need() -> None:
+    assert [(each["kind"], each["metadata"]["name"]) for each in planned(full_job())] == FULL_NAMES
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    assert json.dumps(planned(full_job())) == json.dumps(planned(full_job()))
+
+
+def test_every_object_says_whose_it_is() -> None:
+    for each in planned(full_job()):
+        labels = each["metadata"]["labels"]
+        assert each["metadata"]["namespace"] == NAMESPACE
+        assert (labels[names.LABEL_JOB], labels[names.LABEL_JOB_UID]) == ("full", UID)
+        assert labels[names.LABEL_MANAGED_BY] == names.MANAGED_BY
+
+
+def test_all_go_with_the_job_but_a_claim_that_is_retained() -> None:
+    ownerless = [each["metadata"]["name"] for each in planned(full_job()) if "ownerReferences" not in each["metadata"]]
+    assert ownerless == ["full-checkpoints"]
+    (owner,) = planned(full_job())[0]["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (UID, True, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "touched"),
+    [
+        ("suspend", True, {("ConfigMap", "full-job")}),
+        ("failurePolicy.maxRestarts", 9, {("ConfigMap", "full-job")}),
+        ("generators.1.pod.image", "x:2", {("ConfigMap", "full-job"), ("StatefulSet", "full-auto")}),
+        ("generators.1.scaling.auto.maxReplicas", 9, {("ConfigMap", "full-job"), ("GeneratorPool", "full-auto")}),
+        ("trainer.disruption", "Allow", {("ConfigMap", "full-job"), ("PodDisruptionBudget", "full-trainer")}),
+        (
+            "storage.checkpoints.whenDeleted",
+            "Delete",
+            {("ConfigMap", "full-job"), ("PersistentVolumeClaim", "full-checkpoints")},
+        ),
+        (
+            "storage.checkpoints.claimName",
+            "mine",
+            {("ConfigMap", "full-job"), ("PersistentVolumeClaim", "full-checkpoints"), ("StatefulSet", "full-trainer")},
+        ),
+        ("task.code", None, {("ConfigMap", "full-job"), ("StatefulSet", "full-trainer")}),
+    ],
+)
+def test_an_edit_touches_no_more_than_it_must(path: str, value: object, touched: set[tuple[str, str]]) -> None:
+    assert differing(planned(full_job()), planned(changed(path, value))) == touched
+
+
+@pytest.mark.parametrize(
+    ("wanted", "touched"),
+    [
+        (Wanted(trainers=0, generators={}), {"full-trainer", "full-fixed", "full-auto", "full-free"}),
+        (Wanted(trainers=1, generators={"fixed": 3, "auto": 4, "free": 2}), {"full-auto"}),
+        (
+            Wanted(trainers=1, generators={"fixed": 3, "auto": 1, "free": 2}, restarted_at="2026-01-01T00:00:00Z"),
+            {"full-trainer"},
+        ),
+        (Wanted(trainers=1, generators={"fixed": 3, "auto": 1, "free": 2}, requested={"auto": 7}), set()),
+    ],
+)
+def test_what_should_run_changes_stateful_sets_alone(wanted: Wanted, touched: set[str]) -> None:
+    changes = differing(planned(full_job()), planned(full_job(), wanted=wanted))
+    assert changes == {("StatefulSet", name) for name in touched}
+
+
+def test_pods_that_are_wanted() -> None:
+    objects = planned(full_job(), wanted=Wanted(trainers=0, generators={"auto": 4}))
+    sets = {each["metadata"]["name"]: each["spec"]["replicas"] for each in objects if each["kind"] == "StatefulSet"}
+    assert sets == {"full-trainer": 0, "full-fixed": 0, "full-auto": 4, "full-free": 0}
+
+
+def test_a_stamp_makes_the_trainers_pod_again() -> None:
+    def stamp(restarted_at: str) -> str | None:
+        wanted = Wanted(trainers=1, generators={}, restarted_at=restarted_at)
+        template = dict(templates(planned(full_job(), wanted=wanted)))["full-trainer"]
+        found: str | None = template["metadata"]["annotations"].get(names.ANNOTATION_ATTEMPT)
+        return found
+
+    assert (stamp(""), stamp("now")) == (None, "now")
+
+
+@pytest.mark.parametrize(
+    ("pool", "bounds"), [("fixed", ("static", 3, 3)), ("auto", ("auto", 1, 5)), ("free", ("external", 0, 1024))]
+)
+def test_a_pool_says_everything_but_its_replicas(pool: str, bounds: tuple[str, int, int]) -> None:
+    spec = find(planned(full_job()), "GeneratorPool", f"full-{pool}")["spec"]
+    keys_in_order = ("jobName", "poolName", "scaling", "minReplicas", "maxReplicas")
+    assert spec == dict(zip(keys_in_order, ("full", pool, *bounds), strict=True))
+
+
+def test_replicas_of_a_pool_are_an_object_of_their_own() -> None:
+    built = pool_replicas(full_job(), namespace=NAMESPACE, pool="auto", replicas=4)
+    pool = find(planned(full_job()), "GeneratorPool", "full-auto")
+    assert built == {
+        "apiVersion": pool["apiVersion"],
+        "kind": "GeneratorPool",
+        "metadata": {"name": "full-auto", "namespace": NAMESPACE},
+        "spec": {"replicas": 4},
+    }
+
+
+def test_workers_read_the_validated_job() -> None:
+    text = find(planned(full_job()), "ConfigMap", "full-job")["data"][keys.FILE_JOB]
+    read = parse_job(json.loads(text))
+    assert read.spec == full_job().spec
+    assert json.loads(text)["metadata"] == {"name": "full", "namespace": NAMESPACE}
+
+
+def test_a_null_in_parameters_is_kept() -> None:
+    dataset = {"reasoningGym": {"name": "chain_sum", "parameters": {"limit": None}}}
+    document = full_document()
+    document["spec"]["task"]["dataset"] = dataset
+    text = find(planned(parse_job(document)), "ConfigMap", "full-job")["data"][keys.FILE_JOB]
+    assert json.loads(text)["spec"]["task"]["dataset"] == dataset
+
+
+def test_claims_as_the_job_says() -> None:
+    objects = planned(full_job())
+    assert find(objects, "PersistentVolumeClaim", "full-checkpoints")["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "100Gi"}},
+        "storageClassName": "ssd",
+    }
+    assert "storageClassName" not in find(objects, "PersistentVolumeClaim", "full-journal")["spec"]
+
+
+def test_images_of_the_operator_are_used_where_the_job_names_none() -> None:
+    other = Settings(namespace="x", trainer_image="t:2", generator_image="g:2")
+    assert differing(planned(full_job()), planned(full_job(), settings=other)) == {
+        ("StatefulSet", "full-auto"),
+        ("StatefulSet", "full-free"),
+    }
+
+
+def test_names_fit_where_they_are_longest() -> None:
+    document = full_document()
+    document["metadata"]["name"] = "j" * 32
+    document["spec"]["generators"][0]["name"] = "p" * 11
+    for each in planned(parse_job(document)):
+        assert len(each["metadata"]["name"]) <= (52 if each["kind"] == "StatefulSet" else 63)
+        assert all(len(value) <= 63 for value in each["metadata"]["labels"].values())
+
+
+def test_pods_are_named_as_the_scaling_policy_expects() -> None:
+    job, pool, ordinal = "full", "auto", 3
+    pod = f"{find(planned(full_job()), 'StatefulSet', 'full-auto')['metadata']['name']}-{ordinal}"
+    assert f"generator-{pod.removeprefix(f'{job}-')}" == generator_name(pool, ordinal=ordinal)
+
+
+@pytest.mark.parametrize("name", ["trainer", "scheduler"])
+def test_a_pool_cannot_have_the_name_of_another_object(name: str) -> None:
+    with pytest.raises(Exception, match="name must not be trainer or scheduler"):
+        changed("generators.0.name", name)
