@@ -1,0 +1,77 @@
+"""Events of a job (`kubectl describe`, `kubectl get events`): something happened, with a reason.
+
+Owns: their names, so that one that was sent and forgotten (the operator died before the status was written) is not sent twice, and a
+look that fails again and again says so once. An event that cannot be sent is logged and dropped: it never stops a reconcile.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamrl_operator.clock import Clock, timestamp
+from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.errors import ConflictError, KubeError
+from streamrl_operator.kube.kinds import EVENT, RLJOB
+from streamrl_operator.planning.values import Event
+
+log = logging.getLogger(__name__)
+
+_CONTROLLER = "streamrl.io/operator"
+_MAX_NOTE = 1024
+"""Bytes of a note that the API server takes."""
+_REMEMBERED = 2048
+
+
+@dataclass(slots=True, kw_only=True)
+class Events:
+    """Where events go."""
+
+    client: Client
+    clock: Clock
+    instance: str
+    """This process."""
+    _sent: dict[str, None] = field(default_factory=dict)
+
+    async def send(self, raw: Mapping[str, Any], event: Event, *, since: str) -> None:
+        """Tell of the job; `since`: what must be another for the same words to be news (a version, a generation)."""
+        metadata = raw["metadata"]
+        told = f"{metadata['uid']}/{since}/{event.reason}/{event.message}"
+        name = f"{metadata['name']}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        if name in self._sent:
+            return
+        extra = {"job": metadata["name"], "namespace": metadata["namespace"], "reason": event.reason}
+        log.log(logging.INFO if event.kind == "Normal" else logging.WARNING, event.message, extra=extra)
+        try:
+            await self.client.create(EVENT, self._object(raw, event, name))
+        except ConflictError:
+            pass
+        except KubeError as error:
+            log.warning("event is lost", extra={**extra, "error": str(error)})
+            return
+        self._sent[name] = None
+        if len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+
+    def _object(self, raw: Mapping[str, Any], event: Event, name: str) -> dict[str, Any]:
+        metadata = raw["metadata"]
+        return {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "eventTime": timestamp(self.clock.now()),
+            "reportingController": _CONTROLLER,
+            "reportingInstance": self.instance[:128],
+            "action": "Reconcile",
+            "reason": event.reason,
+            "type": event.kind,
+            "note": event.message.encode()[:_MAX_NOTE].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": RLJOB.api_version,
+                "kind": RLJOB.kind,
+                "name": metadata["name"],
+                "namespace": metadata["namespace"],
+                "uid": metadata["uid"],
+            },
+        }

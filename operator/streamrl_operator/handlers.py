@@ -1,0 +1,77 @@
+"""Wires changes to looks: every change of anything of a job makes the job dirty, and a few workers look at what is dirty.
+
+Consumes: changes from the cluster's stores. Produces: calls of `Reconciler.reconcile`, one at a time for each job.
+Waits for: the caches to be whole before the first look; then for a job that is due. A look that fails is repeated after a while that
+doubles, with jitter; the process goes on.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from streamrl_operator.kube.cluster import Cluster, NameTakenError
+from streamrl_operator.kube.errors import ConflictError, KubeError, NotFoundError
+from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.kube.store import Key
+from streamrl_operator.metrics import Metrics
+from streamrl_operator.reconcile import Reconciler
+from streamrl_operator.work import WorkQueue
+
+log = logging.getLogger(__name__)
+
+WORKERS = 16
+"""Jobs looked at at once. Most of a look is waiting for the API server."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Handlers:
+    """The operator's work on one cluster."""
+
+    cluster: Cluster
+    reconciler: Reconciler
+    queue: WorkQueue
+    metrics: Metrics
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.cluster.follow(), name="follow")
+            await self.cluster.synced()
+            log.info("caches are whole", extra={"objects": self.cluster.counts()})
+            for key in self.cluster.jobs():
+                self.queue.add(key)
+            for number in range(WORKERS):
+                tasks.create_task(self._work(), name=f"worker {number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.get()
+            begun_s = time.monotonic()
+            reason = await self._look(key)
+            self.metrics.looked(reason, seconds=time.monotonic() - begun_s)
+
+    async def _look(self, key: Key) -> str:
+        """One look; the reason why it failed, empty if it did not."""
+        extra = {"namespace": key[0], "job": key[1]}
+        asked_s = None
+        try:
+            look_again_s = await self.reconciler.reconcile(key)
+        except (ConflictError, NotFoundError) as error:
+            reason, text = error.reason, str(error)  # the caches are behind: usually the next look is fine
+        except KubeError as error:
+            reason, text, asked_s = error.reason, str(error), error.retry_after_s
+        except NameTakenError as error:
+            reason, text = "NameTaken", str(error)
+        except Exception as error:
+            # An error of ours in one job must not stop the others.
+            log.exception("look failed", extra=extra)
+            reason, text = "Internal", type(error).__name__
+        else:
+            self.queue.done(key, look_again_s=look_again_s)
+            if self.cluster.known(RLJOB, *key) is None:
+                self.queue.forget(key)
+            return ""
+        wait_s = self.queue.failed(key, asked_s=asked_s)
+        log.warning("look failed", extra={**extra, "reason": reason, "error": text, "again_s": round(wait_s, 2)})
+        return reason

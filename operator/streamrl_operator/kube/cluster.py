@@ -1,0 +1,159 @@
+"""One cluster as the operator sees it: what is known of it without asking, and writes that are known at once.
+
+Owns: one store and its reflectors per kind, the rule that the answer to our own write is known before the watch tells of it, and that
+nothing of somebody else is taken over. Does not own: what is to be written (`planning`), when (`handlers.py`).
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamrl import names
+from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.errors import NotFoundError
+from streamrl_operator.kube.kinds import CHILDREN, POD, RLJOB, Kind, of
+from streamrl_operator.kube.reflector import Reflector
+from streamrl_operator.kube.store import Changed, Key, Store
+
+Object = dict[str, Any]
+
+
+class NameTakenError(Exception):
+    """An object that we would make is there and is not of this job."""
+
+    def __init__(self, obj: Mapping[str, Any]) -> None:
+        metadata = obj["metadata"]
+        owner = next((f"{o['kind']} {o['name']}" for o in metadata.get("ownerReferences") or ()), "no one")
+        super().__init__(
+            f"{obj['kind']} {metadata['name']}: must not exist before the job makes it, got one that belongs to {owner}; "
+            "delete it or give the job another name"
+        )
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The home cluster, or later a member."""
+
+    client: Client
+    changed: Changed
+    namespaces: tuple[str, ...] = ()
+    """Empty = all."""
+    _stores: dict[Kind, Store] = field(init=False)
+    _reflectors: list[Reflector] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stores = {kind: Store(self.changed) for kind in (RLJOB, *CHILDREN)}
+        self._reflectors = [
+            Reflector(
+                client=self.client,
+                kind=kind,
+                store=store,
+                namespace=namespace,
+                labels="" if kind is RLJOB else names.LABEL_JOB,
+            )
+            for kind, store in self._stores.items()
+            for namespace in self.namespaces or ("",)
+        ]
+
+    async def follow(self) -> None:
+        """Keep the stores up to date, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for reflector in self._reflectors:
+                name = f"watch {reflector.kind.plural} {reflector.namespace}"
+                tasks.create_task(reflector.run(), name=name)
+
+    async def synced(self) -> None:
+        """Wait until all that was there at the start is known."""
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+
+    def missing(self) -> list[str]:
+        """Kinds of which it is not yet known what was there at the start."""
+        return sorted({each.kind.plural for each in self._reflectors if not each.synced.is_set()})
+
+    def known(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        """One object, without asking."""
+        return self._stores[kind].get(namespace, name)
+
+    def of_job(self, kind: Kind, key: Key) -> Iterator[Object]:
+        """The objects of a job, without asking."""
+        return self._stores[kind].of_job(*key)
+
+    def versions(self, kinds: Iterable[Kind], key: Key) -> tuple[object, ...]:
+        """Of all objects of these kinds of a job: equal where nothing has changed."""
+        return tuple(self._stores[kind].versions(*key) for kind in kinds)
+
+    def jobs(self) -> set[Key]:
+        """All jobs that there are, or that something is left of."""
+        return set().union(*(store.jobs() for store in self._stores.values()))
+
+    def counts(self) -> dict[str, int]:
+        """Objects known, by kind."""
+        return {kind.plural: len(store) for kind, store in self._stores.items()}
+
+    async def apply(
+        self, obj: Mapping[str, Any], *, manager: str = names.FIELD_MANAGER, subresource: str = ""
+    ) -> Object:
+        """Server-side apply."""
+        return self._learn(await self.client.apply(of(obj), obj, manager=manager, subresource=subresource))
+
+    async def find(self, obj: Mapping[str, Any], *, owner_uid: str) -> Object | None:
+        """The object of this name, asked for if we know of none: it may be there without our label, or newer than our caches.
+
+        Raises:
+            NameTakenError: it belongs to somebody else. It is left as it is.
+        """
+        kind, metadata = of(obj), obj["metadata"]
+        known = self.known(kind, metadata["namespace"], metadata["name"])
+        try:
+            found = known or await self.client.get(kind, namespace=metadata["namespace"], name=metadata["name"])
+        except NotFoundError:
+            return None
+        if not _belongs(found, owner_uid=owner_uid, job=metadata["labels"][names.LABEL_JOB]):
+            raise NameTakenError(found)  # not kept: no watch would tell us when it goes
+        return self._learn(found)
+
+    async def delete(self, obj: Mapping[str, Any], *, propagation: str = "Background") -> None:
+        """Delete this very object; it may be gone already."""
+        metadata, store = obj["metadata"], self._stores[of(obj)]
+        try:
+            answer = await self.client.delete(
+                of(obj),
+                namespace=metadata["namespace"],
+                name=metadata["name"],
+                uid=metadata["uid"],
+                propagation=propagation,
+            )
+        except NotFoundError:
+            store.remove(obj)
+            return
+        if answer.get("kind") == "Status":
+            store.remove(obj)
+        else:
+            self._learn(answer)
+
+    async def merge(self, obj: Mapping[str, Any], change: Mapping[str, Any]) -> Object:
+        """JSON merge patch on the version that we know of."""
+        metadata = obj["metadata"]
+        own = {**(change.get("metadata") or {}), "resourceVersion": metadata["resourceVersion"]}
+        answer = await self.client.merge(
+            of(obj), namespace=metadata["namespace"], name=metadata["name"], change={**change, "metadata": own}
+        )
+        return self._learn(answer)
+
+    def _learn(self, answer: Object) -> Object:
+        store, metadata = self._stores[of(answer)], answer["metadata"]
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and of(answer) is not POD:
+            store.remove(answer)
+        else:
+            store.put(answer)
+        return answer
+
+
+def _belongs(found: Mapping[str, Any], *, owner_uid: str, job: str) -> bool:
+    """Owned by the job; or (a claim that was kept) owned by nobody and labelled with its name."""
+    owners = found["metadata"].get("ownerReferences") or ()
+    if any(owner["uid"] == owner_uid for owner in owners):
+        return True
+    return not owners and (found["metadata"].get("labels") or {}).get(names.LABEL_JOB) == job

@@ -1,0 +1,68 @@
+"""The kinds of objects that the operator has to do with, and where an API server keeps them.
+
+Owns: API group, plural and scope of each kind. A table instead of discovery: nothing else is ever asked for, so a request less
+at the start and no cache of the API server's groups on disk.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamrl import API_GROUP
+
+API_VERSION = f"{API_GROUP}/v1alpha1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of object."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Path of the collection, of an object in it, or of a part of the object."""
+        group = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [group + self.api_version]
+        if namespace:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part]
+        return "/".join(parts)
+
+
+RLJOB = Kind(api_version=API_VERSION, kind="RLJob", plural="rljobs")
+GENERATOR_POOL = Kind(api_version=API_VERSION, kind="GeneratorPool", plural="generatorpools")
+STATEFUL_SET = Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets")
+POD = Kind(api_version="v1", kind="Pod", plural="pods")
+CLAIM = Kind(api_version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims")
+SERVICE = Kind(api_version="v1", kind="Service", plural="services")
+CONFIG_MAP = Kind(api_version="v1", kind="ConfigMap", plural="configmaps")
+SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
+SERVICE_ACCOUNT = Kind(api_version="v1", kind="ServiceAccount", plural="serviceaccounts")
+DISRUPTION_BUDGET = Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets")
+NETWORK_POLICY = Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
+LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
+EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
+
+APPLIED: tuple[Kind, ...] = (
+    SERVICE_ACCOUNT,
+    CONFIG_MAP,
+    SECRET,
+    SERVICE,
+    NETWORK_POLICY,
+    DISRUPTION_BUDGET,
+    CLAIM,
+    GENERATOR_POOL,
+    STATEFUL_SET,
+)
+"""What the operator makes for a job, in the order in which it is made: what a pod needs comes before the pod."""
+CHILDREN: tuple[Kind, ...] = (*APPLIED, POD)
+"""All that carries the label of a job; watched with that label."""
+
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, LEASE, EVENT)}
+
+
+def of(obj: Mapping[str, Any]) -> Kind:
+    """The kind of an object that says what it is."""
+    return _BY_NAME[obj["apiVersion"], obj["kind"]]

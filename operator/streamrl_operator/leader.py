@@ -1,0 +1,196 @@
+"""Which of several operators acts: the one that holds a Lease (coordination.k8s.io).
+
+Owns: taking, renewing and giving back. Invariants: one that cannot renew stops acting before another may begin (`renew_s` of trying <
+`lease_s`); times written by another machine are never compared with our clock, only whether they change.
+Waits for: the API server and the other holder's time; unblocked by time or cancellation.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamrl_operator.clock import Clock, timestamp
+from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.errors import ConflictError, KubeError, NotFoundError
+from streamrl_operator.kube.kinds import LEASE
+
+log = logging.getLogger(__name__)
+
+_RELEASE_S = 1.0
+"""For giving the Lease back at the end; without it the next one waits for our time to be over."""
+_STOP_S = 3.0
+"""For the work to end when it is told to."""
+
+
+class LeaseLostError(Exception):
+    """Another may act now, so we must not: this process ends and begins again as a candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Times of the Lease."""
+
+    lease_s: float = 15.0
+    """Without a renewal for so long, another takes it."""
+    renew_s: float = 10.0
+    """Without success for so long, the holder gives up."""
+    retry_s: float = 2.0
+    """Between two attempts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """The Lease as we saw it last, and when it last changed before our eyes."""
+
+    version: str
+    holder: str
+    lease_s: float
+    since_s: float
+
+
+def sighted(lease: Mapping[str, Any], before: Sighting | None, *, now_s: float) -> Sighting:
+    """The Lease seen now; one that did not change goes on being as old as it was."""
+    version, spec = lease["metadata"]["resourceVersion"], lease.get("spec") or {}
+    if before is not None and before.version == version:
+        return before
+    return Sighting(
+        version=version,
+        holder=spec.get("holderIdentity") or "",
+        lease_s=float(spec.get("leaseDurationSeconds") or 0),
+        since_s=now_s,
+    )
+
+
+def may_take(seen: Sighting, *, me: str, now_s: float) -> bool:
+    """Whether the Lease is ours, nobody's, or was not renewed for its time."""
+    return seen.holder in ("", me) or now_s - seen.since_s >= seen.lease_s
+
+
+def held(lease: Mapping[str, Any], *, me: str, lease_s: float, moment: str) -> dict[str, Any]:
+    """The Lease as we write it when we take or renew it; `me` empty: given back."""
+    spec = lease.get("spec") or {}
+    changes_hands = spec.get("holderIdentity") != me
+    renewed = {
+        "holderIdentity": me,
+        "leaseDurationSeconds": max(1, round(lease_s)),
+        "acquireTime": moment if changes_hands else spec.get("acquireTime"),
+        "renewTime": moment,
+        "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (changes_hands and bool(me)),
+    }
+    return {**lease, "spec": {**spec, **renewed}}
+
+
+@dataclass(slots=True, kw_only=True)
+class Leader:
+    """A candidate, and while it holds the Lease the leader."""
+
+    client: Client
+    namespace: str
+    name: str
+    me: str
+    terms: Terms
+    clock: Clock
+    leading: Callable[[bool], None] = lambda _: None
+    """Told when it begins and when it ends."""
+    is_leading: bool = False
+    _seen: Sighting | None = None
+    _lease: dict[str, Any] = field(default_factory=dict)
+
+    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the Lease, then work for as long as it is ours.
+
+        Raises:
+            LeaseLostError: it could not be renewed.
+        """
+        while not await self._try():  # noqa: ASYNC110 - what is waited for is in the API server
+            await asyncio.sleep(self.terms.retry_s)
+        log.info("leading", extra={"lease": self.name, "holder": self.me})
+        self._tell(is_leading=True)
+        task = asyncio.ensure_future(work())
+        renewing = asyncio.ensure_future(self._renew())
+        try:
+            await asyncio.wait((task, renewing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._tell(is_leading=False)
+            renewing.cancel()
+            task.cancel()
+            await asyncio.wait((task, renewing), timeout=_STOP_S)
+            if not _failed(renewing):
+                await self._release()
+        for done in (renewing, task):
+            if done.done() and not done.cancelled():
+                done.result()
+
+    def _tell(self, *, is_leading: bool) -> None:
+        self.is_leading = is_leading
+        self.leading(is_leading)
+
+    async def _renew(self) -> None:
+        renewed_s = self.clock.monotonic()
+        while True:
+            await asyncio.sleep(self.terms.retry_s)
+            left_s = renewed_s + self.terms.renew_s - self.clock.monotonic()
+            if await self._try(timeout_s=max(left_s, 0.1)):
+                renewed_s = self.clock.monotonic()
+            elif self._is_taken() or self.clock.monotonic() - renewed_s >= self.terms.renew_s:
+                raise LeaseLostError(f"Lease {self.name} could not be renewed within {self.terms.renew_s:g} s")
+
+    def _is_taken(self) -> bool:
+        return self._seen is not None and self._seen.holder not in ("", self.me)
+
+    async def _try(self, *, timeout_s: float | None = None) -> bool:
+        """Take or renew; False if it is another's, or the API server did not do it in time."""
+        try:
+            async with asyncio.timeout(timeout_s or self.terms.renew_s):
+                return await self._take()
+        except (KubeError, TimeoutError) as error:
+            if not isinstance(error, ConflictError):
+                log.warning("lease not renewed", extra={"lease": self.name, "error": str(error) or "no answer"})
+            return False
+
+    async def _take(self) -> bool:
+        if self._seen is not None and self._seen.holder == self.me:
+            with contextlib.suppress(ConflictError):  # as we left it, as a rule: no need to ask
+                self._saw(await self.client.replace(LEASE, self._mine(self._lease)))
+                return True
+        try:
+            lease = await self.client.get(LEASE, namespace=self.namespace, name=self.name)
+        except NotFoundError:
+            fresh = {
+                "apiVersion": LEASE.api_version,
+                "kind": LEASE.kind,
+                "metadata": {"name": self.name, "namespace": self.namespace},
+            }
+            self._saw(await self.client.create(LEASE, self._mine(fresh)))
+            return True
+        self._saw(lease)
+        assert self._seen is not None, "it was seen on the line before"
+        if not may_take(self._seen, me=self.me, now_s=self.clock.monotonic()):
+            return False
+        self._saw(await self.client.replace(LEASE, self._mine(lease)))
+        return True
+
+    async def _release(self) -> None:
+        """Give the Lease back, if it is still ours: a renewal may have been cut off after it was done."""
+        try:
+            async with asyncio.timeout(_RELEASE_S):
+                lease = await self.client.get(LEASE, namespace=self.namespace, name=self.name)
+                if (lease.get("spec") or {}).get("holderIdentity") == self.me:
+                    moment = timestamp(self.clock.now())
+                    await self.client.replace(LEASE, held(lease, me="", lease_s=1, moment=moment))
+        except (KubeError, TimeoutError) as error:
+            log.warning("lease not given back", extra={"lease": self.name, "error": str(error) or "no answer"})
+
+    def _mine(self, lease: Mapping[str, Any]) -> dict[str, Any]:
+        return held(lease, me=self.me, lease_s=self.terms.lease_s, moment=timestamp(self.clock.now()))
+
+    def _saw(self, lease: dict[str, Any]) -> None:
+        self._lease = lease
+        self._seen = sighted(lease, self._seen, now_s=self.clock.monotonic())
+
+
+def _failed(task: asyncio.Future[None]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None

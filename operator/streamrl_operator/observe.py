@@ -1,0 +1,115 @@
+"""Puts together what is known of a job: from the caches, and the scheduler's numbers.
+
+Owns: when the numbers are asked for: of jobs with a running scheduler, at most once in `resync_s`, or as often as pools that we scale are
+looked at. Decides nothing.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from streamrl import names
+from streamrl.errors import UserErrors
+from streamrl.spec import RLJob, parse_job
+from streamrl_operator.autoscaler.values import State
+from streamrl_operator.clock import Clock
+from streamrl_operator.kube.cluster import Cluster
+from streamrl_operator.kube.errors import KubeError
+from streamrl_operator.kube.kinds import CLAIM, GENERATOR_POOL, POD, STATEFUL_SET
+from streamrl_operator.kube.store import Key
+from streamrl_operator.planning import pods
+from streamrl_operator.planning.life import AUTO_LOOK_S
+from streamrl_operator.planning.values import Object, Observed
+
+log = logging.getLogger(__name__)
+
+NUMBERS_TIMEOUT_S = 3.0
+_SOON_S = 1.0
+"""A job whose next look is this close to the next reading is read now: two looks are not needed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Memory:
+    """What is kept of a job between two looks. All of it can be lost: it only saves requests and speeds up scaling."""
+
+    uid: str
+    """Of the job; another one of the same name begins anew."""
+    numbers: Mapping[str, Any] | None = None
+    asked_s: float | None = None
+    """Monotonic: when the numbers were last asked for."""
+    scaling: Mapping[str, State] = field(default_factory=dict)
+    settled: object = None
+    """Spec, wish and versions of all objects when a look last found them in order: while they are the same, they are."""
+    certificates_at: datetime | None = None
+    """When a certificate is due next; of `settled`."""
+
+
+def validated(raw: Object) -> tuple[RLJob | None, str]:
+    """The job, or one line for each mistake."""
+    metadata = {key: raw["metadata"][key] for key in ("name", "namespace") if key in raw["metadata"]}
+    document = {key: raw.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata}
+    try:
+        return parse_job(document), ""
+    except UserErrors as error:
+        return None, str(error)
+
+
+async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock, resync_s: float) -> Observed:
+    """Everything of the job at this moment."""
+    key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+    job, invalid = validated(raw)
+    found = list(cluster.of_job(POD, key))
+    is_scaled_by_us = job is not None and any(pool.scaling.auto is not None for pool in job.spec.generators)
+    every_s = min(resync_s, AUTO_LOOK_S) if is_scaled_by_us else resync_s
+    await _refresh(cluster, key, memory=memory, found=found, clock=clock, every_s=every_s)
+    return Observed(
+        now=clock.now(),
+        raw=raw,
+        job=job,
+        invalid=invalid,
+        pools={str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key)},
+        sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
+        pods=found,
+        claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
+        numbers=memory.numbers,
+        scaling=memory.scaling,
+        at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
+    )
+
+
+def has_scheduler(found: list[dict[str, Any]]) -> bool:
+    """Whether a scheduler may answer: the trainer's pod has it as a sidecar, which starts before the trainer is ready."""
+    return any(
+        pods.is_trainer(pod)
+        and any(
+            status.get("name") == names.CONTAINER_SCHEDULER and "running" in (status.get("state") or {})
+            for status in pods.containers(pod)
+        )
+        for pod in found
+    )
+
+
+async def _refresh(
+    cluster: Cluster, key: Key, *, memory: Memory, found: list[dict[str, Any]], clock: Clock, every_s: float
+) -> None:
+    if not has_scheduler(found):
+        memory.numbers, memory.asked_s = None, None
+        return
+    now_s = clock.monotonic()
+    if memory.asked_s is not None and now_s < memory.asked_s + every_s - min(_SOON_S, every_s / 10):
+        return
+    memory.asked_s = now_s
+    try:
+        page = await cluster.client.read_page(
+            namespace=key[0],
+            service=names.scheduler(key[1]),
+            port=names.PORT_NAME_SIGNALS,
+            page="numbers",
+            timeout_s=NUMBERS_TIMEOUT_S,
+        )
+    except KubeError as error:
+        log.info("no numbers", extra={"job": key[1], "namespace": key[0], "error": str(error)})
+        page = None
+    memory.numbers = page if isinstance(page, Mapping) else None

@@ -1,0 +1,216 @@
+"""One look at one job, and what follows from it. Level-triggered: nothing depends on what has happened, only on what is.
+
+    1  the job as it is known; one of another controller is left alone
+    2  being deleted: the next step of that (`ending.py`)
+    3  our finalizer, before anything is made
+    4  everything of the job, and the scheduler's numbers (`observe.py`)
+    5  what is to be done (`planning.life`, pure)
+    6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`carry.py`)
+    7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
+
+A look that is interrupted anywhere is made good by the next one.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from streamrl import names
+from streamrl_operator import carry, ending
+from streamrl_operator.certificates import secrets
+from streamrl_operator.certificates.plan import Lives
+from streamrl_operator.clock import Clock
+from streamrl_operator.events import Events
+from streamrl_operator.kube.cluster import Cluster, NameTakenError
+from streamrl_operator.kube.errors import RefusedError
+from streamrl_operator.kube.kinds import APPLIED, GENERATOR_POOL, RLJOB, SECRET
+from streamrl_operator.kube.store import Key
+from streamrl_operator.observe import Memory, observe
+from streamrl_operator.planning import conditions, finish, stored
+from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.life import MANAGED_BY_US, decide
+from streamrl_operator.planning.objects import plan_objects
+from streamrl_operator.planning.objects.meta import Plan
+from streamrl_operator.planning.values import Event, Object, Observed, Settings, Verdict
+
+_MAX_ROUNDS = 8
+"""A change of CA takes three rounds at most in one look; more would be an error of ours."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reconciler:
+    """Brings jobs about."""
+
+    cluster: Cluster
+    events: Events
+    settings: Settings
+    lives: Lives
+    clock: Clock
+    _memories: dict[Key, Memory] = field(default_factory=dict)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One look at a job; the seconds until the next, None: when something changes.
+
+        Raises:
+            KubeError: a request failed.
+            NameTakenError: an object of that name is somebody else's.
+        """
+        raw = self.cluster.known(RLJOB, *key)
+        if raw is None:
+            self._memories.pop(key, None)
+            return None
+        leaving = bool(raw["metadata"].get("deletionTimestamp"))
+        if leaving and not ending.holds_finalizer(raw):
+            return None
+        if not leaving and not _is_ours(raw):
+            return None
+        if not leaving and not ending.holds_finalizer(raw):
+            raw = await ending.add_finalizer(self.cluster, raw)
+        memory = self._memory(key, uid=raw["metadata"]["uid"])
+        observed = await observe(self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s)
+        verdict = decide(observed, settings=self.settings)
+        memory.scaling = verdict.scaling
+        if leaving:
+            return await self._leave(observed, verdict)
+        return await self._carry_out(observed, verdict, memory)
+
+    def _memory(self, key: Key, *, uid: str) -> Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = Memory(uid=uid)
+        return memory
+
+    async def _leave(self, observed: Observed, verdict: Verdict) -> float | None:
+        raw = dict(observed.raw)
+        await carry.write_status(self.cluster, raw, verdict.status)
+        known = self.cluster.known(RLJOB, raw["metadata"]["namespace"], raw["metadata"]["name"])
+        if known is not None:
+            await ending.finish(self.cluster, known)
+        return None
+
+    async def _carry_out(self, observed: Observed, verdict: Verdict, memory: Memory) -> float | None:
+        certificates_at: datetime | None = None
+        if _ends(observed, verdict):
+            # The end is written before the pods go that told of it: a crash between the two must not make the job run again.
+            await self._write_statuses(observed, verdict)
+        try:
+            if observed.job is not None:
+                certificates_at = await self._bring_about(observed, verdict, memory)
+            await carry.delete_pods(self.cluster, verdict.delete_pods, observed=observed)
+        except (NameTakenError, RefusedError) as error:
+            await self._say_refused(observed, verdict, error)
+            raise
+        await self._write_statuses(observed, verdict)
+        if verdict.delete_job:
+            await self.cluster.delete(dict(observed.raw))
+        return _soonest(verdict.look_again_s, certificates_at, now=self.clock.now())
+
+    async def _say_refused(self, observed: Observed, verdict: Verdict, error: NameTakenError | RefusedError) -> None:
+        """Asking again will not help before somebody changes something: say so where people look, and nothing else.
+
+        What the verdict counts (failures, an end) is not written before it has been acted on.
+        """
+        reason = "NameTaken" if isinstance(error, NameTakenError) else "Refused"
+        generation = observed.raw["metadata"].get("generation")
+        event = Event(kind="Warning", reason=reason, message=str(error))
+        await self.events.send(observed.raw, event, since=str(generation))
+        before = stored.job_status(observed.raw)
+        ready = Aspect(type=READY, holds=False, reason=reason, message=str(error))
+        others = before.conditions or stored.job_status({"status": verdict.status}).conditions
+        aspects = [
+            ready if condition.type == READY else kept
+            for condition in others
+            if (kept := conditions.kept(others, condition.type)) is not None
+        ]
+        renewed = conditions.renewed(others, aspects, now=observed.now, generation=generation)
+        status = before.model_copy(update={"conditions": renewed, "observed_generation": generation})
+        await carry.write_status(self.cluster, observed.raw, stored.plain(status))
+
+    async def _bring_about(self, observed: Observed, verdict: Verdict, memory: Memory) -> datetime | None:
+        """Certificates and objects; when a certificate is due next."""
+        assert observed.job is not None, "objects are planned of a valid job"
+        metadata = observed.raw["metadata"]
+        before = self._state(observed, verdict)
+        is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
+        if memory.settled == before and not is_due:
+            return memory.certificates_at
+        plan = Plan(
+            job=observed.job,
+            namespace=metadata["namespace"],
+            uid=metadata["uid"],
+            wanted=verdict.wanted,
+            settings=self.settings,
+        )
+        wants_pods = bool(verdict.wanted.trainers or any(verdict.wanted.generators.values()))
+        due_at = await self._certify(plan) if wants_pods else None
+        desired = plan_objects(
+            observed.job, namespace=plan.namespace, uid=plan.uid, wanted=verdict.wanted, settings=self.settings
+        )
+        requested = verdict.wanted.requested
+        await carry.apply_objects(self.cluster, desired, observed=observed, requested=requested, wants_pods=wants_pods)
+        await carry.prune(self.cluster, desired, observed=observed)
+        is_settled = not requested and self._state(observed, verdict) == before
+        memory.settled, memory.certificates_at = before if is_settled else None, due_at
+        return due_at
+
+    def _state(self, observed: Observed, verdict: Verdict) -> object:
+        """What decides whether the objects are in order; equal where nothing of it has changed."""
+        metadata = observed.raw["metadata"]
+        versions = self.cluster.versions(APPLIED, (metadata["namespace"], metadata["name"]))
+        return metadata["uid"], metadata.get("generation"), verdict.wanted, versions
+
+    async def _certify(self, plan: Plan) -> datetime | None:
+        """Apply the Secrets that are due, as far as that goes now."""
+        for _ in range(_MAX_ROUNDS):
+            known = {
+                name: secret
+                for name in secrets.secret_names(plan.name)
+                if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
+            }
+            made, look_again = secrets.due(plan, known, now=self.clock.now(), lives=self.lives)
+            if not made:
+                return look_again
+            found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]
+            if any(
+                secret is not None and each["metadata"]["name"] not in known
+                for each, secret in zip(made, found, strict=True)
+            ):
+                continue  # there was one that we did not know of: look at it first
+            for secret in made:
+                await self.cluster.apply(secret)
+        raise AssertionError(f"certificates of {plan.name} do not settle")
+
+    async def _write_statuses(self, observed: Observed, verdict: Verdict) -> None:
+        metadata = observed.raw["metadata"]
+        for event in verdict.events:
+            await self.events.send(observed.raw, event, since=metadata["resourceVersion"])
+        for pool, told in verdict.pool_statuses.items():
+            status = told
+            found = self.cluster.known(GENERATOR_POOL, metadata["namespace"], names.pool(metadata["name"], pool))
+            if found is not None and pool not in observed.pools:
+                status = _of_new(told, generation=found["metadata"].get("generation"))
+            await carry.write_status(self.cluster, found, status)
+        now = self.cluster.known(RLJOB, metadata["namespace"], metadata["name"])
+        await carry.write_status(self.cluster, now, verdict.status)
+
+
+def _of_new(status: Object, *, generation: object) -> Object:
+    """The status of a pool that was made in this look: the next look need not write it again for its generation alone."""
+    about = {"observedGeneration": generation}
+    return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
+
+
+def _ends(observed: Observed, verdict: Verdict) -> bool:
+    after = stored.job_status({"status": verdict.status})
+    return finish.of_status(after) is not None and finish.of_status(stored.job_status(observed.raw)) is None
+
+
+def _is_ours(raw: dict[str, Any]) -> bool:
+    return ((raw.get("spec") or {}).get("managedBy") or MANAGED_BY_US) == MANAGED_BY_US
+
+
+def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:
+    looks_s = [] if seconds is None else [seconds]
+    if moment is not None:
+        looks_s.append(max(0.0, (moment - now).total_seconds()))
+    return min(looks_s, default=None)

@@ -1,0 +1,212 @@
+"""The operator as a real process against a test cluster, and what a test asks about it."""
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.harness import reaper
+from cluster.harness.api import GROUP
+from cluster.harness.base import Cluster
+from cluster.harness.control_plane import ControlPlane
+from cluster.harness.processes import free_port, tail, wait_until
+from streamrl import keys
+
+USER = "streamrl-operator-under-test"
+RESYNC_S = 2.0
+SOON_S = 60.0
+"""What the operator does in a fraction of a second, on a machine that builds something else beside it."""
+WRITES = ("create", "update", "patch", "delete", "deletecollection")
+_PATHS = {
+    "serviceaccounts": "/api/v1",
+    "configmaps": "/api/v1",
+    "secrets": "/api/v1",
+    "services": "/api/v1",
+    "pods": "/api/v1",
+    "persistentvolumeclaims": "/api/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "poddisruptionbudgets": "/apis/policy/v1",
+    "statefulsets": "/apis/apps/v1",
+    "generatorpools": GROUP,
+    "rljobs": GROUP,
+    "leases": "/apis/coordination.k8s.io/v1",
+    "events": "/apis/events.k8s.io/v1",
+}
+MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "leases", "events"))
+"""Kinds that the operator makes for a job."""
+
+
+class Operator:
+    """One process of the operator that looks after one namespace."""
+
+    def __init__(self, cluster: ControlPlane, namespace: str, *, name: str = "operator", **environ: str) -> None:
+        self.port = free_port()
+        self.log = cluster.folder / f"{namespace}-{name}.log"
+        self._environ = reaper.environment(cluster.mark) | {
+            keys.ENV_KUBECONFIG: str(cluster.kubeconfig_for(USER, ("system:masters",))),
+            keys.ENV_NAMESPACES: namespace,
+            keys.ENV_POD_NAME_OPERATOR: name,
+            keys.ENV_POD_NAMESPACE: namespace,
+            keys.ENV_TRAINER_IMAGE: "trainer:test",
+            keys.ENV_GENERATOR_IMAGE: "generator:test",
+            keys.ENV_RESYNC_SECONDS: str(RESYNC_S),
+            keys.ENV_LEASE_SECONDS: "6",
+            keys.ENV_SIGNALS_PORT: str(self.port),
+            keys.ENV_BIND_HOST: "127.0.0.1",
+            **environ,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Operator":
+        """Start it; it may be started again."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "streamrl_operator"],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+            )
+        return self
+
+    def stop(self, *, kill: bool = False, deadline_s: float = 20.0) -> int:
+        """End it; the exit code."""
+        assert self._process is not None
+        self._process.kill() if kill else self._process.terminate()
+        return self._process.wait(deadline_s)
+
+    def ended(self, *, deadline_s: float) -> int:
+        """Wait for its end by itself; the exit code."""
+        assert self._process is not None
+        return self._process.wait(deadline_s)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def page(self, name: str) -> tuple[int, str]:
+        """(status, text) of a page; status 0: nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{name}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, name: str) -> float:
+        """Sum over all labels of one of its metrics."""
+        lines = [line for line in self.page("metrics")[1].splitlines() if not line.startswith("#")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it acts."""
+        return self.metric("streamrl_operator_leader") == 1
+
+    def wait_until_leading(self, *, deadline_s: float = SOON_S) -> "Operator":
+        """Until it acts and knows all there is."""
+        wait_until(
+            lambda: self.leads and self.page("readyz")[0] == 200,
+            what="the operator to lead",
+            deadline_s=deadline_s,
+            log=self.log,
+        )
+        return self
+
+    def wait_for_looks(self, count: int = 2, *, deadline_s: float = SOON_S) -> None:
+        """Until it has looked at jobs so often more: resyncs, where nothing changes."""
+        begun = self.metric("streamrl_operator_reconciles_total")
+        wait_until(
+            lambda: self.metric("streamrl_operator_reconciles_total") >= begun + count,
+            what=f"{count} more looks",
+            deadline_s=deadline_s,
+            log=self.log,
+        )
+
+    def tail(self) -> str:
+        """End of its log."""
+        return tail(self.log, 40)
+
+
+class Lab:
+    """One namespace as the operator's user sees it."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def path(self, plural: str, name: str = "", part: str = "") -> str:
+        """Path of a collection, an object, or a part of it."""
+        parts = (f"{_PATHS[plural]}/namespaces/{self.namespace}/{plural}", name, part)
+        return "/".join(each for each in parts if each)
+
+    def get(self, plural: str, name: str) -> dict[str, Any] | None:
+        """One object; None where there is none."""
+        answer = self.cluster.api.get(self.path(plural, name))
+        return None if answer.code == 404 else answer.expect()
+
+    def must(self, plural: str, name: str) -> dict[str, Any]:
+        """One object that is there."""
+        return self.cluster.api.get(self.path(plural, name)).expect()
+
+    def list(self, plural: str) -> list[dict[str, Any]]:
+        """All of a kind."""
+        items: list[dict[str, Any]] = self.cluster.api.get(self.path(plural)).expect()["items"]
+        return items
+
+    def create(self, plural: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an object."""
+        return self.cluster.api.create(self.path(plural), body).expect()
+
+    def patch(self, plural: str, name: str, change: Any, *, part: str = "", **options: str) -> dict[str, Any]:
+        """Merge a change into an object."""
+        return self.cluster.api.patch(self.path(plural, name, part), change, **options).expect()
+
+    def delete(self, plural: str, name: str) -> None:
+        """Delete an object."""
+        self.cluster.api.delete(self.path(plural, name)).expect()
+
+    def condition(self, job: str, kind: str) -> dict[str, Any]:
+        """A condition of a job; empty where there is none."""
+        status = (self.get("rljobs", job) or {}).get("status", {})
+        return next((each for each in status.get("conditions", []) if each["type"] == kind), {})
+
+    def made(self, job: str) -> dict[str, set[str]]:
+        """Names of what there is of a job, by kind; what Kubernetes makes in each namespace aside."""
+        return {
+            plural: {
+                each["metadata"]["name"]
+                for each in self.list(plural)
+                if each["metadata"].get("labels", {}).get("streamrl.io/job") == job
+            }
+            for plural in MADE
+        }
+
+    def versions(self, job: str) -> dict[tuple[str, str], str]:
+        """Version of everything of a job and of the job: equal where nobody wrote."""
+        found = {
+            (plural, each["metadata"]["name"]): each["metadata"]["resourceVersion"]
+            for plural in (*MADE, "pods")
+            for each in self.list(plural)
+            if each["metadata"].get("labels", {}).get("streamrl.io/job") == job
+        }
+        return found | {("rljobs", job): self.must("rljobs", job)["metadata"]["resourceVersion"]}
+
+    def wait(self, check: Any, what: str, operator: Operator, *, deadline_s: float = SOON_S) -> None:
+        """Wait for a condition."""
+        wait_until(check, what=what, deadline_s=deadline_s, log=operator.log)
+
+
+def writes(cluster: ControlPlane, namespace: str) -> list[str]:
+    """What the operator wrote in a namespace so far, its Lease aside."""
+    return [
+        f"{use.verb} {use.resource} {use.name} {use.code}"
+        for use in cluster.uses(USER)
+        if use.verb in WRITES and use.namespace == namespace and use.resource != "leases"
+    ]
