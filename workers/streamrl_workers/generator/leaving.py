@@ -19,7 +19,8 @@ class Departure:
     def __init__(self, *, leave: Callable[[], bool]) -> None:
         """`leave` begins to leave in peace; False where there is nothing to finish."""
         self._leave = leave
-        self._asked = False
+        self.was_asked = False
+        """Somebody wants this process to end."""
         self._now = asyncio.Event()
         self.cut_short = False
         """Active samples were not finished."""
@@ -31,16 +32,16 @@ class Departure:
 
     def asked(self) -> None:
         """SIGTERM."""
-        if self._asked:
+        if self.was_asked:
             self.cut()
             return
-        self._asked = True
+        self.was_asked = True
         if not self._leave():
             self._now.set()
 
     def cut(self) -> None:
         """SIGINT."""
-        self.cut_short = True
+        self.was_asked = self.cut_short = True
         self._now.set()
 
     async def wait(self) -> None:

@@ -8,7 +8,8 @@ Two tasks per connection:
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `_LOST_AFTER_LEASES` leases the link gives up. A generator that leaves closes its side of the
+without a scheduler for `_LOST_AFTER_LEASES` leases the link gives up. With certificates a connection gives way to a new
+one before it is too old (`renewal.py`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
 stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
 
@@ -16,13 +17,13 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
 
 from streamrl.errors import UserError
-from streamrl.keys import ENV_TOKEN
+from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.loop import EngineLoop
 from streamrl_workers.generator.outbox import Outbox
@@ -31,7 +32,9 @@ from streamrl_workers.generator.requests import to_request
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
+from streamrl_workers.stream.renewal import Renewal
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from streamrl_workers.stream.tls import Tls
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most."""
@@ -60,6 +63,7 @@ class Identity:
     scheduler_address: str  # host:port
     token: str
     lease_s: float  # the job's; the scheduler's welcome repeats it
+    tls: Tls | None = None
 
 
 class Link:
@@ -74,6 +78,8 @@ class Link:
         self._seen_s = time.monotonic()  # until when the scheduler was there
         self._backoff = Backoff()
         self._linked = False
+        self._welcomed = self._ever_welcomed = False
+        self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
         self.fault = "not connected to the scheduler yet"
 
     async def run(self) -> None:
@@ -84,6 +90,8 @@ class Link:
             UserError: the scheduler refuses our token.
         """
         while not (await self._connection() or self._loop.leaving):
+            if self._fresh is not None:
+                continue
             silent_s = time.monotonic() - self._seen_s
             if silent_s > self._patience_s():
                 raise SchedulerLostError(
@@ -97,17 +105,18 @@ class Link:
             self._loop.leave()
         return self._linked
 
+    def ill(self) -> str:
+        """What health checks hear: the fault before the first welcome, and when a link is gone for a lease; else ""."""
+        recent = self._ever_welcomed and time.monotonic() - self._seen_s < self._lease_s
+        return "" if self._welcomed or recent else self.fault
+
     def _patience_s(self) -> float:
         return _LOST_AFTER_LEASES * self._lease_s
 
     async def _connection(self) -> bool:
         """One connection; True when the scheduler said stop."""
         try:
-            channel = await connect(
-                self._identity.scheduler_address,
-                timeout_s=min(_CONNECT_TIMEOUT_S, self._patience_s()),
-                who="the scheduler",
-            )
+            channel = await self._channel()
         except ConnectTimeoutError as error:
             self.fault = str(error)
             return False
@@ -116,19 +125,27 @@ class Link:
         except grpc.aio.AioRpcError as error:
             self._broken(error)
         finally:
-            self._linked = False
+            self._linked = self._welcomed = False
             self._outbox.clear()
             self._loop.disconnected()
             await channel.close()
         return False
 
+    async def _channel(self) -> grpc.aio.Channel:
+        if self._fresh is not None:
+            fresh, self._fresh = self._fresh, None
+            return fresh
+        return await connect(
+            self._identity.scheduler_address,
+            timeout_s=min(_CONNECT_TIMEOUT_S, self._patience_s()),
+            who="the scheduler",
+            tls=self._identity.tls,
+        )
+
     def _broken(self, error: grpc.aio.AioRpcError) -> None:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise UserError(
-                field=ENV_TOKEN,
-                rule=f"is not the token of the scheduler at {self._identity.scheduler_address}",
-                fix="start all processes of a run with one token",
-            ) from None
+        refused = refusal(error, address=self._identity.scheduler_address, tls=self._identity.tls)
+        if refused is not None:
+            raise refused from None
         self.fault = f"link broken: {error.code().name}: {error.details()}"
         _log.warning(self.fault)
 
@@ -137,7 +154,8 @@ class Link:
         reader = asyncio.create_task(self._read(call), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if await self._outlived(reader, writer):
+                return False
             if writer.done():
                 writer.result()  # ended by a fault of ours, or the call is over: the reader knows why; or we have left
             return await self._last_word(reader)
@@ -146,6 +164,18 @@ class Link:
             for task in (reader, writer):
                 task.cancel()
             await asyncio.wait({reader, writer})
+
+    async def _outlived(self, *tasks: "asyncio.Task[Any]") -> bool:
+        """Wait for the end of the first of the connection's tasks; True if a new connection takes over before."""
+        address, tls = self._identity.scheduler_address, self._identity.tls
+        async with Renewal(address, who="the scheduler", tls=tls) as renewal:
+            await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(task.done() for task in tasks) and not self._loop.leaving:
+                self._fresh = renewal.take()
+                return True
+        if not any(task.done() for task in tasks):  # it goes soon: not worth a new one
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return False
 
     async def _last_word(self, reader: "asyncio.Task[bool]") -> bool:
         """What the reader ends with, now that one of the two tasks has ended."""
@@ -180,6 +210,7 @@ class Link:
             raise _unwelcome("the first command was no welcome")
         self._lease_s = command.welcome.lease_seconds or self._lease_s
         self._seen_s = time.monotonic()
+        self._welcomed = self._ever_welcomed = True
         self._backoff.reset()
         self.fault = ""
         self._loop.connected()
@@ -257,6 +288,23 @@ class Link:
             tokens=counts.tokens,
         )
         return pb.GeneratorEvent(heartbeat=heartbeat)
+
+
+def refusal(error: grpc.aio.AioRpcError, *, address: str, tls: Tls | None) -> UserError | None:
+    """What is wrong with our token or certificate, if that is why the scheduler ended a call."""
+    if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return None
+    if tls is None:
+        return UserError(
+            field=ENV_TOKEN,
+            rule=f"is not the token of the scheduler at {address}",
+            fix="start all processes of a run with one token",
+        )
+    return UserError(
+        field=ENV_TLS_DIR,
+        rule=f"the scheduler at {address} does not take its certificate: {error.details()}",
+        fix="give each role the leaf of its own job",
+    )
 
 
 def _unwelcome(text: str) -> grpc.aio.AioRpcError:

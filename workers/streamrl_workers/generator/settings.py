@@ -4,24 +4,24 @@ Owns: reading and checking both. Does not own: what follows from them (`main.py`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import (
     ENV_MODEL_PATH,
+    ENV_POD_NAME,
     ENV_POOL,
     ENV_PROCESS,
     ENV_RUN_DIR,
     ENV_SCHEDULER_ADDRESS,
     ENV_SIGNALS_PORT,
     ENV_THREADS,
-    ENV_TOKEN,
-    FILE_JOB,
 )
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
-from streamrl_workers.stream.environ import integer, port, required
+from streamrl_workers.stream.environ import Surroundings, integer, job_file, port, required, surroundings
+from streamrl_workers.stream.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,19 @@ class Settings:
     spec: RLJobSpec
     scheduler_address: str  # host:port
     signals_port: int  # 0 = any
-    token: str
     model_path: str | None
     threads: int | None
+    around: Surroundings = field(default_factory=Surroundings)
+
+    @property
+    def token(self) -> str:
+        """Of the run; may be "" with certificates."""
+        return self.around.token
+
+    @property
+    def tls(self) -> Tls | None:
+        """Certificates; None: the token alone."""
+        return self.around.tls
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
@@ -46,18 +56,30 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         UserError, UserErrors: something is missing or wrong.
     """
     run_dir = Path(required(environ, ENV_RUN_DIR))
-    spec = read_job(run_dir / FILE_JOB).spec
+    spec = read_job(job_file(environ, run_dir=run_dir)).spec
+    pool = required(environ, ENV_POOL)
     return Settings(
         run_dir=run_dir,
-        process=required(environ, ENV_PROCESS),
-        pool=_find_pool(spec, name=required(environ, ENV_POOL)),
+        process=environ.get(ENV_PROCESS) or _name_in_pod(environ, pool=pool),
+        pool=_find_pool(spec, name=pool),
         spec=spec,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
         signals_port=port(environ, ENV_SIGNALS_PORT),
-        token=required(environ, ENV_TOKEN),
+        around=surroundings(environ),
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
     )
+
+
+def _name_in_pod(environ: Mapping[str, str], *, pool: str) -> str:
+    """`generator-<pool>-<ordinal>` of the pod `<job>-<pool>-<ordinal>`; without a pod the name must be given."""
+    pod = environ.get(ENV_POD_NAME)
+    if not pod:
+        return required(environ, ENV_PROCESS)
+    owner, _, ordinal = pod.rpartition("-")
+    if not owner.endswith(f"-{pool}") or not (ordinal.isascii() and ordinal.isdigit()):
+        raise UserError(field=ENV_POD_NAME, rule=f"must end with -{pool}-<ordinal>, as {ENV_POOL} says", got=pod)
+    return f"generator-{pool}-{int(ordinal)}"
 
 
 def _find_pool(spec: RLJobSpec, *, name: str) -> GeneratorPool:

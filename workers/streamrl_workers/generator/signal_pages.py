@@ -13,11 +13,11 @@ from streamrl_workers.metrics.signals import Pages
 
 
 class GeneratorPages:
-    """Reads loop, link and recorder when a page is asked for."""
+    """Reads loop, link and recorder when a page is asked for; while the model is loaded there is only the recorder."""
 
-    def __init__(self, loop: EngineLoop, *, link: Link, recorder: Recorder, metrics: Metrics) -> None:
-        self._loop = loop
-        self._link = link
+    def __init__(self, recorder: Recorder, *, metrics: Metrics) -> None:
+        self._loop: EngineLoop | None = None
+        self._link: Link | None = None
         self._recorder = recorder
         self._metrics = metrics
         self._slots = metrics.gauge("generator_slots", help_text="Requests that can be active at once.")
@@ -29,24 +29,37 @@ class GeneratorPages:
         self._tokens = metrics.counter("generator_tokens", help_text="Tokens generated.")
         self._told_tokens = 0
 
+    def attach(self, loop: EngineLoop, *, link: Link) -> None:
+        """From now on there is something to show."""
+        self._loop, self._link = loop, link
+
     def pages(self) -> Pages:
         """The callbacks of the signals server."""
-        return Pages(metrics=self._render, numbers=self._numbers, fault=lambda: self._link.fault)
+        return Pages(metrics=self._render, numbers=self._numbers, fault=self._fault)
+
+    def _fault(self) -> str:
+        return "the model is being loaded" if self._link is None else self._link.ill()
 
     def _render(self) -> bytes:
-        counts = self._loop.counts()
-        self._slots.set(self._loop.slots)
+        if self._loop is not None:
+            self._set(self._loop)
+        self._recorder.refresh()
+        return self._metrics.render()
+
+    def _set(self, loop: EngineLoop) -> None:
+        counts = loop.counts()
+        self._slots.set(loop.slots)
         self._active.set(counts.active)
         self._waiting.set(counts.waiting)
         self._step.set(counts.version.step if counts.version else 0)
         self._tokens.inc(counts.tokens - self._told_tokens)
         self._told_tokens = counts.tokens
-        self._recorder.refresh()
-        return self._metrics.render()
 
     def _numbers(self) -> dict[str, Any]:
-        counts = self._loop.counts()
         wall_s, parts = self._recorder.totals()
+        if self._loop is None:
+            return {"loading": True, "wall_s": wall_s, "parts": parts}
+        counts = self._loop.counts()
         version = None
         if counts.version is not None:
             version = {"attempt": counts.version.attempt, "step": counts.version.step}

@@ -1,4 +1,4 @@
-"""Makes the initial model ready, in a process of its own: `python -m streamrl_workers.models.prepare --job FILE --cache DIR`.
+"""Makes the initial model ready, in a process of its own: `python -m streamrl_workers.models.prepare --job FILE --cache DIR [--result FILE]`.
 
 - `scratch`: built, warmed up and saved as `DIR/<hash>`, or taken from there. The hash covers all that determines the
   result (`recipe_hash`). Invariant: `DIR/<hash>` is whole or absent; it is written beside and renamed.
@@ -6,7 +6,8 @@
 - A data set of the hub is fetched here too, and a chat template tried.
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
-every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}. Waits for nothing but the hub's download.
+every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}; with `--result`, {"path"} in that file when all is
+done (`stream/model_place.py`). Waits for nothing but the hub's download.
 A user's mistake is one line on standard error and exit code 2. It ends at once when its parent is gone.
 """
 
@@ -17,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -30,7 +32,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from streamrl import keys
-from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.model import ScratchModel
 from streamrl_workers.models.hub import download
@@ -39,6 +41,7 @@ from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.survey import Survey, take_survey, warm_up_pairs
 from streamrl_workers.models.warm_up import warm_up
 from streamrl_workers.stream.lifeline import watch_lifeline
+from streamrl_workers.stream.model_place import write_model_place
 from streamrl_workers.tasks.dataset import TaskDataset
 from streamrl_workers.tasks.registry import open_dataset
 
@@ -62,23 +65,36 @@ def main() -> int:
     )
     parser.add_argument("--job", type=Path, required=True, help="the validated RLJob as JSON")
     parser.add_argument("--cache", type=Path, required=True, help="directory of warmed-up models")
+    parser.add_argument("--result", type=Path, help="file that says where the model is, when it is ready")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_RETRY))  # as a container's first process it would be deaf
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     output = sys.stdout
     try:
         watch_lifeline(os.environ)
         # What user code or a library prints must not get between the lines of progress.
         with contextlib.redirect_stdout(sys.stderr):
-            prepare(
+            directory = prepare(
                 read_job(arguments.job).spec,
                 cache_dir=arguments.cache,
                 base_dir=Path(os.environ.get(keys.ENV_CODE_DIR) or arguments.job.parent),
                 report=lambda event: print(json.dumps(event), file=output, flush=True),
             )
+            if arguments.result is not None:
+                _write_result(arguments.result, directory=directory)
     except (UserError, UserErrors) as error:
         print(error, file=sys.stderr)  # noqa: T201 - the one line that the user sees
         return EXIT_USER_ERROR
     return EXIT_DONE
+
+
+def _write_result(file: Path, *, directory: Path) -> None:
+    try:
+        write_model_place(file, directory=directory)
+    except OSError as error:
+        raise UserError(
+            field="--result", rule=f"cannot be written: {error.strerror or error}", got=str(file)
+        ) from error
 
 
 def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report) -> Path:

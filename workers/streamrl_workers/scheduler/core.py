@@ -303,6 +303,7 @@ class Core:
             pools=pool_views(parts.fleet),
             announced_step=None if announced is None else announced[1],
             evaluating_step=None if evaluating is None else evaluating[1],
+            checkpoint=self._handover.newest_checkpoint,
             prompts_ready=parts.planner.ready,
             ignored_progress=self._ignored_progress,
             reissued_samples=parts.production.reissued,

@@ -30,6 +30,8 @@ class CoreView:
     announced_step: int | None
     """Weight version that generators are told to use."""
     evaluating_step: int | None
+    checkpoint: tuple[int, str] | None
+    """Step and path of the newest one that the trainer has told of."""
     fleet: PoolView
     """All generators."""
     pools: Mapping[str, PoolView]

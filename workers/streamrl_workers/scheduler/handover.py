@@ -59,6 +59,8 @@ class HandOver:
         self._dropped_before: Counter[str] = Counter()
         self._failures_before: Counter[str] = Counter()
         self.last_step: StepSummary | None = None
+        self.newest_checkpoint: tuple[int, str] | None = None
+        """Step and path of the newest checkpoint that the trainer has told of."""
 
     # ---- what others ask
 
@@ -221,6 +223,8 @@ class HandOver:
         """A checkpoint is on disk: the groups of steps before the oldest one kept can go."""
         if checkpointed.step > self.step:
             raise MismatchError(f"checkpoint of step {checkpointed.step}, but only {self.step} steps are recorded")
+        if checkpointed.path:
+            self.newest_checkpoint = (checkpointed.step, checkpointed.path)
         if checkpointed.oldest_step <= self.checkpoint_step:
             return
         self.checkpoint_step = checkpointed.oldest_step
@@ -259,6 +263,7 @@ class HandOver:
                 f"{self.checkpoint_step} to {self._window.step} only"
             )
         self._roll_back(hello.step)
+        self.newest_checkpoint = None
         self.attempt += 1
         self._instance = hello.instance
         self._durable = False

@@ -17,6 +17,7 @@ the death of the process and of the machine; after a fault nothing is acknowledg
 import asyncio
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ between two commits short, and ahead of what comes."""
 _FOLD_PORTION = 4
 """Steps that are folded in one transaction, for the same reason."""
 _CLOSE_TIMEOUT_S = 30.0
+_STALL_S = 30.0
+"""Without an answer of the disk for so long, a journal is not writable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,10 @@ class Journal:
         self._wake = threading.Condition()
         self._queue: deque[Write] = deque()
         self._queue_bytes = 0
+        self._unsettled = 0
+        """Records queued, not known to be durable."""
+        self._waiting_since_s: float | None = None
+        """Since when the disk has settled none of them."""
         self._closing = False
         self._garbage: deque[int] = deque()
         self._foldable = False
@@ -112,9 +119,18 @@ class Journal:
         """What waits for the disk."""
         return self._queue_bytes
 
+    def fault(self) -> str:
+        """Why nothing can be written now; "" if it can."""
+        if self._waiting_since_s is None or (waited_s := time.monotonic() - self._waiting_since_s) < _STALL_S:
+            return ""
+        return f"the disk has taken nothing of {self._path.name} for {waited_s:.0f} s"
+
     def append(self, write: Write) -> None:
         """Queue a record. Never blocks; callers that produce many wait with `wait_for_room`."""
         with self._wake:
+            if not self._unsettled:
+                self._waiting_since_s = time.monotonic()
+            self._unsettled += 1
             self._queue.append(write)
             self._queue_bytes += _cost_bytes(write)
             if self._queue_bytes > self._limit_bytes:
@@ -227,6 +243,8 @@ class Journal:
     def _settle(self, batch: list[Write], listener: JournalListener) -> None:
         """On the scheduler's loop: the batch is durable."""
         with self._wake:
+            self._unsettled -= len(batch)
+            self._waiting_since_s = time.monotonic() if self._unsettled else None
             self._queue_bytes -= sum(map(_cost_bytes, batch))
             if self._queue_bytes <= self._limit_bytes:
                 self._room.set()

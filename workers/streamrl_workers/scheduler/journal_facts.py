@@ -5,6 +5,7 @@ reading, and the choice of the checkpoint that counts. Judges nothing.
 """
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl.keys import DIR_CHECKPOINTS, FILE_JOB, FILE_JOURNAL
+from streamrl.keys import DIR_CHECKPOINTS, ENV_STORE_DIR, FILE_JOB, FILE_JOURNAL, FILE_STORE
 from streamrl.spec import parse_job
 from streamrl_workers.scheduler.journal_check import CheckpointFact, Facts, GroupFact, Rules
 from streamrl_workers.scheduler.journal_compact import read_folded
@@ -62,7 +63,7 @@ def read_rules(run_dir: Path) -> Rules:
 
 def read_facts(run_dir: Path) -> Facts:
     """Everything about the run's history. Checkpoints are read first: the journal is always ahead of them."""
-    checkpoints = _checkpoints(run_dir / DIR_CHECKPOINTS)
+    checkpoints = _checkpoints(_store(run_dir) / DIR_CHECKPOINTS)
     with snapshot(run_dir) as connection:
         attempts = connection.execute("SELECT attempt, step FROM attempts").fetchall()
         return Facts(
@@ -105,6 +106,27 @@ def _groups(connection: sqlite3.Connection) -> dict[int, GroupFact]:
         )
         for row in rows
     }
+
+
+def _store(run_dir: Path) -> Path:
+    """What holds the checkpoints: what the trainer has written down, unless the volume is mounted elsewhere here."""
+    if told := os.environ.get(ENV_STORE_DIR):
+        return Path(told)
+    file = run_dir / FILE_STORE
+    try:
+        store = Path(json.loads(file.read_text(encoding="utf-8"))["path"])
+    except FileNotFoundError:
+        return run_dir
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(field=str(file), rule=f"cannot be read: {error}") from None
+    if not store.is_dir():
+        raise UserError(
+            field=str(file),
+            rule="names a directory of checkpoints that is not here",
+            got=str(store),
+            fix=f"set {ENV_STORE_DIR} to where that volume is mounted",
+        )
+    return store
 
 
 @dataclass(slots=True, kw_only=True)

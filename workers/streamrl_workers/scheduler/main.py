@@ -12,7 +12,8 @@ scores (`shell/loops.py`), the journal's writer thread (`journal.py`). All calls
 on the event loop's thread.
 
 Exit codes: 0 the run is over; 2 the user must change something; 75 start again, the journal has
-everything; 1 a fault of our own.
+everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it stays when the run is over, and also when it is started
+again then: ports, journal and task pool are closed, and the signals port shows how the run ended.
 """
 
 import asyncio
@@ -41,11 +42,22 @@ from streamrl_workers.scheduler.shell.ending import Ending, EndingBox
 from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.front import Front
 from streamrl_workers.scheduler.shell.loops import Loops, report
-from streamrl_workers.scheduler.shell.result import remove_result, write_failure, write_success
+from streamrl_workers.scheduler.shell.model_files import ModelFiles
+from streamrl_workers.scheduler.shell.result import (
+    keep_numbers,
+    last_numbers,
+    read_result,
+    remove_result,
+    write_failure,
+    write_success,
+)
 from streamrl_workers.scheduler.shell.signal_pages import Numbers
 from streamrl_workers.scheduler.shell.switchboard import Switchboard
 from streamrl_workers.scheduler.shell.taskdesk import TaskDesk, TaskSource
+from streamrl_workers.stream.files import write_json_atomically
 from streamrl_workers.stream.lifeline import watch_lifeline
+from streamrl_workers.stream.model_place import model_place
+from streamrl_workers.stream.staying import Place, stay
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
 
@@ -79,8 +91,8 @@ def main() -> int:
     try:
         environment = Environment.read(os.environ)
         watch_lifeline(os.environ)
-        job = read_job(environment.run_dir / FILE_JOB)
-        ending = asyncio.run(serve(environment, job=job))
+        job = read_job(environment.job_file)
+        ending = asyncio.run(_life(environment, job=job))
     except (UserError, UserErrors) as error:
         ending = Ending(exit_code=EXIT_USER_ERROR, line=str(error))
     except (JournalFaultError, TaskPoolError) as error:
@@ -95,12 +107,42 @@ def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
     return TaskPool(job, base_dir=base_dir)
 
 
-async def serve(environment: Environment, *, job: RLJob, make_pool: MakePool = make_task_pool) -> Ending:
+async def _life(environment: Environment, *, job: RLJob) -> Ending:
+    """Until the process ends: the run, and what follows it in a pod."""
+    staying = environment.around.stay
+    if staying and read_result(environment.run_dir) is not None:
+        await _stay(environment)
+        return Ending(exit_code=EXIT_DONE)
+    box = EndingBox()
+    ending = await serve(environment, job=job, box=box)
+    if staying and ending.exit_code == EXIT_DONE and not box.was_asked:
+        await _stay(environment)
+    return ending
+
+
+async def _stay(environment: Environment) -> None:
+    logging.getLogger("streamrl.scheduler").info("the run has ended; only the signals port is served")
+    place = Place(
+        run_dir=environment.run_dir,
+        process=environment.process,
+        host=environment.around.bind_host,
+        port=environment.signals_port,
+    )
+    await stay(place, numbers=last_numbers(environment.run_dir))
+
+
+async def serve(
+    environment: Environment, *, job: RLJob, make_pool: MakePool = make_task_pool, box: EndingBox | None = None
+) -> Ending:
     """Run the scheduler until the run or the process ends."""
     journal = Journal(environment.run_dir / FILE_JOURNAL)
     recovered = journal.open()
     try:
-        ending = EndingBox()
+        ending = box or EndingBox()
+        if environment.job_is_elsewhere:  # `streamrl journal` needs no more than the run folder
+            write_json_atomically(
+                environment.run_dir / FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True)
+            )
         pool = make_pool(job, environment.code_dir)
         front = await Front.open(environment, ending=ending)
         try:
@@ -134,6 +176,7 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
     core = Core(_settings(run), recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
     switchboard = Switchboard()
     front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
+    front.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, switchboard=switchboard, numbers=numbers, ending=run.ending)
     desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns)
     executor.attach(desk)
@@ -152,11 +195,11 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
         ending=run.ending,
         clock_s=time.monotonic,
     )
-    SchedulerService(parts).add_to(front.server)
+    SchedulerService(parts, model_files=ModelFiles(lambda: model_place(os.environ))).add_to(front.server)
     await front.server.start()
     ending = await run.ending.wait()
     await loops.stop()
-    return await _end(run, ending, switchboard)
+    return await _end(run, ending, switchboard=switchboard, numbers=numbers)
 
 
 async def _start_pool(run: Run) -> Ending | None:
@@ -180,15 +223,24 @@ def _settings(run: Run) -> Settings:
     return replace(settings, evaluation_prompts=min(settings.evaluation_prompts, held_out))
 
 
-async def _end(run: Run, ending: Ending, switchboard: Switchboard) -> Ending:
+async def _end(run: Run, ending: Ending, *, switchboard: Switchboard, numbers: Numbers) -> Ending:
     """Tell everybody who must know, write how it ended."""
     if ending.exit_code not in (EXIT_DONE, EXIT_USER_ERROR):
         return ending
+    last = dict(numbers.numbers())
+    if run.environment.around.stay:
+        with contextlib.suppress(OSError):  # a full disk may be why we end
+            keep_numbers(run.environment.run_dir, last)
     switchboard.stop_all(ending.line or "the run has ended", already_told=ending.finished_step is not None)
     run.journal.close()
     if ending.exit_code == EXIT_USER_ERROR:
         return _failed(run, ending)
-    write_success(run.environment.run_dir, steps=ending.finished_step or 0)
+    checkpoint = last["checkpoint"]
+    write_success(
+        run.environment.run_dir,
+        steps=ending.finished_step or 0,
+        checkpoint=None if checkpoint is None else checkpoint["path"],
+    )
     await switchboard.wait_until_told(timeout_s=LINGER_S)
     return ending
 

@@ -25,6 +25,7 @@ from streamrl_workers.scheduler.shell.connection import Context, Events, Handler
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.link import Link
+from streamrl_workers.scheduler.shell.model_files import ModelFiles
 from streamrl_workers.scheduler.shell.rates import Beat
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
 
@@ -44,16 +45,20 @@ class Parts:
 
 
 class SchedulerService:
-    """Generate and Train. Commands leave as bytes: links have serialized them already."""
+    """Generate, Train and GetModel. Commands leave as bytes: links have serialized them already."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, *, model_files: ModelFiles) -> None:
         self._parts = parts
+        self._model_files = model_files
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve on `server`."""
         handlers = {
             "Generate": grpc.stream_stream_rpc_method_handler(self.generate, pb.GeneratorEvent.FromString),
             "Train": grpc.stream_stream_rpc_method_handler(self.train, pb.TrainerEvent.FromString),
+            "GetModel": grpc.unary_stream_rpc_method_handler(
+                self._model_files.serve, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
+            ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
 

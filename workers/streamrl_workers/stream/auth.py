@@ -1,4 +1,4 @@
-"""Who may speak to a server of this run: holders of the run's token.
+"""Who may speak to a server of this run: holders of the run's token. (With certificates there is none: `roles.py`.)
 
 The token is a secret made for each run, handed to the processes by environment and sent as gRPC
 metadata with every call. A server without it in a call answers UNAUTHENTICATED and reads nothing.
@@ -21,8 +21,8 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def call_metadata(token: str) -> Metadata:
-    """Metadata of every call to a server of the run."""
-    return ((GRPC_TOKEN_HEADER, token),)
+    """Metadata of every call to a server of the run; a process with certificates may have no token."""
+    return ((GRPC_TOKEN_HEADER, token),) if token else ()
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ships no types

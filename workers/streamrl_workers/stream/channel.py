@@ -14,6 +14,8 @@ import grpc.aio
 
 from streamrl.errors import UserError
 from streamrl_workers.stream.auth import LOOPBACK, TokenInterceptor
+from streamrl_workers.stream.roles import RoleInterceptor
+from streamrl_workers.stream.tls import Tls
 
 MESSAGE_LIMIT_BYTES = 64 * 2**20
 """Largest message: a group of many long trajectories fits."""
@@ -43,46 +45,62 @@ class ConnectTimeoutError(TimeoutError):
     """Nobody answered at an address in time; the text says who was awaited, where, how long."""
 
 
-def make_server(token: str) -> grpc.aio.Server:
-    """A server that serves holders of `token` only."""
-    return grpc.aio.server(interceptors=[TokenInterceptor(token)], options=_SERVER_OPTIONS)
+def make_server(token: str, *, tls: Tls | None = None) -> grpc.aio.Server:
+    """A server that serves holders of `token` only; with `tls`, roles of this job's certificates (`roles.py`)."""
+    if tls is None:
+        return grpc.aio.server(interceptors=[TokenInterceptor(token)], options=_SERVER_OPTIONS)
+    options = (*_SERVER_OPTIONS, *tls.server_options())
+    return grpc.aio.server(interceptors=[RoleInterceptor(tls.identity)], options=options)
 
 
-def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK) -> str:
-    """Bind `server` to `port` (0 = any) and return host:port.
+def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK, tls: Tls | None = None) -> str:
+    """Bind `server` to `port` (0 = any) and return host:port; `tls` as in `make_server`.
 
     Raises:
         UserError: the port is in use or not ours to take.
     """
+    family, name = (socket.AF_INET6, f"[{host}]") if ":" in host else (socket.AF_INET, host)
     try:
-        socket.create_server((host, port)).close()  # gRPC would write a line of its own about a failure
-        bound = server.add_insecure_port(f"{host}:{port}")
+        socket.create_server((host, port), family=family).close()  # gRPC would write a line of its own about a failure
+        bound = _add_port(server, f"{name}:{port}", tls=tls)
     except (OSError, RuntimeError):
         raise UserError(
             field=f"port {port}",
             rule=f"cannot be bound on {host}: in use or not permitted",
             fix="free it or choose another",
         ) from None
-    return f"{host}:{bound}"
+    return f"{name}:{bound}"
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `address`, not yet connected."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def _add_port(server: grpc.aio.Server, address: str, *, tls: Tls | None) -> int:
+    port: int
+    if tls is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, tls.server_credentials())
+    return port
 
 
-async def connect(address: str, *, timeout_s: float, who: str) -> grpc.aio.Channel:
+def open_channel(address: str, *, tls: Tls | None = None) -> grpc.aio.Channel:
+    """A channel to `address`, not yet connected; `tls`: by certificates."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    options = (*_CHANNEL_OPTIONS, *tls.channel_options())
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=options)
+
+
+async def connect(address: str, *, timeout_s: float, who: str, tls: Tls | None = None) -> grpc.aio.Channel:
     """A connected channel to `who` at `address`.
 
     Raises:
         ConnectTimeoutError: nobody answered within `timeout_s`.
     """
-    channel = open_channel(address)
+    channel = open_channel(address, tls=tls)
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
     except TimeoutError:
         await channel.close()
-        raise ConnectTimeoutError(f"{who} did not answer at {address} within {timeout_s:g} s") from None
+        raise ConnectTimeoutError(_silence(address, who=who, within_s=timeout_s, tls=tls)) from None
     except BaseException:
         await channel.close()
         raise
@@ -113,7 +131,9 @@ class Backoff:
         self._attempts = 0
 
 
-async def connect_any_time(address: str, *, deadline_s: float, who: str, attempt_s: float = 2.0) -> grpc.aio.Channel:
+async def connect_any_time(
+    address: str, *, deadline_s: float, who: str, attempt_s: float = 2.0, tls: Tls | None = None
+) -> grpc.aio.Channel:
     """A connected channel, tried again with pauses until `deadline_s` seconds have passed.
 
     Raises:
@@ -125,8 +145,14 @@ async def connect_any_time(address: str, *, deadline_s: float, who: str, attempt
     while True:
         left_s = end - loop.time()
         try:
-            return await connect(address, timeout_s=max(0.05, min(attempt_s, left_s)), who=who)
+            return await connect(address, timeout_s=max(0.05, min(attempt_s, left_s)), who=who, tls=tls)
         except ConnectTimeoutError:
             if loop.time() >= end:
-                raise ConnectTimeoutError(f"{who} did not answer at {address} within {deadline_s:g} s") from None
+                raise ConnectTimeoutError(_silence(address, who=who, within_s=deadline_s, tls=tls)) from None
         await backoff.pause()
+
+
+def _silence(address: str, *, who: str, within_s: float, tls: Tls | None) -> str:
+    """gRPC does not say why: nobody is there, or one side does not take the other's certificate."""
+    how = "" if tls is None else f" with TLS as {tls.identity}"
+    return f"{who} did not answer at {address}{how} within {within_s:g} s"

@@ -45,6 +45,11 @@ class SchedulerStub:
                 request_serializer=streamrl_dot_proto_dot_stream__pb2.TrainerEvent.SerializeToString,
                 response_deserializer=streamrl_dot_proto_dot_stream__pb2.TrainerCommand.FromString,
                 _registered_method=True)
+        self.GetModel = channel.unary_stream(
+                '/streamrl.v1alpha1.Scheduler/GetModel',
+                request_serializer=streamrl_dot_proto_dot_stream__pb2.ModelRequest.SerializeToString,
+                response_deserializer=streamrl_dot_proto_dot_stream__pb2.ModelFile.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -63,6 +68,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetModel(self, request, context):
+        """Configuration and tokenizer of the initial model, file by file; no weights. UNAVAILABLE: it is not ready yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Train,
                     request_deserializer=streamrl_dot_proto_dot_stream__pb2.TrainerEvent.FromString,
                     response_serializer=streamrl_dot_proto_dot_stream__pb2.TrainerCommand.SerializeToString,
+            ),
+            'GetModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=streamrl_dot_proto_dot_stream__pb2.ModelRequest.FromString,
+                    response_serializer=streamrl_dot_proto_dot_stream__pb2.ModelFile.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class Scheduler:
             '/streamrl.v1alpha1.Scheduler/Train',
             streamrl_dot_proto_dot_stream__pb2.TrainerEvent.SerializeToString,
             streamrl_dot_proto_dot_stream__pb2.TrainerCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/streamrl.v1alpha1.Scheduler/GetModel',
+            streamrl_dot_proto_dot_stream__pb2.ModelRequest.SerializeToString,
+            streamrl_dot_proto_dot_stream__pb2.ModelFile.FromString,
             options,
             channel_credentials,
             insecure,

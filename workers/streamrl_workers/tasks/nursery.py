@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
+from streamrl_workers.stream.model_place import ModelTimeoutError, await_model_place
 from streamrl_workers.tasks import commands, framing
 from streamrl_workers.tasks.progress import ProgressTable
 from streamrl_workers.tasks.values import TaskPoolError
 
 START_TIMEOUT_S = 120.0
 """Imports and one reading of the data file; a busy laptop needs 10 s for the imports."""
+MODEL_TIMEOUT_S = 600.0
+"""For the model's place to be written, in a pod; in a local run it is known before."""
 SPAWN_TIMEOUT_S = 30.0
 """A fork takes milliseconds; this is for machines that swap."""
 CLOSE_TIMEOUT_S = 5.0
@@ -62,12 +64,12 @@ class NurseryProcess:
             "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
             "seed": job.spec.seed,
             "base_dir": str(base_dir),
-            "model_path": os.environ.get(keys.ENV_MODEL_PATH, ""),
             "workers": workers,
             "progress_fd": progress.fd,
             "memory_limit_bytes": memory_limit_bytes,
             "start_timeout_s": START_TIMEOUT_S,
         }
+        self._needs_model = job.spec.task.chat is not None
         self._progress_fd = progress.fd
         self._connections: dict[int, Connection] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -83,6 +85,7 @@ class NurseryProcess:
 
     async def start(self) -> int | None:
         """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
+        config = {**self._config, "model_path": await self._model_path()}
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond; no pipe is waited for
@@ -95,10 +98,19 @@ class NurseryProcess:
         ours.setblocking(False)  # noqa: FBT003 - positional in the standard library
         self._control = ours.dup()
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=STREAM_LIMIT_BYTES)
-        self._writer.write(framing.encode(self._config))
+        self._writer.write(framing.encode(config))
         answer = await self._first_answer(reader)
         self._listener = asyncio.create_task(self._listen(reader), name="task-pool-nursery")
         return answer["held_out_size"]  # type: ignore[no-any-return] # JSON
+
+    async def _model_path(self) -> str:
+        """Of the tokenizer whose chat template is used; "" where there is no chat."""
+        if not self._needs_model:
+            return ""
+        try:
+            return await await_model_place(os.environ, timeout_s=MODEL_TIMEOUT_S) or ""
+        except ModelTimeoutError as error:
+            raise TaskPoolError(str(error)) from None
 
     async def _first_answer(self, reader: asyncio.StreamReader) -> Any:  # noqa: ANN401 - JSON
         try:

@@ -30,7 +30,6 @@ from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.metrics.signals import Pages, SignalsServer
 from streamrl_workers.metrics.sink import BubbleSink, Source
-from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.endpoint import write_endpoint
 from streamrl_workers.stream.lifeline import on_terminate
 from streamrl_workers.trainer.endings import RetryError
@@ -60,7 +59,7 @@ class Following:
         self._watch = Watch()
         self._link: Link | None = None
         self._worker: Any = None
-        self._terminated = False
+        self.terminated = False
 
     @property
     def fault(self) -> str:
@@ -73,7 +72,7 @@ class Following:
             log.info("asked to end before the first step: nothing to keep")
             logging.shutdown()
             os._exit(EXIT_DONE)
-        self._terminated = True
+        self.terminated = True
         log.info("asked to end: rank 0 says when")
 
     def run(self) -> None:
@@ -85,7 +84,7 @@ class Following:
                 self._obey(self._link, frame)
             self._link.close()
         except LostError as error:
-            if not self._terminated:
+            if not self.terminated:
                 raise RetryError(str(error)) from error
             log.info("asked to end, and rank 0 has ended")
 
@@ -121,11 +120,11 @@ class Following:
             return Kind.ERROR, failures.describe(error)
 
 
-async def run_follower(settings: Settings) -> None:
-    """Follow rank 0 to the end."""
+async def run_follower(settings: Settings) -> bool:
+    """Follow rank 0 to the end; False: this process was asked to end."""
     if (settings.run_dir / FILE_RESULT).exists():
         log.info("the run has ended; there is nothing to train")
-        return
+        return True
     source = Source(process=settings.process, role=_ROLE, instance=uuid.uuid4().hex)
     metrics = Metrics(role=_ROLE, process=settings.process)
     sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
@@ -136,8 +135,9 @@ async def run_follower(settings: Settings) -> None:
     on_terminate(asyncio.get_running_loop(), following.terminate)
     work = asyncio.create_task(run_in_thread(following.run, name="trainer-following"), name="trainer-following")
     try:
-        port = await signals.start(host=LOOPBACK, port=settings.signals_port)
-        write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{LOOPBACK}:{port}")
+        host = settings.around.bind_host
+        port = await signals.start(host=host, port=settings.signals_port)
+        write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
         await asyncio.wait([work, samples], return_when=asyncio.FIRST_COMPLETED)
         if samples.done():
             samples.result()  # its error is the cause
@@ -146,6 +146,7 @@ async def run_follower(settings: Settings) -> None:
         samples.cancel()
         await signals.close()
         _close(recorder)
+    return not following.terminated
 
 
 def _pages(following: Following, *, recorder: Recorder, metrics: Metrics, rank: int) -> Pages:

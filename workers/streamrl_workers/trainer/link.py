@@ -7,6 +7,8 @@ Owns: the channel, the stream, heartbeats, the overall deadline without a schedu
     receive    TrainerCommand      session state         the stream          command | break | close
     send       outbox              TrainerEvent          outbox, flow ctrl   event | break | close
     heartbeat  bubble clock        outbox                its interval        time
+
+With certificates a connection gives way to a new one before it is too old (`renewal.py`): a break without a pause.
 """
 
 import asyncio
@@ -20,12 +22,14 @@ import grpc
 import grpc.aio
 
 from streamrl.errors import UserError
-from streamrl.keys import ENV_TOKEN
+from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect_any_time
+from streamrl_workers.stream.renewal import Renewal
+from streamrl_workers.stream.tls import Tls
 from streamrl_workers.trainer.endings import Ending
 from streamrl_workers.trainer.session import Session
 
@@ -51,6 +55,7 @@ class Address:
     scheduler: str  # host:port
     token: str
     lost_after_s: float = LOST_AFTER_S
+    tls: Tls | None = None
 
 
 class LinkBrokenError(ConnectionError):
@@ -67,6 +72,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._away_since_s = self._loop.time()
         self._closing = asyncio.Event()
+        self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
 
     async def run(self) -> None:
         """Connect, converse, connect again; returns when the session has ended or `close` was called."""
@@ -81,8 +87,10 @@ class Link:
                 self._session.disconnected()
             if self._away_since_s != away_since_s:
                 backoff.reset()
-            if not self._over():
+            if not self._over() and self._fresh is None:
                 await backoff.pause()
+        if self._fresh is not None:
+            await self._fresh.close()
 
     def close(self) -> None:
         """Send what waits, then end."""
@@ -94,19 +102,31 @@ class Link:
     def _lost(self, error: grpc.RpcError | ConnectionError | ConnectTimeoutError) -> None:
         reason = str(error)
         if isinstance(error, grpc.RpcError):
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise UserError(
-                    field=ENV_TOKEN, rule="is not the token of this run", fix="start the trainer by `streamrl run`"
-                )
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+                raise self._refusal(error)
             reason = f"{error.code().name}: {error.details()}"
         away_s = self._loop.time() - self._away_since_s
         log.warning("no connection to the scheduler for %.1f s: %s", away_s, reason)
         if away_s >= self._address.lost_after_s:
             self._session.end(Ending(kind="retry", reason=f"waited {away_s:.0f} s in vain for the scheduler: {reason}"))
 
+    def _refusal(self, error: grpc.RpcError) -> UserError:
+        if self._address.tls is None:
+            fix = "start the trainer by `streamrl run`"
+            return UserError(field=ENV_TOKEN, rule="is not the token of this run", fix=fix)
+        rule = f"the scheduler does not take its certificate: {error.details()}"
+        return UserError(field=ENV_TLS_DIR, rule=rule, fix="give each role the leaf of its own job")
+
+    async def _channel(self, *, deadline_s: float) -> grpc.aio.Channel:
+        if self._fresh is not None:
+            fresh, self._fresh = self._fresh, None
+            return fresh
+        address, tls = self._address.scheduler, self._address.tls
+        return await connect_any_time(address, deadline_s=deadline_s, who="the scheduler", tls=tls)
+
     async def _converse(self) -> None:
         left_s = max(0.1, self._away_since_s + self._address.lost_after_s - self._loop.time())
-        channel = await connect_any_time(self._address.scheduler, deadline_s=left_s, who="the scheduler")
+        channel = await self._channel(deadline_s=left_s)
         async with channel:
             stub = stream_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
             call = stub.Train(metadata=call_metadata(self._address.token))
@@ -133,7 +153,7 @@ class Link:
         return max(_LEAST_LEASE_S, float(command.welcome.lease_seconds))
 
     async def _exchange(self, call: _Call, outbox: "Outbox", *, heartbeat_s: float) -> None:
-        """Until the session ends, the link closes, or the first of the loops fails."""
+        """Until the session ends, the link closes, the first of the loops fails, or a new connection takes over."""
         tasks = [
             asyncio.create_task(self._receive(call, outbox), name="trainer-link-receive"),
             asyncio.create_task(self._send(call, outbox), name="trainer-link-send"),
@@ -141,7 +161,10 @@ class Link:
             asyncio.create_task(self._closing.wait(), name="trainer-link-closing"),
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            async with Renewal(self._address.scheduler, who="the scheduler", tls=self._address.tls) as renewal:
+                await asyncio.wait([*tasks, renewal.due], return_when=asyncio.FIRST_COMPLETED)
+                if not any(task.done() for task in tasks):
+                    self._fresh = renewal.take()
             if self._closing.is_set():
                 await outbox.drained(timeout_s=_FAREWELL_S)
         finally:

@@ -45,7 +45,7 @@ class Plan:
 
     steps: int
     checkpoint_interval_steps: int
-    run_dir: Path
+    store_dir: Path  # holds the checkpoints, and the model in the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class StepLoop:
 
     def _finish(self) -> None:
         """All steps are done: export, and serve the weights of the last evaluation."""
-        export = export_once(self._tools.engine, directory=self._plan.run_dir / DIR_EXPORT)
+        export = export_once(self._tools.engine, directory=self._plan.store_dir / DIR_EXPORT)
         checkpoint = self._tools.checkpoints.path_of(self.version)
         log.info("all %d steps are done; the model is in %s", self._plan.steps, export)
         self._tools.session.checkpointed(self._checkpointed(self.version, checkpoint, exported=True))
@@ -191,7 +191,7 @@ class StepLoop:
         )
 
     def _relative(self, directory: Path) -> str:
-        return str(directory.relative_to(self._plan.run_dir))
+        return str(directory.relative_to(self._plan.store_dir))
 
 
 def _waiting(cause: str) -> State:

@@ -14,7 +14,8 @@ the event loop of the main thread, so weights are served and heartbeats sent whi
 
 With several ranks this is rank 0; the others are `follower.py`. ENGINE then reaches them by links (`engines/linked_ranks.py`).
 
-Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back).
+Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back). In a
+pod (STREAMRL_STAY) it stays, idle, when the run has ended, and when it is started again then.
 Invariant: what is not in a checkpoint is nowhere; a killed trainer costs the steps behind it, which are trained again.
 """
 
@@ -23,22 +24,24 @@ import logging
 import os
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, FILE_RESULT
+from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, ENV_STORE_DIR, FILE_RESULT, FILE_STORE
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.metrics.signals import SignalsServer
 from streamrl_workers.metrics.sink import BubbleSink, Source
-from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.endpoint import write_endpoint
 from streamrl_workers.stream.environ import pin_to_cpus
+from streamrl_workers.stream.files import write_json_atomically
 from streamrl_workers.stream.history import History
 from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
+from streamrl_workers.stream.model_place import ModelTimeoutError, await_model_place
+from streamrl_workers.stream.staying import Place, stay
 from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.endings import Ending, RetryError
@@ -56,6 +59,8 @@ from streamrl_workers.weights.publisher import WeightStore
 from streamrl_workers.weights.server import WeightsService
 
 _ROLE = "trainer"
+_MODEL_TIMEOUT_S = 600.0
+"""For the model's place to be written: what writes it has ended before this process is started."""
 _UNLINK_S = 2.0
 """For the link's farewell when the step loop has ended."""
 
@@ -69,6 +74,7 @@ class Prepared:
     engine: TrainEngine
     checkpoints: CheckpointStore
     history: History
+    checkpoint_path: str = ""  # of the checkpoint, from the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,27 +95,52 @@ def main() -> int:
         pin_to_cpus(os.environ)
         watch_lifeline(os.environ)
         settings = read_settings(os.environ)
-        asyncio.run(_run(settings) if settings.place.rank == 0 else run_follower(settings))
+        asyncio.run(_life(settings))
     except (UserError, UserErrors) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
-    except RetryError as error:
+    except (RetryError, ModelTimeoutError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_RETRY
     return EXIT_DONE
 
 
-async def _run(settings: Settings) -> None:
+async def _life(settings: Settings) -> None:
+    """Until the process ends: its work, and what follows it in a pod."""
+    settings = replace(settings, model_path=await _model_path(settings))
+    ended = await (_run(settings) if settings.place.rank == 0 else run_follower(settings))
+    if ended and settings.around.stay:
+        place = Place(
+            run_dir=settings.run_dir,
+            process=settings.process,
+            host=settings.around.bind_host,
+            port=settings.signals_port,
+        )
+        await stay(place, numbers={"ended": True})
+
+
+async def _model_path(settings: Settings) -> str | None:
+    """Where the initial model is; the simulated engine needs none."""
+    if settings.model_path is not None or settings.spec.trainer.engine.key == "simulated":
+        return settings.model_path
+    if (settings.run_dir / FILE_RESULT).exists():
+        return None
+    on_terminate(asyncio.get_running_loop(), _end_before_training)
+    return await await_model_place(os.environ, timeout_s=_MODEL_TIMEOUT_S)
+
+
+async def _run(settings: Settings) -> bool:
+    """Whether the run has ended; False: this process was asked to end."""
     if (settings.run_dir / FILE_RESULT).exists():
         log.info("the run has ended; there is nothing to train")
-        return
+        return True
     instance = uuid.uuid4().hex
     source = Source(process=settings.process, role=_ROLE, instance=instance)
     metrics = Metrics(role=_ROLE, process=settings.process)
     sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
     recorder = Recorder(sink=sink, metrics=metrics)
     store = WeightStore(newest_kept=settings.versions_kept)
-    server = make_server(settings.token)
+    server = make_server(settings.token, tls=settings.around.tls)
     add_WeightsServicer_to_server(WeightsService(store), server)  # type: ignore[no-untyped-call] # generated
     pages = TrainerPages(recorder, metrics=metrics)
     signals = SignalsServer(pages.pages())
@@ -117,7 +148,7 @@ async def _run(settings: Settings) -> None:
     wired = Wired(settings=settings, store=store, recorder=recorder, pages=pages, samples=samples)
     try:
         identity = await _open_ports(settings, server=server, signals=signals, instance=instance)
-        await _lead(wired, identity=identity)
+        session = await _lead(wired, identity=identity)
     except RetryError:
         if samples.done():
             samples.result()  # its error is the cause
@@ -127,6 +158,7 @@ async def _run(settings: Settings) -> None:
         await signals.close()
         await server.stop(None)
         _close(recorder)
+    return not session.terminated
 
 
 def _close(recorder: Recorder) -> None:
@@ -140,32 +172,39 @@ def _close(recorder: Recorder) -> None:
 async def _open_ports(
     settings: Settings, *, server: grpc.aio.Server, signals: SignalsServer, instance: str
 ) -> Identity:
-    address = bind(server, port=settings.grpc_port)
+    host = settings.around.bind_host
+    address = bind(server, port=settings.grpc_port, host=host, tls=settings.around.tls)
     await server.start()
-    port = await signals.start(host=LOOPBACK, port=settings.signals_port)
-    write_endpoint(settings.run_dir, process=settings.process, grpc=address, signals=f"{LOOPBACK}:{port}")
-    return Identity(trainer_id=settings.process, instance=instance, weights_address=address)
+    port = await signals.start(host=host, port=settings.signals_port)
+    write_endpoint(settings.run_dir, process=settings.process, grpc=address, signals=f"{host}:{port}")
+    return Identity(trainer_id=settings.process, instance=instance, weights_address=settings.weights_address or address)
 
 
-async def _lead(wired: Wired, *, identity: Identity) -> None:
+async def _lead(wired: Wired, *, identity: Identity) -> Session:
     """Train with the other ranks; they are told of every end but a loss."""
     leading = Leading(wired.settings)
     try:
-        await _train(wired, identity=identity, leading=leading)
+        session = await _train(wired, identity=identity, leading=leading)
     except RetryError:
         raise
     except BaseException:
         leading.end()
         raise
     leading.end()
+    return session
 
 
-async def _train(wired: Wired, *, identity: Identity, leading: Leading) -> None:
+async def _train(wired: Wired, *, identity: Identity, leading: Leading) -> Session:
     """Prepare, connect, train until the end; the first part that fails ends the process."""
     settings, recorder, samples = wired.settings, wired.recorder, wired.samples
     on_terminate(asyncio.get_running_loop(), _end_before_training)
     prepared = await run_in_thread(lambda: _prepare(settings, leading), name="trainer-start")
-    session = Session(identity, step=len(prepared.history), window_bytes=settings.window_bytes)
+    session = Session(
+        identity,
+        step=len(prepared.history),
+        window_bytes=settings.window_bytes,
+        checkpoint_path=prepared.checkpoint_path,
+    )
     on_terminate(asyncio.get_running_loop(), session.terminate)
     leading.on_lost(lambda reason: session.end(Ending(kind="retry", reason=reason)))
     tools = Tools(
@@ -177,7 +216,7 @@ async def _train(wired: Wired, *, identity: Identity, leading: Leading) -> None:
     )
     loop = StepLoop(tools, plan=_plan(settings), history=prepared.history)
     wired.pages.attach(loop, session=session)
-    address = Address(scheduler=settings.scheduler_address, token=settings.token)
+    address = Address(scheduler=settings.scheduler_address, token=settings.token, tls=settings.around.tls)
     link = Link(session, address=address, recorder=recorder)
     linking = asyncio.create_task(link.run(), name="trainer-link")
     linking.add_done_callback(lambda task: _part_ended(task, session, what="the link to the scheduler"))
@@ -186,6 +225,7 @@ async def _train(wired: Wired, *, identity: Identity, leading: Leading) -> None:
         await run_in_thread(loop.run, name="trainer-steps")
     finally:
         await _unlink(link, linking)
+    return session
 
 
 async def _unlink(link: Link, linking: asyncio.Task[None]) -> None:
@@ -200,8 +240,9 @@ async def _unlink(link: Link, linking: asyncio.Task[None]) -> None:
 
 def _prepare(settings: Settings, leading: Leading) -> Prepared:
     """Engine at the newest good checkpoint; the slow part of a start."""
+    _tell_store(settings)
     checkpoints = CheckpointStore(
-        settings.run_dir / DIR_CHECKPOINTS, keep_last=settings.spec.storage.checkpoints.keep_last
+        settings.store / DIR_CHECKPOINTS, keep_last=settings.spec.storage.checkpoints.keep_last
     )
     checkpoints.clean()
     found = checkpoints.newest()
@@ -217,7 +258,28 @@ def _prepare(settings: Settings, leading: Leading) -> Prepared:
         return Prepared(engine=engine, checkpoints=checkpoints, history=History())
     engine.load(found.directory)
     log.info("goes on from %s", found.directory)
-    return Prepared(engine=engine, checkpoints=checkpoints, history=found.meta.past)
+    return Prepared(
+        engine=engine,
+        checkpoints=checkpoints,
+        history=found.meta.past,
+        checkpoint_path=str(found.directory.relative_to(settings.store)),
+    )
+
+
+def _tell_store(settings: Settings) -> None:
+    """Whoever has the run folder is to find the checkpoints."""
+    if settings.store == settings.run_dir:
+        return
+    try:
+        settings.store.mkdir(parents=True, exist_ok=True)
+        write_json_atomically(settings.run_dir / FILE_STORE, {"path": str(settings.store)})
+    except OSError as error:
+        raise UserError(
+            field=ENV_STORE_DIR,
+            rule=f"cannot be written: {error.strerror or error}",
+            got=str(settings.store),
+            fix="give a volume that the trainer may write to",
+        ) from error
 
 
 def _plan(settings: Settings) -> Plan:
@@ -225,7 +287,7 @@ def _plan(settings: Settings) -> Plan:
     return Plan(
         steps=spec.pipeline.steps,
         checkpoint_interval_steps=spec.storage.checkpoints.interval_steps,
-        run_dir=settings.run_dir,
+        store_dir=settings.store,
     )
 
 

@@ -44,14 +44,14 @@ def _drop(_events: Sequence[pb.TrainerEvent]) -> None:
 class Session:
     """One trainer process's side of the conversation."""
 
-    def __init__(self, identity: Identity, *, step: int, window_bytes: int) -> None:
-        """`step`: version of the checkpoint that this process starts from."""
+    def __init__(self, identity: Identity, *, step: int, window_bytes: int, checkpoint_path: str = "") -> None:
+        """`step`: version of the checkpoint that this process starts from; `checkpoint_path`: where that is."""
         self._identity = identity
         self._window_bytes = window_bytes
         self._changed = threading.Condition()
         self._send: Send = _drop
         self._step = step  # the one being done, or done next
-        self._checkpoint = pb.Checkpointed(step=step)
+        self._checkpoint = pb.Checkpointed(step=step, path=checkpoint_path)
         self._inbox: deque[pb.Group] = deque()
         self._held: set[int] = set()  # groups of `_step`, taken or not
         self._unrecorded: pb.StepDone | None = None
@@ -61,6 +61,7 @@ class Session:
         self._synced = step
         self._welcome: pb.TrainerWelcome | None = None
         self._listening = False
+        self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
         self._ending: Ending | None = None
         self._leave_by_s: float | None = None
@@ -111,6 +112,8 @@ class Session:
         """Nobody listens until the next welcome."""
         with self._changed:
             self._send = _drop
+            if self._listening:
+                self._silent_since_s = time.monotonic()
             self._listening = False
             self._changed.notify_all()
 
@@ -131,6 +134,11 @@ class Session:
     def terminated(self) -> bool:
         """Whether the process was asked to end."""
         return self._leave_by_s is not None
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a scheduler that listens; 0 with one."""
+        return 0.0 if self._listening else time.monotonic() - self._silent_since_s
 
     @property
     def waiting_groups(self) -> int:

@@ -4,7 +4,7 @@ Owns: reading and checking both. Does not own: what follows from them (`main.py`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,12 +21,19 @@ from streamrl.keys import (
     ENV_SCHEDULER_ADDRESS,
     ENV_SIGNALS_PORT,
     ENV_THREADS,
-    ENV_TOKEN,
+    ENV_WEIGHTS_ADDRESS,
     ENV_WORLD_SIZE,
-    FILE_JOB,
 )
 from streamrl.spec import RLJobSpec, read_job
-from streamrl_workers.stream.environ import integer, port, required
+from streamrl_workers.stream.environ import (
+    Surroundings,
+    integer,
+    job_file,
+    port,
+    required,
+    store_dir,
+    surroundings,
+)
 from streamrl_workers.trainer.engines.place import ALONE, Place
 
 _TOKEN_BYTES = 8
@@ -49,10 +56,18 @@ class Settings:
     scheduler_address: str  # host:port; "" on ranks above 0, which do not speak with it
     grpc_port: int  # 0 = any
     signals_port: int  # 0 = any
-    token: str
+    token: str  # of the run, or of the ranks alone where certificates do its work
     model_path: str | None
     threads: int | None
     place: Place = ALONE
+    store_dir: Path | None = None  # what holds checkpoints and the model; None: the run folder
+    weights_address: str | None = None  # host:port that generators are told; None: where the service is bound
+    around: Surroundings = field(default_factory=Surroundings)
+
+    @property
+    def store(self) -> Path:
+        """What holds checkpoints and the model."""
+        return self.store_dir or self.run_dir
 
     @property
     def versions_kept(self) -> int:
@@ -75,17 +90,21 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     """
     run_dir = Path(required(environ, ENV_RUN_DIR))
     place = read_place(environ)
+    around = surroundings(environ)
     return Settings(
         run_dir=run_dir,
-        process=required(environ, ENV_PROCESS),
-        spec=read_job(run_dir / FILE_JOB).spec,
+        process=environ.get(ENV_PROCESS) or f"trainer-{place.rank}",
+        spec=read_job(job_file(environ, run_dir=run_dir)).spec,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if place.rank == 0 else "",
         grpc_port=port(environ, ENV_GRPC_PORT),
         signals_port=port(environ, ENV_SIGNALS_PORT),
-        token=required(environ, ENV_TOKEN),
+        token=around.token,
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
         place=place,
+        store_dir=store_dir(environ, run_dir=run_dir),
+        weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
+        around=around,
     )
 
 

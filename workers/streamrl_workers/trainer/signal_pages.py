@@ -11,6 +11,9 @@ from streamrl_workers.metrics.signals import Pages
 from streamrl_workers.trainer.loop import StepLoop
 from streamrl_workers.trainer.session import Session
 
+_SILENCE_S = 60.0
+"""Without a scheduler for so long, a trainer is not healthy; its pod's sidecar is back within seconds."""
+
 
 class TrainerPages:
     """Reads the step loop, the session and the recorder when a page is asked for."""
@@ -55,6 +58,9 @@ class TrainerPages:
         }
 
     def _fault(self) -> str:
+        """A scheduler that comes back costs nothing; for one that does not, the link ends the process."""
         if self._session is None:
             return "the model is being loaded"
-        return "no scheduler" if self._session.idle_cause == "disconnected" else ""
+        if self._session.silent_s < _SILENCE_S:
+            return ""
+        return f"no scheduler for {self._session.silent_s:.0f} s"

@@ -20,6 +20,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
 from streamrl_workers.stream.stream_pb2_grpc import WeightsStub
+from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.errors import VersionGoneError, WeightsError
 from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
 
@@ -41,15 +42,21 @@ _PERMANENT = frozenset(
 
 
 async def pull(
-    address: str, *, version: pb.VersionName, timeout_s: float, chunk_bytes: int, token: str
+    address: str,
+    *,
+    version: pb.VersionName,
+    timeout_s: float,
+    chunk_bytes: int,
+    token: str,
+    tls: Tls | None = None,
 ) -> dict[str, TensorBytes]:
-    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+    """Fetch and verify all tensors of `version` from the Weights service at `address`; `tls`: by certificates.
 
     Raises:
         VersionGoneError: the service does not keep the version.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
-    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token)
+    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls)
     try:
         async with asyncio.timeout(timeout_s):
             return await _until_complete(state)
@@ -92,6 +99,7 @@ class _Pull:
     version: pb.VersionName
     chunk_bytes: int
     token: str
+    tls: Tls | None
     tensors: list[_Arriving] | None = None  # None until the manifest is there
     last_break: str = "none"
 
@@ -122,7 +130,7 @@ async def _until_complete(state: _Pull) -> dict[str, TensorBytes]:
 async def _attempt(state: _Pull) -> bool:
     """Go on over a new connection; False when it broke."""
     try:
-        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service")
+        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls)
     except ConnectTimeoutError as error:
         state.last_break = str(error)
         return False

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from streamrl.errors import UserError
 from streamrl.keys import FILE_JOURNAL, FILE_RESULT
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import journal
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.shell.result import write_success
@@ -208,3 +209,15 @@ def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
     recovered = read_back(path)
     kept = [group for group in recovered.groups if len(group.trajectories) == 2]
     assert [group.group_id for group in kept] == [int(line) for line in durable]
+
+
+async def test_a_disk_that_takes_nothing_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = OpenJournal(tmp_path / "j.sqlite")
+    await opened.write([*plan(0, 2)])
+    assert opened.journal.fault() == ""
+    monkeypatch.setattr(journal, "_STALL_S", 0.0)
+    assert opened.journal.fault() == "", "nothing waits"
+    with opened.journal._wake:  # the writer cannot take it
+        opened.journal.append(fx.Write(sequence=100, record=plan(2, 3)[0]))
+        assert opened.journal.fault().startswith("the disk has taken nothing of j.sqlite for 0 s")
+    opened.journal.close()

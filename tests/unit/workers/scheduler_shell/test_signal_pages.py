@@ -7,9 +7,10 @@ from typing import get_args
 
 import pytest
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.accounting import DROP_REASONS
 from streamrl_workers.scheduler.life import GROUP_LIFE, State
-from streamrl_workers.scheduler.shell.signal_pages import Numbers
+from streamrl_workers.scheduler.shell.signal_pages import Numbers, _walls
 from streamrl_workers.scheduler.shell.switchboard import Switchboard
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
@@ -87,6 +88,19 @@ def test_groups_with_equal_rewards_are_a_reason_of_their_own(observed, tmp_path:
     observed(lambda _, __: False, rewards=(1.0, 1.0, 1.0), draws_per_step=3)
     drops = [line["dropped"] for line in step_lines(tmp_path)]
     assert drops == [dict.fromkeys(DROP_REASONS, 0) | {"zero_variance": 4}] * 2, "two draws more for each of two groups"
+
+
+def test_numbers_have_what_a_status_shows(observed) -> None:
+    _, numbers = observed(lambda _, __: False, evaluation_prompts=2, evaluation_interval=1)
+    page = numbers.numbers()
+    assert (page["checkpoint"], page["checkpoint_step"]) == ({"step": 2, "path": "step-2"}, 2)
+    assert page["reward"] == page["last_evaluation"]["mean_reward"]
+    assert page["bubbles"] == {name: {"wall_s": 0, "parts": {}} for name in ("generators", "trainer")}
+
+
+def test_bubbles_are_summed_by_role() -> None:
+    beats = [pb.Heartbeat(wall_seconds=4, bubble_seconds={"busy": 3, "skew": 1}), pb.Heartbeat(wall_seconds=2)]
+    assert _walls(beats) == {"wall_s": 6, "parts": {"busy": 3, "skew": 1}}
 
 
 def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:

@@ -22,6 +22,8 @@ class EndingBox:
 
     def __init__(self) -> None:
         self._future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self.was_asked = False
+        """Whether somebody has asked the process to end, before or after it knew that it would."""
 
     def finished(self, step: int) -> None:
         """The run has ended well."""
@@ -34,6 +36,11 @@ class EndingBox:
     def retry(self, line: str) -> None:
         """The process can be started again and goes on from the journal."""
         self._set(Ending(exit_code=EXIT_RETRY, line=line))
+
+    def asked(self, line: str) -> None:
+        """SIGTERM."""
+        self.was_asked = True
+        self.retry(line)
 
     def fault(self, error: BaseException) -> None:
         """A mistake of our own: go no further in a state that nobody understands."""

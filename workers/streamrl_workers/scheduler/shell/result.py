@@ -1,21 +1,24 @@
-"""`result.json`: how the run ended, for the runner and for people."""
+"""`result.json`: how the run ended, for the runner and for people; `numbers.json`: the last numbers, for a pod that stays."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamrl.keys import FILE_JOURNAL, FILE_RESULT
+from streamrl.keys import FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
 from streamrl_workers.scheduler.journal_store import open_for_reading
 from streamrl_workers.stream.files import write_json_atomically
 
 
-def write_success(run_dir: Path, *, steps: int) -> None:
-    """The run is over; the journal is closed."""
+def write_success(run_dir: Path, *, steps: int, checkpoint: str | None = None) -> None:
+    """The run is over; the journal is closed. `checkpoint`: path of the newest, from the directory that holds checkpoints/."""
     evaluations = _evaluations(run_dir / FILE_JOURNAL)
     document = {
         "status": "succeeded",
         "steps": steps,
         "evaluations": evaluations,
         "final_reward": evaluations[-1]["mean_reward"] if evaluations else None,
+        "checkpoint": checkpoint,
     }
     write_json_atomically(run_dir / FILE_RESULT, document)
 
@@ -28,6 +31,30 @@ def write_failure(run_dir: Path, *, reason: str) -> None:
 def remove_result(run_dir: Path) -> None:
     """A run that goes on has no result yet."""
     (run_dir / FILE_RESULT).unlink(missing_ok=True)
+
+
+def read_result(run_dir: Path) -> dict[str, Any] | None:
+    """How the run ended; None: it has not."""
+    return _read(run_dir / FILE_RESULT)
+
+
+def keep_numbers(run_dir: Path, numbers: Mapping[str, Any]) -> None:
+    """What the page showed when the run ended."""
+    write_json_atomically(run_dir / FILE_NUMBERS, dict(numbers))
+
+
+def last_numbers(run_dir: Path) -> dict[str, Any]:
+    """The page of a run that has ended."""
+    numbers = _read(run_dir / FILE_NUMBERS) or {}
+    return numbers | {"ended": True, "result": _read(run_dir / FILE_RESULT)}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _evaluations(path: Path) -> list[dict[str, Any]]:

@@ -8,19 +8,21 @@ import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamrl.keys import DIR_METRICS
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.sink import JsonlFile
 from streamrl_workers.scheduler.accounting import DROP_REASONS, FAILURE_KINDS, StepSummary
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.effects import Evaluated
-from streamrl_workers.scheduler.shell.rates import StepClock
+from streamrl_workers.scheduler.shell.rates import StepClock, tokens_per_s
 from streamrl_workers.scheduler.shell.scaling_page import scaling
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
 
@@ -102,6 +104,7 @@ class Numbers:
     def numbers(self) -> Mapping[str, Any]:
         """`/numbers`"""
         view = self._core.view()
+        entries, trainer = list(self._switchboard.generators.values()), self._switchboard.trainer
         return {
             "attempt": view.attempt,
             "step": view.step,
@@ -118,8 +121,16 @@ class Numbers:
             "idle": dict(view.fleet.idle),
             "announced_step": view.announced_step,
             "evaluating_step": view.evaluating_step,
-            "generators": [_generator(entry) for entry in self._switchboard.generators.values()],
-            "trainer": _trainer(self._switchboard.trainer),
+            "checkpoint": _checkpoint(view),
+            "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],
+            "reward": self._last_evaluation.get("mean_reward"),
+            "tokens_per_s": tokens_per_s([entry.beats for entry in entries]),
+            "bubbles": {
+                "generators": _walls([entry.heartbeat for entry in entries]),
+                "trainer": _walls([] if trainer is None else [trainer.heartbeat]),
+            },
+            "generators": [_generator(entry) for entry in entries],
+            "trainer": _trainer(trainer),
             "scaling": self._scaling(view),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
@@ -205,6 +216,22 @@ def last_line(path: Path) -> dict[str, Any]:
         if isinstance(document, dict):
             return document
     return {}
+
+
+def _checkpoint(view: CoreView) -> dict[str, Any] | None:
+    """`path` is from the directory that holds checkpoints/: the run folder, or STREAMRL_STORE_DIR."""
+    if view.checkpoint is None:
+        return None
+    step, path = view.checkpoint
+    return {"step": step, "path": path}
+
+
+def _walls(beats: Sequence[pb.Heartbeat | pb.TrainerHeartbeat]) -> dict[str, Any]:
+    """Wall seconds of a role's connected processes, and the parts that they add up to."""
+    parts: Counter[str] = Counter()
+    for beat in beats:
+        parts.update(dict(beat.bubble_seconds))
+    return {"wall_s": sum(beat.wall_seconds for beat in beats), "parts": dict(parts)}
 
 
 def _generator(entry: GeneratorEntry) -> dict[str, Any]:

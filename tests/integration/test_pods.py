@@ -1,0 +1,171 @@
+"""A job's pods: real processes with the operator's environment and certificates, a simulated engine, no cluster."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
+from support.jobs import simulated_job, write_prompts
+from support.pods import Pods
+from support.runs import wait_for
+
+STEPS = 12
+
+
+def make(base: Path, *, secure: bool = True, steps: int = STEPS, step_s: float = 0.02) -> Pods:
+    job = simulated_job(steps=steps)
+    job["metadata"]["namespace"] = "team"
+    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": step_s}
+    pods = Pods.make(job, base=base, secure=secure)
+    write_prompts(pods.run_dir / "prompts.jsonl")
+    return pods
+
+
+@pytest.fixture(params=[True, False], ids=["certificates", "token"])
+def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
+    made = make(tmp_path / "pods", secure=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Pods]:
+    made = make(tmp_path / "pods")
+    yield made
+    made.close()
+
+
+def test_a_job_runs_and_its_processes_stay_until_they_are_told_to_end(pods: Pods) -> None:
+    pods.start_all(generators=2)
+    wait_for(lambda: len(pods.numbers().get("generators", ())) == 2, what=f"two generators; {pods.logs()}")
+    assert {line["id"] for line in pods.numbers()["generators"]} == {"generator-sim-0", "generator-sim-1"}
+    result = pods.wait_result()
+    assert (result["status"], result["steps"]) == ("succeeded", STEPS)
+    assert result["checkpoint"] == f"checkpoints/step-{STEPS:08d}"
+    page = pods.numbers()
+    assert (page["ended"], page["step"], page["checkpoint_step"]) == (True, STEPS, STEPS)
+    assert page["reward"] == result["final_reward"]
+    for container in ("scheduler", "trainer"):
+        wait_for(lambda c=container: pods.page(c, "healthz") == (200, "ok\n"), what=f"{container} to be idle")
+        assert not pods.ended(container), pods.text(container)
+    assert (pods.store / result["checkpoint"] / "meta.json").exists()
+    assert (pods.store / "model" / "simulated.json").exists()
+    assert not (pods.run_dir / "checkpoints").exists()
+    assert "checkpoint step-00000012" in pods.assert_exact()
+    for name in ("trainer", "scheduler", "simulated-sim-0", "simulated-sim-1"):
+        assert not pods.ended(name), pods.text(name)
+        assert pods.terminate(name) == EXIT_DONE, pods.text(name)
+
+
+def test_started_again_when_the_run_has_ended_they_show_the_result_and_do_nothing(secure: Pods) -> None:
+    secure.start_all()
+    before = secure.wait_result()
+    for name in ("scheduler", "trainer"):
+        secure.kill(name)
+        secure.start(name)
+    assert secure.wait_result() == before
+    assert secure.numbers()["step"] == STEPS
+    wait_for(lambda: secure.page("trainer", "healthz")[0] == 200, what=f"the trainer to be idle; {secure.logs()}")
+    steps = (secure.run_dir / "metrics" / "steps.jsonl").read_text()
+    assert len(steps.splitlines()) == STEPS
+    assert secure.terminate("trainer") == secure.terminate("scheduler") == EXIT_DONE
+    secure.assert_exact()
+
+
+def test_killed_containers_cost_nothing(secure: Pods) -> None:
+    secure.start_all(generators=2)
+    for step, name in ((2, "scheduler"), (4, "trainer"), (6, "simulated-sim-1")):
+        secure.wait_step(step)
+        secure.kill(name)
+        if name.startswith("simulated"):
+            secure.start_generator(1)
+        else:
+            secure.start(name)
+    assert secure.wait_result()["status"] == "succeeded", secure.logs()
+    secure.assert_exact()
+
+
+def test_a_suspended_pod_goes_on_from_its_volumes(secure: Pods) -> None:
+    secure.start_all()
+    secure.wait_step(3)
+    assert secure.terminate("trainer") == EXIT_DONE, secure.text("trainer")
+    assert secure.terminate("scheduler") == EXIT_RETRY, secure.text("scheduler")
+    assert not (secure.run_dir / keys.FILE_RESULT).exists()
+    assert "checkpoint step-" in secure.assert_exact()
+    secure.start("scheduler")
+    secure.start("trainer")
+    assert secure.wait_result()["steps"] == STEPS
+    secure.assert_exact()
+
+
+def test_a_generator_that_is_told_to_end_finishes_what_it_has(secure: Pods) -> None:
+    secure.start_all(generators=2)
+    secure.wait_step(2)
+    assert secure.terminate("simulated-sim-1") == EXIT_DONE, secure.text("simulated-sim-1")
+    assert "generator generator-sim-1 is leaving" in secure.text("scheduler")
+    assert secure.wait_result()["status"] == "succeeded"
+    assert secure.numbers()["reissued"] == 0
+    secure.assert_exact()
+
+
+def test_a_users_error_is_the_last_line_and_the_result(secure: Pods) -> None:
+    (secure.run_dir / "prompts.jsonl").unlink()
+    secure.start("scheduler")
+    assert secure.wait("scheduler") == EXIT_USER_ERROR, secure.text("scheduler")
+    assert "prompts.jsonl" in secure.last_line("scheduler")
+    secure.start("scheduler")  # the kubelet does, before anybody has seen it
+    result = secure.wait_result()
+    assert result["status"] == "failed"
+    assert result["reason"] == secure.last_line("scheduler") or "prompts.jsonl" in result["reason"]
+    assert secure.terminate("scheduler") == EXIT_DONE
+
+
+def test_a_store_that_cannot_be_written_is_the_users_error(secure: Pods) -> None:
+    secure.store.write_text("a file")
+    secure.start("scheduler")
+    secure.start("trainer")
+    assert secure.wait("trainer") == EXIT_USER_ERROR, secure.text("trainer")
+    assert secure.last_line("trainer").startswith(keys.ENV_STORE_DIR)
+
+
+def test_the_journal_check_says_where_checkpoints_should_be(secure: Pods) -> None:
+    secure.start_all()
+    secure.wait_result()
+    moved = secure.base / "mounted-elsewhere"
+    secure.store.rename(moved)
+    with pytest.raises(AssertionError, match=f"set {keys.ENV_STORE_DIR} to where that volume is mounted"):
+        secure.assert_exact()
+
+
+def test_pages_are_there_while_nothing_works_yet(secure: Pods) -> None:
+    secure.start("trainer")  # no scheduler: a probe must not take it for dead
+    wait_for(lambda: secure.page("trainer", "numbers")[0] == 200, what=f"numbers; {secure.logs()}")
+    secure.start_generator()
+    endpoint = secure.base / "simulated-sim-0" / keys.DIR_ENDPOINTS / "generator-sim-0.json"
+    wait_for(endpoint.exists, what=f"the generator's endpoint; {secure.logs()}")
+    secure.ports["generator"] = int(json.loads(endpoint.read_text())["signals"].rpartition(":")[2])
+    assert secure.page("generator", "numbers")[0] == 200
+    status, reason = secure.page("generator", "healthz")
+    assert (status, "scheduler" in reason) == (503, True)
+    secure.start("scheduler")
+    for container in ("trainer", "generator"):
+        wait_for(
+            lambda c=container: secure.page(c, "healthz")[0] == 200, what=f"{container} to be well; {secure.logs()}"
+        )
+    secure.kill("scheduler")
+    wait_for(lambda: secure.page("generator", "healthz")[0] == 503, what="the generator to miss its scheduler")
+    assert secure.page("trainer", "healthz")[0] == 200
+
+
+@pytest.mark.parametrize("name", ["scheduler", "trainer"])
+def test_sigint_and_sigterm_are_heard_from_the_start(secure: Pods, name: str) -> None:
+    secure.start("scheduler")
+    secure.start("trainer")
+    port = {"scheduler": "scheduler", "trainer": "trainer"}[name]
+    wait_for(lambda: secure.page(port, "numbers")[0] == 200, what=f"{name} to be there; {secure.logs()}")
+    secure.processes[name].send_signal(signal.SIGTERM)
+    assert secure.wait(name) in (EXIT_DONE, EXIT_RETRY), secure.text(name)

@@ -1,0 +1,111 @@
+"""The ranks of one node, started by the trainer's container: they live and die together, and say why once."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR
+from support.jobs import simulated_job
+from support.pods import Pods
+from support.runs import wait_for
+
+KILLED = 128 + signal.SIGKILL
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    job = simulated_job()
+    job["spec"]["trainer"] = {"engine": {"torch": {}}, "processesPerNode": 2}
+    job["spec"]["generators"][0]["engine"] = {"hf": {}}
+    made = Pods.make(job, base=tmp_path / "pods")
+    yield made
+    made.close()
+
+
+def ranks(pods: Pods) -> dict[int, psutil.Process]:
+    """The living ranks; they wait for the model, which nobody makes here."""
+    found = {}
+    for child in psutil.Process(pods.processes["trainer"].pid).children():
+        if child.status() != psutil.STATUS_ZOMBIE and "streamrl_workers.trainer" in " ".join(child.cmdline()):
+            found[int(child.environ()[keys.ENV_RANK])] = child
+    return found
+
+
+def start(pods: Pods) -> dict[int, psutil.Process]:
+    """Until both ranks have read their settings: what ends them then, they hear."""
+    pods.start("trainer")
+    started: dict[int, psutil.Process] = wait_for(
+        lambda: len(found := ranks(pods)) == 2 and found, what=f"two ranks; {pods.logs()}"
+    )
+    wait_for(lambda: all(_waits(rank) for rank in started.values()), what=f"both to wait; {pods.logs()}")
+    return started
+
+
+def _waits(rank: psutil.Process) -> bool:
+    """Whether it takes SIGTERM itself."""
+    caught = next(line for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines() if "SigCgt" in line)
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def gone(started: dict[int, psutil.Process]) -> bool:
+    return not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in started.values())
+
+
+def test_ranks_have_torchruns_environment(pods: Pods) -> None:
+    started = start(pods)
+    first, second = (started[rank].environ() for rank in range(2))
+    for name in (keys.ENV_MASTER_PORT, keys.ENV_TOKEN, keys.ENV_MASTER_ADDR, keys.ENV_WORLD_SIZE):
+        assert first[name] == second[name], name
+    assert (first[keys.ENV_WORLD_SIZE], first[keys.ENV_MASTER_ADDR]) == ("2", "127.0.0.1")
+    assert len(first[keys.ENV_TOKEN]) >= 32
+    assert [env[keys.ENV_LOCAL_RANK] for env in (first, second)] == ["0", "1"]
+    assert [env[keys.ENV_PROCESS] for env in (first, second)] == ["trainer-0", "trainer-1"]
+    assert first[keys.ENV_SIGNALS_PORT] == str(pods.ports["trainer"])
+    assert second[keys.ENV_SIGNALS_PORT] == second[keys.ENV_GRPC_PORT] == "0", "a port is rank 0's alone"
+    assert pods.terminate("trainer") == EXIT_DONE, pods.text("trainer")
+    assert gone(started)
+
+
+def test_a_killed_rank_ends_all(pods: Pods) -> None:
+    started = start(pods)
+    started[1].kill()
+    assert pods.wait("trainer") == KILLED, pods.text("trainer")
+    assert pods.last_line("trainer") == f"rank 1 ended with exit code {KILLED}"
+    assert gone(started)
+
+
+def test_what_a_user_must_change_wins(pods: Pods) -> None:
+    """Rank 0 refuses its input; the other one waits for it, and does not say the last word."""
+    pods.start("trainer", **{keys.ENV_SCHEDULER_ADDRESS: None, keys.ENV_MODEL_PATH: str(pods.base)})
+    assert pods.wait("trainer") == EXIT_USER_ERROR, pods.text("trainer")
+    assert pods.last_line("trainer").startswith(f"{keys.ENV_SCHEDULER_ADDRESS}: must be set")
+
+
+def test_no_rank_outlives_the_launcher(pods: Pods) -> None:
+    started = start(pods)
+    os.kill(pods.processes["trainer"].pid, signal.SIGKILL)
+    wait_for(lambda: gone(started), what="the ranks to end")
+
+
+def test_one_rank_is_the_process_itself(tmp_path: Path) -> None:
+    pods = Pods.make(simulated_job(), base=tmp_path / "one")
+    try:
+        child = pods.start("trainer")
+        process = psutil.Process(child.pid)
+        wait_for(lambda: process.cmdline()[-1] == "streamrl_workers.trainer", what=f"the rank; {pods.logs()}")
+        wait_for(lambda: pods.page("trainer", "numbers")[0] == 200, what=f"its signals port; {pods.logs()}")
+        assert pods.terminate("trainer") == EXIT_DONE, pods.text("trainer")
+    finally:
+        pods.close()
+
+
+def test_without_a_job_it_says_what_is_missing(pods: Pods) -> None:
+    (pods.base / "job" / keys.FILE_JOB).unlink()
+    pods.start("trainer")
+    assert pods.wait("trainer") == EXIT_USER_ERROR
+    assert "job.json: cannot be read" in pods.last_line("trainer")

@@ -1,0 +1,227 @@
+"""Whom the servers let in: real processes and real certificates, good ones and every kind of bad one."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from streamrl import keys
+from streamrl.errors import EXIT_USER_ERROR
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.channel import ConnectTimeoutError, connect
+from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub, WeightsStub
+from streamrl_workers.stream.tls import Tls
+from support.certificates import Authority, mount
+from support.jobs import simulated_job, write_prompts
+from support.pods import HOST, Pods
+from support.runs import wait_for
+
+ANSWER_S = 30.0
+REFUSED_S = 2.0
+"""A handshake that fails fails at once, and is tried again; there is nothing to wait for longer."""
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    """A scheduler and a trainer that serve; nothing of it ends before the tests do."""
+    job = simulated_job(steps=100_000)
+    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 1.0}
+    made = Pods.make(job, base=tmp_path_factory.mktemp("tls") / "pods")
+    write_prompts(made.run_dir / "prompts.jsonl")
+    made.start("scheduler")
+    made.start("trainer")
+    wait_for(lambda: made.numbers().get("attempt"), what=f"the trainer's attempt; {made.logs()}")
+    yield made
+    alive = not made.ended("scheduler") and not made.ended("trainer")
+    made.close()
+    assert alive, made.logs()
+
+
+async def channel_of(pods: Pods, service: str, *, files: Path | None, timeout_s: float = ANSWER_S) -> grpc.aio.Channel:
+    """A channel with the certificates in `files`; None: without any."""
+    tls = None if files is None else Tls(files)
+    return await connect(f"{HOST}:{pods.ports[service]}", timeout_s=timeout_s, who=f"the {service} port", tls=tls)
+
+
+async def generate(channel: grpc.aio.Channel) -> Any:
+    call = SchedulerStub(channel).Generate(metadata=call_metadata("any"))
+    return await _converse(call, pb.GeneratorEvent(hello=pb.GeneratorHello(generator_id="g", pool="sim", slots=1)))
+
+
+async def train(channel: grpc.aio.Channel) -> Any:
+    call = SchedulerStub(channel).Train(metadata=call_metadata("any"))
+    return await _converse(call, pb.TrainerEvent(heartbeat=pb.TrainerHeartbeat()))
+
+
+async def get_model(channel: grpc.aio.Channel) -> Any:
+    return [piece async for piece in SchedulerStub(channel).GetModel(pb.ModelRequest(), timeout=ANSWER_S)]
+
+
+async def get_manifest(channel: grpc.aio.Channel) -> Any:
+    return await WeightsStub(channel).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S)
+
+
+async def fetch(channel: grpc.aio.Channel) -> Any:
+    request = pb.FetchRequest(tensor="w", chunk_bytes=1)
+    return [chunk async for chunk in WeightsStub(channel).Fetch(request, timeout=ANSWER_S)]
+
+
+async def _converse(call: Any, event: Any) -> Any:
+    with contextlib.suppress(asyncio.InvalidStateError):  # refused already
+        await call.write(event)
+    async with asyncio.timeout(ANSWER_S):
+        answer = await call.read()
+    if answer is grpc.aio.EOF:
+        raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details())
+    call.cancel()
+    return answer
+
+
+async def outcome(call: Callable[[grpc.aio.Channel], Any], channel: grpc.aio.Channel) -> tuple[str, str]:
+    """Status and its text of a call."""
+    try:
+        await call(channel)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, str(error.details())
+    return "OK", ""
+
+
+CALLS = {
+    generate: ("grpc", "generator", "OK"),
+    train: ("grpc", "trainer", "INVALID_ARGUMENT"),  # let in: its first message was no hello
+    get_model: ("grpc", "generator", "UNAVAILABLE"),  # let in: a simulated job has no model
+    get_manifest: ("weights", "generator", "NOT_FOUND"),
+    fetch: ("weights", "generator", "NOT_FOUND"),
+}
+"""Call -> its port, the role that may make it, and what that role gets here."""
+
+
+@pytest.mark.parametrize("role", ["scheduler", "trainer", "generator"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+async def test_each_call_is_for_one_role(pods: Pods, tmp_path: Path, call: Any, role: str) -> None:
+    service, allowed, answer = CALLS[call]
+    files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role))
+    channel = await channel_of(pods, service, files=files)
+    code, text = await outcome(call, channel)
+    await channel.close()
+    if role == allowed:
+        assert code == answer, text
+    else:
+        assert code == "PERMISSION_DENIED"
+        assert text.startswith(f"streamrl://team/simulated/{role}: ")
+        assert text.endswith(f" is for {allowed}")
+
+
+@pytest.mark.parametrize("changes", [{"job": "another"}, {"namespace": "another"}], ids=["job", "namespace"])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+async def test_another_jobs_leaf_of_the_same_authority_is_refused(
+    pods: Pods, tmp_path: Path, call: Any, changes: dict[str, str]
+) -> None:
+    service, role, _ = CALLS[call]
+    files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role, **changes))
+    address = f"{HOST}:{pods.ports[service]}"
+    tls = Tls(files)
+    options = (("grpc.ssl_target_name_override", "simulated-scheduler"),)
+    async with grpc.aio.secure_channel(address, tls.channel_credentials(), options=options) as channel:
+        code, text = await outcome(call, channel)
+    assert (code, text.endswith("this is job team/simulated")) == ("PERMISSION_DENIED", True), text
+
+
+@pytest.mark.parametrize("uris", [("https://example.org/",), ("streamrl://team/simulated/generator",) * 2])
+async def test_a_leaf_that_names_no_one_role_is_unknown(pods: Pods, tmp_path: Path, uris: tuple[str, ...]) -> None:
+    good = mount(tmp_path / "good", trusted=(pods.ca,), leaf=pods.leaf("generator"))
+    leaf = pods.leaf("generator", uris=uris)
+    credentials = grpc.ssl_channel_credentials(Tls(good).material().ca, leaf.key_pem, leaf.chain)
+    options = (("grpc.ssl_target_name_override", "simulated-scheduler"),)
+    async with grpc.aio.secure_channel(f"{HOST}:{pods.ports['grpc']}", credentials, options=options) as channel:
+        code, text = await outcome(generate, channel)
+    assert code == "UNAUTHENTICATED"
+    assert "must name exactly one role" in text
+
+
+@pytest.fixture(params=["none", "no certificate", "foreign authority", "expired", "its own authority"])
+async def stranger(request: pytest.FixtureRequest, pods: Pods, tmp_path: Path) -> AsyncIterator[Any]:
+    """Credentials that no handshake takes; the last one brings an authority that the server does not know."""
+    foreign = Authority("foreign")
+    trusted = pods.ca.pem
+    leaf = {
+        "foreign authority": lambda: foreign.leaf("generator", job=pods.name),
+        "expired": lambda: pods.leaf("generator", expired=True),
+        "its own authority": lambda: foreign.leaf("generator", job=pods.name),
+    }.get(request.param)
+    if request.param == "none":
+        yield None
+    elif leaf is None:
+        yield grpc.ssl_channel_credentials(trusted)
+    else:
+        made = leaf()
+        chain = made.chain + (foreign.pem if request.param == "its own authority" else b"")
+        yield grpc.ssl_channel_credentials(trusted, made.key_pem, chain)
+
+
+@pytest.mark.parametrize(("call", "service"), [(generate, "grpc"), (get_manifest, "weights")])
+async def test_a_stranger_does_not_get_in(pods: Pods, stranger: Any, call: Any, service: str) -> None:
+    address = f"{HOST}:{pods.ports[service]}"
+    options = (("grpc.ssl_target_name_override", "simulated-scheduler"), ("grpc.enable_retries", 0))
+    channel = (
+        grpc.aio.insecure_channel(address)
+        if stranger is None
+        else grpc.aio.secure_channel(address, stranger, options=options)
+    )
+    async with channel:
+        code, _ = await outcome(call, channel)
+    assert code == "UNAVAILABLE"
+
+
+async def test_a_server_of_another_job_or_role_is_not_taken_for_ours(pods: Pods, tmp_path: Path) -> None:
+    """The same port, dialled by someone who expects another job there."""
+    files = mount(tmp_path / "other", trusted=(pods.ca,), leaf=pods.leaf("generator", job="another"))
+    with pytest.raises(ConnectTimeoutError, match=r"did not answer .* with TLS as streamrl://team/another/generator"):
+        await channel_of(pods, "grpc", files=files, timeout_s=REFUSED_S)
+    ours = mount(tmp_path / "ours", trusted=(Authority("foreign"),), leaf=pods.leaf("generator"))
+    with pytest.raises(ConnectTimeoutError):
+        await channel_of(pods, "grpc", files=ours, timeout_s=REFUSED_S)
+
+
+async def test_refusals_are_told_once_for_each_peer(pods: Pods, tmp_path: Path) -> None:
+    files = mount(
+        tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf("trainer", uris=("streamrl://team/simulated/spy",))
+    )
+    for _ in range(3):
+        channel = await channel_of(pods, "grpc", files=files)
+        assert (await outcome(generate, channel))[0] == "PERMISSION_DENIED"
+        await channel.close()
+    assert len(re.findall(r"refused streamrl://team/simulated/spy at ipv4:127\.0\.0\.1: ", pods.text("scheduler"))) == 1
+
+
+def test_a_generator_with_another_roles_leaf_ends_as_the_users_error(pods: Pods) -> None:
+    mount(pods.base / "tls" / "generator", trusted=(pods.ca,), leaf=pods.leaf("trainer"))
+    try:
+        pods.start_generator(7)
+        assert pods.wait("simulated-sim-7") == EXIT_USER_ERROR, pods.text("simulated-sim-7")
+        line = pods.last_line("simulated-sim-7")
+        assert line.startswith(f"{keys.ENV_TLS_DIR}: the scheduler at {HOST}:{pods.ports['grpc']} does not take its")
+    finally:
+        mount(pods.base / "tls" / "generator", trusted=(pods.ca,), leaf=pods.leaf("generator"))
+
+
+@pytest.mark.parametrize("container", ["scheduler", "trainer", "generator"])
+def test_bad_files_are_one_line(tmp_path: Path, container: str) -> None:
+    pods = Pods.make(simulated_job(), base=tmp_path / "pods")
+    other = pods.leaf(container)
+    (pods.base / "tls" / container / "tls.key").unlink()
+    (pods.base / "tls" / container / "tls.key").write_bytes(other.key_pem)
+    try:
+        name = "simulated-sim-0" if container == "generator" else container
+        pods.start(container, pod=name if container == "generator" else "")
+        assert pods.wait(name) == EXIT_USER_ERROR, pods.text(name)
+        assert "tls.key is not the key of tls.crt" in pods.last_line(name)
+    finally:
+        pods.close()

@@ -1,0 +1,37 @@
+"""The chart for tests: where it is, and the real `helm` that reads it."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.harness import tools
+
+CHART = Path(__file__).parents[2] / "helm/streamrl"
+HELM_S = 120
+
+Objects = list[dict[str, Any]]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def runner(home: Path, kubeconfig: Path | None = None) -> Helm:
+    """Something that runs helm with arguments; it keeps its files in `home`."""
+    program = str(tools.tool("helm"))
+    variables = {f"HELM_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
+    variables["KUBECONFIG"] = str(kubeconfig or home / "none")
+
+    def run(*arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [program, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=HELM_S,
+            check=False,
+            env=os.environ | variables,
+        )
+        assert not (check and done.returncode), f"helm {' '.join(arguments)}: {done.stderr}"
+        return done
+
+    return run

@@ -1,0 +1,250 @@
+"""`python -m streamrl_workers.trainer.launch`: all ranks of one node, as local processes. The trainer's container runs it.
+
+      SIGTERM ─▶ LAUNCH ══ rank 0 (speaks with the scheduler)      standard error of all ─▶ ours, by rank
+                       ╚══ rank 1, 2, ...
+
+Owns: how many ranks there are (`trainer.processesPerNode`), their environment as torchrun would set it, their common end.
+With one rank this process becomes it. Does not own: restarts; who runs the container has the failure policy.
+
+Loops: `_relay` for each rank (consumes its standard error; produces ours; waits for the rank; unblocked by its end), and
+the wait for the first end or SIGTERM (no deadline: a run takes as long as it takes).
+
+Invariants: ranks wait for each other in collectives, so when one has ended the others are ended too; no rank outlives this
+process (lifeline); the last line of standard error is that of the rank whose end says most, and its exit code is ours.
+At SIGTERM rank 0 is asked first, alone: its checkpoint needs the others.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.spec import read_job
+from streamrl_workers.stream.auth import LOOPBACK
+from streamrl_workers.stream.environ import job_file, required
+
+_MODULE = "streamrl_workers.trainer"
+_SETTLE_S = 1.0
+"""Ranks that fail of the same cause end at nearly the same time; the one that says most counts."""
+_GROUP_END_S = 5.0
+"""Between SIGTERM and SIGKILL for ranks whose group is broken: one that is stuck in a collective hears nothing."""
+_FOLLOWER_S = 5.0
+"""Rank 0 tells the others when it ends; those that did not hear are ended then."""
+_FAREWELL_S = 15.0
+"""For rank 0 to end after it has told the others to."""
+_LINE_LIMIT_BYTES = 2**20
+_SIGNALLED = 128
+"""A shell's exit code of a process that a signal ended: this plus the signal."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rank:
+    """One process."""
+
+    number: int
+    process: asyncio.subprocess.Process
+    relay: asyncio.Task[None] | None = None
+    last_line: str = ""
+    """The last one that it wrote to standard error."""
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code as a container's; None while it lives."""
+        code = self.process.returncode
+        return code if code is None or code >= 0 else _SIGNALLED - code
+
+
+@dataclass(slots=True, kw_only=True)
+class Ranks:
+    """All of them."""
+
+    all: list[Rank] = field(default_factory=list)
+
+    async def until_one_ends(self, *, asked: asyncio.Event) -> None:
+        """Until one has ended, or somebody has asked for the end."""
+        ends = [asyncio.create_task(rank.process.wait(), name=f"end of rank {rank.number}") for rank in self.all]
+        wish = asyncio.create_task(_until(asked), name="the wish to end")
+        try:
+            await asyncio.wait([*ends, wish], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*ends, wish):
+                task.cancel()
+            await asyncio.gather(*ends, wish, return_exceptions=True)
+
+    async def until_all_end(self, among: Iterable[Rank], *, timeout_s: float | None) -> None:
+        """Until all have ended, or time is out."""
+        waits = [asyncio.create_task(rank.process.wait(), name=f"end of rank {rank.number}") for rank in among]
+        if waits:
+            await asyncio.wait(waits, timeout=timeout_s)
+        for wait in waits:
+            wait.cancel()
+
+    async def until_heard(self) -> None:
+        """Until their last words are written; somebody whom a rank has started may hold its pipe open."""
+        relays = [rank.relay for rank in self.all if rank.relay is not None]
+        if relays:
+            await asyncio.wait(relays, timeout=_SETTLE_S)
+        for relay in relays:
+            relay.cancel()
+
+    def living(self) -> list[Rank]:
+        """Those that have not ended."""
+        return [rank for rank in self.all if rank.process.returncode is None]
+
+    async def end(self, *, grace_s: float) -> None:
+        """SIGTERM for those that live, and SIGKILL for those that live on."""
+        for by, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
+            for rank in self.living():
+                with suppress(ProcessLookupError):
+                    rank.process.send_signal(by)
+            await self.until_all_end(self.living(), timeout_s=wait_s)
+
+
+def main() -> int:
+    """Run the ranks; the exit code."""
+    try:
+        run_dir = Path(required(os.environ, keys.ENV_RUN_DIR))
+        count = read_job(job_file(os.environ, run_dir=run_dir)).spec.trainer.processes_per_node
+    except (UserError, UserErrors) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USER_ERROR
+    if count == 1:
+        sys.stderr.flush()
+        os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # noqa: S606 - this process is the rank
+    return asyncio.run(launch(count, environ=os.environ))
+
+
+async def launch(count: int, *, environ: Mapping[str, str]) -> int:
+    """Start, wait, end; the exit code."""
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, asked.set)
+    loop.add_signal_handler(signal.SIGINT, asked.set)
+    lifeline = os.pipe()
+    ranks = Ranks()
+    try:
+        for number, env in enumerate(rank_environments(count, environ=environ, port=_free_port())):
+            ranks.all.append(await _start(number, env=env, lifeline=lifeline[0]))
+        await ranks.until_one_ends(asked=asked)
+        telling = await (_orderly(ranks) if asked.is_set() else _broken(ranks))
+    finally:
+        for rank in ranks.living():
+            rank.process.kill()
+        await ranks.until_all_end(ranks.living(), timeout_s=None)
+        for end in lifeline:
+            os.close(end)
+        await ranks.until_heard()
+    code = telling.code
+    assert code is not None, "it has ended"
+    if code != EXIT_DONE:
+        sys.stderr.write(f"{telling.last_line or f'rank {telling.number} ended with exit code {code}'}\n")
+    return code
+
+
+def rank_environments(count: int, *, environ: Mapping[str, str], port: int) -> list[dict[str, str]]:
+    """The environment of each rank."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shared = {
+        keys.ENV_TOKEN: secrets.token_hex(32),  # where certificates do its other work, the ranks still need a secret
+        keys.ENV_THREADS: str(max(1, cpus // count)),  # torch's own choice is all of them, for each rank
+        **{key: value for key, value in environ.items() if value},
+        keys.ENV_WORLD_SIZE: str(count),
+        keys.ENV_MASTER_ADDR: LOOPBACK,
+        keys.ENV_MASTER_PORT: str(port),
+    }
+    others = {keys.ENV_SIGNALS_PORT: "0", keys.ENV_GRPC_PORT: "0"}
+    return [
+        {
+            **shared,
+            **(others if rank else {}),
+            keys.ENV_RANK: str(rank),
+            keys.ENV_LOCAL_RANK: str(rank),
+            keys.ENV_PROCESS: f"trainer-{rank}",
+        }
+        for rank in range(count)
+    ]
+
+
+def says_most(ended: Iterable[Rank]) -> Rank:
+    """The rank whose end tells what is wrong: what a person must change, then a crash, then one that asks to be started
+    again, then a good end; the first by the order given."""
+    order = {EXIT_USER_ERROR: 0, EXIT_RETRY: 2, EXIT_DONE: 3}
+    return min(ended, key=lambda rank: order.get(rank.code if rank.code is not None else EXIT_DONE, 1))
+
+
+async def _start(number: int, *, env: Mapping[str, str], lifeline: int) -> Rank:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", _MODULE),
+        env={**env, keys.ENV_LIFELINE_FD: str(lifeline)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=(lifeline,),
+        start_new_session=True,  # a terminal's Ctrl-C reaches us alone; we end the ranks in order
+        limit=_LINE_LIMIT_BYTES,
+    )
+    rank = Rank(number=number, process=process)
+    rank.relay = asyncio.create_task(_relay(rank), name=f"standard error of rank {number}")
+    return rank
+
+
+async def _relay(rank: Rank) -> None:
+    stream = rank.process.stderr
+    assert stream is not None, "it is a pipe"
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:  # a line beyond the limit; its rest comes as the next one
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip("\n")
+        if text.strip():
+            rank.last_line = text.strip()
+        sys.stderr.write(f"[rank {rank.number}] {text}\n")
+        sys.stderr.flush()
+
+
+async def _orderly(ranks: Ranks) -> Rank:
+    """SIGTERM came: rank 0 keeps what is done and tells the others. Who asked has the deadline."""
+    first = ranks.all[0]
+    with suppress(ProcessLookupError):
+        first.process.send_signal(signal.SIGTERM)
+    await ranks.until_all_end([first], timeout_s=None)
+    await ranks.until_all_end(ranks.living(), timeout_s=_FOLLOWER_S)
+    await ranks.end(grace_s=_FOLLOWER_S)
+    return first
+
+
+async def _broken(ranks: Ranks) -> Rank:
+    """One has ended: at the run's end all do so by themselves; else those that are left are ended."""
+    ended = [rank for rank in ranks.all if rank.code is not None]
+    if all(rank.code == EXIT_DONE for rank in ended):
+        await ranks.until_all_end(ranks.living(), timeout_s=_FAREWELL_S)
+    else:
+        await ranks.until_all_end(ranks.living(), timeout_s=_SETTLE_S)
+    by_themselves = ended + [rank for rank in ranks.all if rank.code is not None and rank not in ended]
+    await ranks.end(grace_s=_GROUP_END_S)
+    return says_most(by_themselves)
+
+
+async def _until(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _free_port() -> int:
+    """A port that is free now: an attempt that follows quickly must not meet the ranks of the one before."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return int(listener.getsockname()[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
