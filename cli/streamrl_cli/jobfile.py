@@ -8,15 +8,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from streamrl.errors import UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
-from streamrl_cli.local import local_problems
+from streamrl_cli.local import run_problems
 from streamrl_cli.overrides import FLAG, apply_overrides
 from streamrl_cli.yaml_document import Document, YamlError, read_documents
 
 MAX_FILE_BYTES = 1024 * 1024
 """An API server takes objects of about 1.5 MiB; a job of this size is a mistake."""
+
+
+class Check(Protocol):
+    """Finds what a valid job would stumble over where it is to run."""
+
+    def __call__(self, job: RLJob, *, base_dir: Path) -> list[UserError]:
+        """Relative paths begin at `base_dir`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +70,19 @@ def load_job(path: Path, *, overrides: Sequence[str] = (), local: bool = True) -
         raise UserError(
             field=str(path), rule=f"must hold one job, holds {len(documents)}", fix="give each job its own file"
         )
-    return _load(documents[0], path=path, overrides=overrides, local=local)
+    return _load(documents[0], path=path, overrides=overrides, check=run_problems if local else None)
 
 
-def check_file(path: Path, *, local: bool) -> tuple[list[RLJob], list[UserError]]:
-    """Validate every document of a file; mistakes come in the order of their lines."""
+def check_file(
+    path: Path, *, check: Check | None = None, overrides: Sequence[str] = ()
+) -> tuple[list[RLJob], list[UserError]]:
+    """Validate every document of a file, after `overrides` of each; mistakes come in the order of their lines."""
     jobs: list[RLJob] = []
     mistakes: list[UserError] = []
     try:
         for document in _documents(path):
             try:
-                jobs.append(_load(document, path=path, local=local))
+                jobs.append(_load(document, path=path, overrides=overrides, check=check))
             except UserErrors as errors:
                 mistakes += errors.errors
     except UserError as error:
@@ -79,12 +90,12 @@ def check_file(path: Path, *, local: bool) -> tuple[list[RLJob], list[UserError]
     return jobs, mistakes
 
 
-def _load(document: Document, *, path: Path, overrides: Sequence[str] = (), local: bool) -> RLJob:
+def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Check | None) -> RLJob:
     overridden = apply_overrides(document.data, overrides)
     places = _Places(path=path, lines=document.lines, overridden=overridden)
     try:
         job = parse_job(document.data)
-        problems = local_problems(job, base_dir=base_dir_of(path)) if local else []
+        problems = check(job, base_dir=base_dir_of(path)) if check else []
     except UserErrors as errors:
         problems = errors.errors
     if problems:

@@ -16,7 +16,7 @@ from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.parse import suggest
 from streamrl.spec.task import ReasoningGymDataset
 from streamrl_cli.local_task import task_problems
-from streamrl_cli.user_function import check_function
+from streamrl_cli.user_function import check_function, functions_of
 
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
@@ -28,9 +28,6 @@ _TOKEN_BYTES = 8
 """Of one completion token in a group: id and log-prob."""
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
 _MAX_ADVICE_CHARS = 200
-_FORMAT_ARGUMENTS = ("question", "answer", "metadata")
-_ENVIRONMENT_ARGUMENTS = ("question", "answer", "metadata", "seed")
-_REWARD_ARGUMENTS = ("prompt", "completion", "answer", "metadata")
 
 
 def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
@@ -46,6 +43,23 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_patterns,
         _check_processes,
     )
+    return [problem for check in checks for problem in check(job, base_dir)]
+
+
+def run_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
+    """As `local_problems`, and what stops `streamrl run` alone: a suspended job is a good one, but nothing would run."""
+    suspended = UserError(
+        field="spec.suspend",
+        rule="must be false in a local run: a suspended job has no processes",
+        got=True,
+        fix="remove it, or add --set spec.suspend=false",
+    )
+    return [*([suspended] if job.spec.suspend else []), *local_problems(job, base_dir=base_dir)]
+
+
+def job_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
+    """Find what `job` would stumble over wherever it runs: nothing of this machine's packages, files and processes."""
+    checks = (_check_lengths, _check_groups, _check_reasoning_gym_name, _check_patterns)
     return [problem for check in checks for problem in check(job, base_dir)]
 
 
@@ -132,6 +146,13 @@ def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield from _check_reasoning_gym(dataset.reasoning_gym)
 
 
+def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    """As far as this machine can tell: without the package no name is known."""
+    dataset = job.spec.task.dataset.reasoning_gym
+    if dataset is not None and reasoning_gym_names() is not None:
+        yield from _check_reasoning_gym(dataset)
+
+
 def _check_jsonl(given: str, base_dir: Path) -> Iterator[UserError]:
     field, path = "spec.task.dataset.jsonl.path", base_dir / given
     if not path.is_file():
@@ -170,24 +191,8 @@ def _shortened(text: str) -> str:
 
 
 def _check_functions(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    task = job.spec.task
-    if task.format is not None:
-        yield from check_function(
-            task.format.function, field="spec.task.format.function", directory=base_dir, arguments=_FORMAT_ARGUMENTS
-        )
-    if task.environment is not None and task.environment.python is not None:
-        yield from check_function(
-            task.environment.python.function,
-            field="spec.task.environment.python.function",
-            directory=base_dir,
-            arguments=_ENVIRONMENT_ARGUMENTS,
-        )
-    for index, reward in enumerate(task.rewards):
-        if reward.python is not None:
-            field = f"spec.task.rewards[{index}].python.function"
-            yield from check_function(
-                reward.python.function, field=field, directory=base_dir, arguments=_REWARD_ARGUMENTS
-            )
+    for function in functions_of(job):
+        yield from check_function(function.name, field=function.field, directory=base_dir, arguments=function.arguments)
 
 
 def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:

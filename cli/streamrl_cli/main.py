@@ -24,8 +24,19 @@ COMMANDS = {
     "report": "write report.html of a run",
     "journal": "check or show the journal of a run",
     "generate": "try a trained model",
+    "plan": "show the objects that a job becomes on Kubernetes, with memory and cost",
+    "submit": "give a job to a cluster",
+    "status": "jobs of a cluster, or one in detail",
+    "logs": "logs of a job's pods",
+    "suspend": "take a job's pods away; volumes stay",
+    "resume": "let a suspended job go on",
+    "scale": "set the size of a generator pool",
+    "cancel": "delete a job",
 }
 """Name -> what it does. The module of a command has its name."""
+
+ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
+"""Commands whose modules are in `streamrl_cli.cluster`."""
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
@@ -78,7 +89,8 @@ def _dispatch(argv: list[str]) -> int:
 def _run_command(name: str, argv: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
-    command = importlib.import_module(f"streamrl_cli.{name}")
+    package = "streamrl_cli.cluster" if name in ON_CLUSTERS else "streamrl_cli"
+    command = importlib.import_module(f"{package}.{name}")
     parser = _Parser(
         prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

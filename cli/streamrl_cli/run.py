@@ -19,6 +19,7 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
+from streamrl_cli.kubernetes_only import unused_note
 from streamrl_cli.runner.failure import RunFailedError
 from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
 from streamrl_cli.runner.gpus import visible_gpus
@@ -118,6 +119,8 @@ class _Run:
         try:
             with self.view:
                 self.view.say(f"run folder: {self.folder.path}")
+                if note := unused_note(self.folder.job):
+                    self.view.say(note)
                 await self._work()
         except asyncio.CancelledError:
             return self._interrupted()

@@ -4,11 +4,54 @@ import ast
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import UserError
+from streamrl.spec import RLJob
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_FORMAT_ARGUMENTS = ("question", "answer", "metadata")
+_ENVIRONMENT_ARGUMENTS = ("question", "answer", "metadata", "seed")
+_REWARD_ARGUMENTS = ("prompt", "completion", "answer", "metadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFunction:
+    """A function that a job names."""
+
+    field: str
+    """Where it is named."""
+    name: str
+    """`module:function`"""
+    arguments: tuple[str, ...]
+    """Keywords that it is called with."""
+
+    @property
+    def module(self) -> str:
+        """Its module, with dots."""
+        return self.name.partition(":")[0]
+
+
+def functions_of(job: RLJob) -> Iterator[UserFunction]:
+    """The functions of the user's own that a job names."""
+    task = job.spec.task
+    if task.format is not None:
+        yield UserFunction(field="spec.task.format.function", name=task.format.function, arguments=_FORMAT_ARGUMENTS)
+    if task.environment is not None and task.environment.python is not None:
+        yield UserFunction(
+            field="spec.task.environment.python.function",
+            name=task.environment.python.function,
+            arguments=_ENVIRONMENT_ARGUMENTS,
+        )
+    for index, reward in enumerate(task.rewards):
+        if reward.python is not None:
+            yield UserFunction(
+                field=f"spec.task.rewards[{index}].python.function",
+                name=reward.python.function,
+                arguments=_REWARD_ARGUMENTS,
+            )
 
 
 def check_function(name: str, *, field: str, directory: Path, arguments: Sequence[str]) -> Iterator[UserError]:

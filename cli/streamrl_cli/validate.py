@@ -6,6 +6,7 @@ from pathlib import Path
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserErrors
 from streamrl_cli import console
 from streamrl_cli.jobfile import check_file
+from streamrl_cli.local import local_problems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(path: Path, *, local: bool) -> bool:
-    jobs, mistakes = check_file(path, local=local)
+    jobs, mistakes = check_file(path, check=local_problems if local else None)
     for line in console.lines_of(UserErrors(mistakes)):
         console.err(line)
     if not mistakes:

@@ -1,0 +1,197 @@
+"""The user's modules and data files beside a job file, as the ConfigMap that the job's pods get.
+
+Owns what goes in (the modules of the job's functions, the modules beside the file that those import, the data file) and how the
+job then names it. A ConfigMap is flat and of at most 1 MiB; what does not fit in is refused with what to do instead. Writes nothing.
+"""
+
+import ast
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl import names
+from streamrl.errors import UserError
+from streamrl.spec import RLJob
+from streamrl_cli.user_function import check_function, functions_of
+
+MAX_BYTES = 1024 * 1024
+"""Of one ConfigMap; the API server refuses more."""
+MIB = 1024 * 1024
+MANAGED_BY = "streamrl-cli"
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}\Z")
+_ON_A_VOLUME = "put it on a volume (spec.trainer.pod.volumes) or into an own image, and name its absolute path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Files for a job's ConfigMap, and where the job names them."""
+
+    files: Mapping[str, bytes]
+    """By key."""
+    data_file: str | None = None
+    """Key of the data set's file."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files and their names."""
+        return sum(len(key) + len(data) for key, data in self.files.items())
+
+
+def code_name(job: str) -> str:
+    """Name of the ConfigMap that `submit` makes."""
+    return f"{job}-code"
+
+
+def bundle_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
+    """What keeps the job's functions and files from reaching its pods."""
+    if job.spec.task.code is not None:
+        return []  # whoever names a ConfigMap has made it
+    problems = [*_function_problems(job, base_dir), *_data_problems(job, base_dir), *_model_problems(job)]
+    if not problems and (size := collect(job, base_dir=base_dir).bytes) > MAX_BYTES:
+        rule = f"and the data files beside the job file must be at most 1 MiB for a ConfigMap, are {size / MIB:.1f} MiB"
+        problems.append(UserError(field="spec.task: modules", rule=rule, fix=_ON_A_VOLUME))
+    return problems
+
+
+def collect(job: RLJob, *, base_dir: Path) -> Bundle:
+    """The files beside the job file that the job needs; it has no `bundle_problems` but perhaps the size."""
+    files: dict[str, bytes] = {}
+    if job.spec.task.code is not None:
+        return Bundle(files=files)
+    for path in _local_modules(job, base_dir).values():
+        if path.is_file():
+            files[path.name] = path.read_bytes()
+    data = _data_path(job)
+    if data is None or Path(data[1]).is_absolute():
+        return Bundle(files=files)
+    path = base_dir / data[1]
+    files[path.name] = path.read_bytes()
+    return Bundle(files=files, data_file=path.name)
+
+
+def config_map(job: RLJob, bundle: Bundle, *, namespace: str) -> dict[str, Any]:
+    """The ConfigMap of a bundle: texts as texts, so that people can read them."""
+    texts: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for key, data in sorted(bundle.files.items()):
+        try:
+            texts[key] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            others[key] = base64.b64encode(data).decode()
+    body = {"data": texts} | ({"binaryData": others} if others else {})
+    name = job.metadata.name
+    labels = {names.LABEL_INSTANCE: name, names.LABEL_MANAGED_BY: MANAGED_BY}  # not the operator's: it lets it alone
+    metadata = {"name": code_name(name), "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **body}
+
+
+def owned(code: dict[str, Any], job: dict[str, Any]) -> dict[str, Any]:
+    """The ConfigMap as one that goes with the stored `job`."""
+    meta = job["metadata"]
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
+    return code | {"metadata": code["metadata"] | {"ownerReferences": [owner]}}
+
+
+def as_written(job: RLJob, *, namespace: str) -> dict[str, Any]:
+    """The job as its author wrote it: without the defaults, which are the API server's."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    document["metadata"]["namespace"] = namespace
+    return document
+
+
+def with_code(document: dict[str, Any], bundle: Bundle, *, job: RLJob) -> dict[str, Any]:
+    """`document` (the job as plain data, changed in place) naming the ConfigMap and the file in it."""
+    task = document["spec"]["task"]
+    task["code"] = {"configMapName": code_name(job.metadata.name)}
+    if bundle.data_file is not None:
+        task["dataset"][job.spec.task.dataset.key]["path"] = bundle.data_file
+    return document
+
+
+def _function_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    modules = _local_modules(job, base_dir)
+    for function in functions_of(job):
+        if function.module.split(".")[0] not in modules and job.spec.trainer.pod.image is not None:
+            continue  # an own image brings its own modules
+        yield from check_function(function.name, field=function.field, directory=base_dir, arguments=function.arguments)
+    for name, path in modules.items():
+        if path.is_dir() and job.spec.trainer.pod.image is None:
+            yield UserError(
+                field="spec.task: module",
+                rule="must be one file: a ConfigMap holds no packages",
+                got=name,
+                fix="make it one file, or put it into an own image (spec.trainer.pod.image)",
+            )
+
+
+def _data_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    data = _data_path(job)
+    if data is None or Path(data[1]).is_absolute():
+        return  # a path in the pod
+    field, given = data
+    path = base_dir / given
+    if path.is_dir():
+        yield UserError(
+            field=field, rule="must be a file: a ConfigMap holds no directories", got=given, fix=_ON_A_VOLUME
+        )
+    elif not path.is_file():
+        yield UserError(field=field, rule="must be a file", got=given, fix=f"there is none at {path}")
+    elif path.stat().st_size == 0:
+        yield UserError(field=field, rule="must hold at least one line", got=given)
+    elif not _KEY.match(path.name):
+        rule = "must have a name of letters, digits, -, _ and . for a ConfigMap"
+        yield UserError(field=field, rule=rule, got=path.name, fix="rename the file")
+
+
+def _model_problems(job: RLJob) -> Iterator[UserError]:
+    model = job.spec.model.path
+    if model is not None and job.spec.trainer.engine.simulated is None and not Path(model.directory).is_absolute():
+        yield UserError(
+            field="spec.model.path.directory",
+            rule="must be an absolute path in the pod: a model does not go into a ConfigMap",
+            got=model.directory,
+            fix=_ON_A_VOLUME,
+        )
+
+
+def _data_path(job: RLJob) -> tuple[str, str] | None:
+    """Field and value of the data set's path."""
+    dataset = job.spec.task.dataset
+    if dataset.jsonl is not None:
+        return "spec.task.dataset.jsonl.path", dataset.jsonl.path
+    if dataset.hugging_face is not None and dataset.hugging_face.path is not None:
+        return "spec.task.dataset.huggingFace.path", dataset.hugging_face.path
+    return None
+
+
+def _local_modules(job: RLJob, base_dir: Path) -> dict[str, Path]:
+    """Modules beside the job file that the job's functions are in or that those import: name -> file, or directory of a package."""
+    found: dict[str, Path] = {}
+    waiting = [function.module.split(".")[0] for function in functions_of(job)]
+    while waiting:
+        name = waiting.pop()
+        file, package = base_dir / f"{name}.py", base_dir / name
+        if name in found:
+            continue
+        if file.is_file():
+            found[name] = file
+            waiting.extend(_imports(file.read_bytes()))
+        elif any(package.glob("*.py")):
+            found[name] = package
+    return found
+
+
+def _imports(source: bytes) -> Iterator[str]:
+    """Top-level names of the modules that a module imports, anywhere in it."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # `check_function` says so, or the pod when it imports it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module.split(".")[0]

@@ -1,0 +1,99 @@
+"""`streamrl cancel JOB`: delete the job with all that it has. Its checkpoints stay or go as the job says, unless told otherwise.
+
+Asks first, unless --yes.
+"""
+
+import argparse
+import asyncio
+import sys
+
+from streamrl import names
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, UserError
+from streamrl_cli import console
+from streamrl_cli.cluster.api import Cluster, Object, add_connection, connect
+from streamrl_cli.cluster.jobs import state, steps
+from streamrl_cli.cluster.refusals import NotFoundError
+from streamrl_operator.kube.kinds import CLAIM, RLJOB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("job", metavar="JOB", help="name of the job")
+    parser.add_argument(
+        "--keep-checkpoints",
+        action=argparse.BooleanOptionalAction,
+        help="keep the volume of the checkpoints, or delete it (default: as storage.checkpoints.whenDeleted says)",
+    )
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_connection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Delete the job."""
+    return asyncio.run(_cancel(args))
+
+
+async def _cancel(args: argparse.Namespace) -> int:
+    async with connect(args) as cluster:
+        job = await cluster.get(RLJOB, args.job)
+        claim, keep = _checkpoints(job, keep=args.keep_checkpoints)
+        fate = f"the checkpoints (claim {claim}) {'stay' if keep else 'are deleted too'}"
+        question = f"delete rljob/{args.job} in namespace {cluster.namespace} of context {cluster.context} ({state(job)}, step {steps(job)})? {fate}"
+        if not args.yes and not _agrees(question):
+            console.out("nothing was changed")
+            return EXIT_FAULT
+        await _delete(job, claim, keep=keep, cluster=cluster)
+    console.out(f"rljob/{args.job} is being deleted; {fate}")
+    return EXIT_DONE
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UserError(field="--yes", rule="is required where nobody can be asked", fix="add --yes to delete the job")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _checkpoints(job: Object, *, keep: bool | None) -> tuple[str, bool]:
+    """The claim of the checkpoints, and whether it is to stay."""
+    checkpoints = job["spec"].get("storage", {}).get("checkpoints", {})
+    own = checkpoints.get("claimName")
+    if own is None:
+        as_told = checkpoints.get("whenDeleted", "Retain") == "Retain" if keep is None else keep
+        return names.checkpoints_claim(job["metadata"]["name"]), as_told
+    if keep is False:
+        fix = f"leave it out, and delete the claim yourself: kubectl delete pvc {own}"
+        raise UserError(field="--no-keep-checkpoints", rule=f"is for claims that the job made; {own} is yours", fix=fix)
+    return own, True
+
+
+async def _delete(job: Object, claim: str, *, keep: bool, cluster: Cluster) -> None:
+    """Delete the job; its claim outlives it, or ends with it.
+
+    A claim is kept by taking its owner away: before the deletion for the garbage collector, and once more after it, as
+    the operator puts the owner back for as long as the job is not being deleted.
+    """
+    if keep:
+        await _disown(claim, cluster=cluster)
+    await cluster.delete(job, RLJOB)
+    try:
+        found = await (_disown(claim, cluster=cluster) if keep else cluster.get(CLAIM, claim))
+        if found is not None and not keep:
+            await cluster.delete(found, CLAIM)
+    except NotFoundError:
+        return
+    if keep and found is not None and found["metadata"].get("deletionTimestamp"):
+        rule = (
+            "could not be kept: it is being deleted already; its volume goes when the last pod that uses it has ended"
+        )
+        raise UserError(field=f"claim {claim}", rule=rule, fix="copy what you need now")
+
+
+async def _disown(name: str, *, cluster: Cluster) -> Object | None:
+    """The claim, without an owner; None: there is none."""
+    try:
+        claim = await cluster.get(CLAIM, name)
+        if not claim["metadata"].get("ownerReferences"):
+            return claim
+        return await cluster.merge(CLAIM, name, {"metadata": {"ownerReferences": None}})
+    except NotFoundError:
+        return None

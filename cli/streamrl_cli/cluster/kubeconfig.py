@@ -1,0 +1,100 @@
+"""Which cluster is meant: kubeconfig files as kubectl finds and merges them, and the chosen context. Opens no connection."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from streamrl.errors import UserError
+from streamrl.spec.parse import suggest
+
+VARIABLE = "KUBECONFIG"
+_FILES = {
+    "cluster": ("certificate-authority",),
+    "user": ("client-certificate", "client-key", "tokenFile"),
+    "context": (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A context, and all that is needed to go there."""
+
+    context: str
+    text: str
+    """One kubeconfig; paths in it are absolute."""
+    source: str
+    """The files that it came from."""
+
+
+def choose(*, kubeconfig: Path | None, context: str | None, environ: Mapping[str, str] = os.environ) -> Chosen:
+    """The context that is meant: of `kubeconfig`, else of KUBECONFIG, else of ~/.kube/config.
+
+    Raises:
+        UserError: there is no such file or context, or it cannot be read.
+    """
+    paths = [path for path in _paths(kubeconfig, environ) if path.is_file()]
+    if not paths:
+        tried = ", ".join(map(str, _paths(kubeconfig, environ)))
+        fix = "give --kubeconfig, or set KUBECONFIG to a file that kubectl can use"
+        raise UserError(field="kubeconfig", rule=f"there is none at {tried}", fix=fix)
+    source = ", ".join(map(str, paths))
+    merged = _merged([_read(path) for path in paths])
+    name = context or merged["current-context"]
+    known = [entry["name"] for entry in merged["contexts"]]
+    if not name:
+        raise UserError(
+            field=source, rule="has no current context", fix=f"give --context; known: {', '.join(known) or 'none'}"
+        )
+    if name not in known:
+        raise UserError(field=source, rule="has no such context", got=name, fix=suggest(name, known))
+    return Chosen(context=name, text=json.dumps(merged), source=source)
+
+
+def _paths(kubeconfig: Path | None, environ: Mapping[str, str]) -> list[Path]:
+    if kubeconfig is not None:
+        return [kubeconfig]
+    if environ.get(VARIABLE):
+        return [Path(part).expanduser() for part in environ[VARIABLE].split(os.pathsep) if part]
+    return [Path(environ.get("HOME", "~")).expanduser() / ".kube/config"]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A kubeconfig with absolute paths."""
+    try:
+        config = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        rule = f"cannot be read as a kubeconfig ({' '.join(str(error).split())})"
+        raise UserError(field=str(path), rule=rule) from None
+    if not isinstance(config, dict) or not all(_is_list_of_named(config.get(f"{kind}s")) for kind in _FILES):
+        raise UserError(field=str(path), rule="is not a kubeconfig", fix="give one that kubectl can use")
+    for kind, keys in _FILES.items():
+        for entry in config.get(f"{kind}s") or []:
+            inner = entry.get(kind) or {}
+            inner |= {key: str((path.parent / inner[key]).absolute()) for key in keys if inner.get(key)}
+    return config
+
+
+def _is_list_of_named(entries: object) -> bool:
+    if entries is None:
+        return True
+    return isinstance(entries, list) and all(isinstance(entry, dict) and "name" in entry for entry in entries)
+
+
+def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """As kubectl merges: of equal names the first counts."""
+    merged: dict[str, Any] = {
+        "current-context": next((c["current-context"] for c in configs if c.get("current-context")), "")
+    }
+    for kind in _FILES:
+        found: dict[str, Any] = {}
+        for config in configs:
+            for entry in config.get(f"{kind}s") or []:
+                found.setdefault(str(entry["name"]), entry)
+        merged[f"{kind}s"] = list(found.values())
+    return merged

@@ -1,0 +1,149 @@
+"""`streamrl plan FILE`: what a job becomes on Kubernetes, without asking any cluster: objects, pods, volumes, memory, cost.
+
+The operator's own planning makes the objects. Two things it alone knows are placeholders here: its images (--trainer-image, --generator-image), and the job's UID.
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from streamrl import __version__, names
+from streamrl.errors import EXIT_DONE, UserErrors
+from streamrl.spec import RLJob, parse_job
+from streamrl_cli import console
+from streamrl_cli.cluster.bundle import as_written, collect, config_map, with_code
+from streamrl_cli.cluster.check import cluster_problems
+from streamrl_cli.cluster.dump import FORMS, dump
+from streamrl_cli.cluster.table import columns, text
+from streamrl_cli.jobfile import base_dir_of, check_file
+from streamrl_operator.planning.estimate import Estimate, estimate, find_config
+from streamrl_operator.planning.objects import plan_objects
+from streamrl_operator.planning.values import Settings, Wanted
+
+_NO_UID = "00000000-0000-0000-0000-000000000000"
+_ROLES = ("scheduler", "trainer", "generator")
+Object = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="job file; several documents are several jobs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
+    )
+    parser.add_argument("-o", "--output", choices=FORMS, help="all objects as they would be applied")
+    parser.add_argument(
+        "-n", "--namespace", default="default", metavar="NAME", help="namespace (default: the file's, else default)"
+    )
+    for role in ("trainer", "generator"):
+        parser.add_argument(
+            f"--{role}-image",
+            default=f"streamrl/{role}:{__version__}",
+            metavar="IMAGE",
+            help="the operator's image of such pods (default: %(default)s)",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan of each job in the file."""
+    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
+    if mistakes:
+        raise UserErrors(mistakes)
+    plans = [(job, objects_of(job, args)) for job in jobs]
+    if args.output:
+        console.out(dump([obj for _, objects in plans for obj in objects], form=args.output))
+        return EXIT_DONE
+    for number, (job, objects) in enumerate(plans):
+        known = estimate(job, config=find_config(job.spec.model, base_dir=base_dir_of(args.file), hub_dir=_hub_dir()))
+        console.out("\n".join([*([""] if number else []), *summary(job, objects=objects, known=known)]))
+    return EXIT_DONE
+
+
+def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
+    """All objects of a job that has just begun, but the Secrets with its certificates."""
+    namespace = job.metadata.namespace or args.namespace
+    bundle = collect(job, base_dir=base_dir_of(args.file))
+    first: list[Object] = []
+    if bundle.files:
+        first = [config_map(job, bundle, namespace=namespace)]
+        job = parse_job(with_code(as_written(job, namespace=namespace), bundle, job=job))
+    sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
+    settings = Settings(
+        namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
+    )
+    wanted = Wanted(trainers=1, generators=sizes, requested=sizes)
+    planned = plan_objects(job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings)
+    replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
+    return [*first, *(_with_replicas(obj, replicas) for obj in planned)]
+
+
+def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
+    """A GeneratorPool as it is once both field managers have written it."""
+    if obj["kind"] != "GeneratorPool":
+        return obj
+    return obj | {"spec": obj["spec"] | {"replicas": replicas[obj["metadata"]["name"]]}}
+
+
+def summary(job: RLJob, *, objects: list[Object], known: Estimate) -> Iterator[str]:
+    """The plan for people."""
+    name = job.metadata.name
+    yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"
+    yield from _block("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
+    yield from _block("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
+    yield from _block("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
+    yield ""
+    yield "ESTIMATE"
+    yield from (f"  {line}" for line in known.lines())
+
+
+def _block(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    yield ""
+    yield title
+    yield from (f"  {line}" for line in columns(head, rows))
+
+
+def _containers(objects: list[Object]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for obj in objects:
+        if obj["kind"] != "StatefulSet":
+            continue
+        pod, first = obj["spec"]["template"]["spec"], (obj["metadata"]["name"], str(obj["spec"]["replicas"]))
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            resources = container.get("resources", {})
+            amounts = (_amounts(resources.get("requests")), _amounts(resources.get("limits")))
+            rows.append((*first, container["name"], container["image"], *amounts))
+            first = ("", "")
+    return rows
+
+
+def _amounts(amounts: dict[str, str] | None) -> str:
+    return text(", ".join(f"{name} {amount}" for name, amount in (amounts or {}).items()))
+
+
+def _claims(job: RLJob, objects: list[Object]) -> list[tuple[str, ...]]:
+    rows = []
+    for obj in objects:
+        if obj["kind"] == "PersistentVolumeClaim":
+            spec = obj["spec"]
+            fate = "deleted" if obj["metadata"].get("ownerReferences") else "stays"
+            size, of_class = spec["resources"]["requests"]["storage"], spec.get("storageClassName", "(the cluster's)")
+            rows.append((obj["metadata"]["name"], size, of_class, fate))
+    own = job.spec.storage.checkpoints.claim_name
+    return [*rows, *([(own, "(yours)", "", "stays")] if own else [])]
+
+
+def _others(name: str, objects: list[Object]) -> list[tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for obj in objects:
+        if obj["kind"] not in ("StatefulSet", "PersistentVolumeClaim"):
+            found.setdefault(obj["kind"], []).append(obj["metadata"]["name"])
+    found["Secret"] = [names.ca_secret(name), *(names.tls_secret(name, role) for role in _ROLES)]
+    return [(kind, ", ".join(those)) for kind, those in found.items()]
+
+
+def _hub_dir() -> Path:
+    """The hub's cache, where the library of Hugging Face has it."""
+    home = os.environ.get("HF_HOME")
+    return Path(os.environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else "~/.cache/huggingface/hub")).expanduser()

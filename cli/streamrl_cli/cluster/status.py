@@ -1,0 +1,87 @@
+"""`streamrl status [JOB]`: the jobs of a namespace as a table, or one job with conditions, pools, pods and events."""
+
+import argparse
+import asyncio
+from datetime import UTC, datetime
+
+from streamrl import names
+from streamrl.errors import EXIT_DONE, UserError
+from streamrl_cli import console
+from streamrl_cli.cluster.api import Cluster, Object, add_connection, connect
+from streamrl_cli.cluster.describe import describe
+from streamrl_cli.cluster.dump import FORMS, dump
+from streamrl_cli.cluster.follow import INTERVAL_S
+from streamrl_cli.cluster.jobs import HEAD, row
+from streamrl_cli.cluster.table import columns
+from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, POD, RLJOB
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="name of a job; absent = all of the namespace")
+    parser.add_argument("-o", "--output", choices=FORMS, help="the objects as they are")
+    parser.add_argument("-w", "--watch", action="store_true", help="show it again when it changes, until Ctrl-C")
+    add_connection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the jobs."""
+    if args.watch and args.output:
+        raise UserError(field="--watch", rule="goes without --output", fix="use kubectl get --watch for objects")
+    return asyncio.run(_status(args))
+
+
+async def _status(args: argparse.Namespace) -> int:
+    async with connect(args) as cluster:
+        if args.output:
+            job = await cluster.get(RLJOB, args.job) if args.job else await cluster.find(RLJOB)
+            console.out(dump(job, form=args.output))
+        elif args.job:
+            await _show_job(args.job, cluster=cluster, watch=args.watch)
+        else:
+            await _show_table(cluster=cluster, watch=args.watch)
+    return EXIT_DONE
+
+
+async def _show_table(*, cluster: Cluster, watch: bool) -> None:
+    """All jobs; then those that changed."""
+    before: set[tuple[str, ...]] = set()
+    while True:
+        rows = [row(job, now=datetime.now(UTC)) for job in await cluster.find(RLJOB)]
+        lines = columns(HEAD, rows)
+        fresh = [line for line, cells in zip(lines[1:], rows, strict=True) if cells[:-1] not in before]  # age aside
+        if fresh:
+            console.out("\n".join([*([] if before else lines[:1]), *fresh]))
+        elif not watch:
+            console.out(f"no jobs in namespace {cluster.namespace} of context {cluster.context}")
+        if not watch:
+            return
+        before = {cells[:-1] for cells in rows}
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def _show_job(name: str, *, cluster: Cluster, watch: bool) -> None:
+    """One job; again when anything of it changed."""
+    before: list[str] = []
+    while True:
+        found = await _look(name, cluster=cluster)
+        versions = [one["metadata"]["resourceVersion"] for objects in found.values() for one in objects]
+        if versions != before:
+            job, now = found["job"][0], datetime.now(UTC)
+            lines = describe(job, pools=found["pools"], pods=found["pods"], events=found["events"], now=now)
+            console.out("\n".join([*([""] if before else []), *lines]))
+        if not watch:
+            return
+        before = versions
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def _look(name: str, *, cluster: Cluster) -> dict[str, list[Object]]:
+    job, labels = await cluster.get(RLJOB, name), f"{names.LABEL_JOB}={name}"
+    regarding = f"regarding.name={name},regarding.uid={job['metadata']['uid']}"
+    return {
+        "job": [job],
+        "pools": await cluster.find(GENERATOR_POOL, labels=labels),
+        "pods": await cluster.find(POD, labels=labels),
+        "events": await cluster.find(EVENT, fields=regarding),
+    }

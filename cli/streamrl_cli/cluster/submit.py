@@ -1,0 +1,116 @@
+"""`streamrl submit FILE`: validate jobs, put their code into ConfigMaps, and give them to a cluster.
+
+What the job's functions need and lies beside the file (modules, a data file) goes into the ConfigMap `<job>-code`, unless
+`spec.task.code` names one. Submitting again changes what may change: see docs/user-guide-kubernetes.md.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from streamrl.errors import EXIT_DONE, UserError, UserErrors
+from streamrl.spec import RLJob
+from streamrl_cli import console
+from streamrl_cli.cluster.api import Cluster, add_connection, connect
+from streamrl_cli.cluster.bundle import MIB, as_written, code_name, collect, config_map, owned, with_code
+from streamrl_cli.cluster.check import cluster_problems
+from streamrl_cli.cluster.follow import follow
+from streamrl_cli.cluster.refusals import NotFoundError
+from streamrl_cli.jobfile import base_dir_of, check_file
+from streamrl_operator.kube.kinds import CONFIG_MAP, RLJOB
+
+_KIB = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="job file; several documents are several jobs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="show progress until the end: 0 Succeeded, 1 Failed; Ctrl-C leaves the job alone",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="let the API server check it, and change nothing")
+    parser.add_argument("--force", action="store_true", help="take fields that somebody else has set since")
+    add_connection(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit the jobs of the file."""
+    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
+    if mistakes:
+        raise UserErrors(mistakes)
+    if args.follow and len(jobs) > 1:
+        raise UserError(field="--follow", rule=f"takes one job, {args.file} has {len(jobs)}")
+    return asyncio.run(_submit(jobs, args))
+
+
+async def _submit(jobs: list[RLJob], args: argparse.Namespace) -> int:
+    async with connect(args) as cluster:
+        for job in jobs:
+            _check_namespace(job, args, cluster=cluster)
+            await _apply(job, args, cluster=cluster)
+        if not args.follow or args.dry_run:
+            return EXIT_DONE
+        return await follow(jobs[0].metadata.name, cluster=cluster)
+
+
+def _check_namespace(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> None:
+    own = job.metadata.namespace
+    if own is not None and args.namespace is not None and own != args.namespace:
+        rule = f"must be that of --namespace ({args.namespace})"
+        raise UserError(field="metadata.namespace", rule=rule, got=own, fix="leave one of the two out")
+    if own is not None:
+        cluster.namespace = own
+
+
+async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> None:
+    before = await _generation(job.metadata.name, cluster=cluster)
+    document = as_written(job, namespace=cluster.namespace)
+    bundle = collect(job, base_dir=base_dir_of(args.file))
+    how = {"force": args.force, "dry_run": args.dry_run}
+    if not bundle.files:
+        stored = await cluster.apply(RLJOB, document, **how)
+        await _look_for_code(job, cluster=cluster)
+    else:
+        code = config_map(job, bundle, namespace=cluster.namespace)
+        await cluster.apply(CONFIG_MAP, code, **how)  # before the job, whose pods wait for it
+        console.out(f"configmap/{code_name(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
+        stored = await cluster.apply(RLJOB, with_code(document, bundle, job=job), **how)
+        if not args.dry_run:
+            await cluster.apply(CONFIG_MAP, owned(code, stored), **how)
+    done = "created" if before is None else ("unchanged" if before == stored["metadata"]["generation"] else "changed")
+    mark = " (dry run: nothing was done)" if args.dry_run else ""
+    name = job.metadata.name
+    console.out(f"rljob/{name} {done} in namespace {cluster.namespace} of context {cluster.context}{mark}")
+    if not args.dry_run and not args.follow:
+        console.out(f"look: streamrl status {name} -n {cluster.namespace}")
+
+
+async def _generation(name: str, *, cluster: Cluster) -> int | None:
+    """Of the job as it is stored; None: it is not there."""
+    try:
+        return int((await cluster.get(RLJOB, name))["metadata"]["generation"])
+    except NotFoundError:
+        return None
+
+
+async def _look_for_code(job: RLJob, *, cluster: Cluster) -> None:
+    """Say so if the ConfigMap that the job names is not there: its trainer's pod would wait for it without a word."""
+    code = job.spec.task.code
+    if code is None:
+        return
+    try:
+        await cluster.get(CONFIG_MAP, code.config_map_name)
+    except NotFoundError:
+        make = f"kubectl create configmap {code.config_map_name} -n {cluster.namespace} --from-file=FILE"
+        console.err(f"configmap/{code.config_map_name} is not there yet, and the job's pods wait for it; {make}")
+    except UserError:  # one who may not look is told nothing
+        return
+
+
+def _size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size >= MIB else f"{max(1, round(size / _KIB))} KiB"

@@ -1,0 +1,497 @@
+"""The commands over clusters, at a real API server: what they do, and what they print."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from cluster.harness import kubeconfigs
+from cluster.harness.api import GROUP
+from cluster.harness.base import Cluster
+from cluster.harness.control_plane import ControlPlane
+from cluster.harness.processes import free_port, wait_until
+from streamrl import names
+from streamrl_cli.cluster import api
+from streamrl_cli.cluster.follow import follow
+from support.command import Outcome, streamrl
+
+Cli = Callable[..., Outcome]
+JOB = """
+apiVersion: streamrl.io/v1alpha1
+kind: RLJob
+metadata: {name: sum}
+spec:
+  seed: 1
+  model: {scratch: {}}
+  task:
+    dataset: {jsonl: {path: data/questions.jsonl}}
+    sampling: {maxTokens: 8}
+    rewards:
+    - {name: own, python: {function: "rewards:right"}}
+  pipeline: {batchGroups: 4, steps: 100}
+  generators:
+  - {name: fixed, engine: {hf: {}}, scaling: {static: {replicas: 2}}}
+  - {name: outside, engine: {hf: {}}, scaling: {external: {initialReplicas: 1}}}
+  - {name: own, engine: {hf: {}}, scaling: {auto: {maxReplicas: 4}}}
+"""
+REWARDS = (
+    "import words\n\n\ndef right(*, prompt, completion, answer, metadata):\n    return float(completion == answer)\n"
+)
+STATUS = {
+    "step": 42,
+    "reward": 0.875,
+    "queue": 7,
+    "tokensPerSecond": 1234.5,
+    "bubbles": {"pipelinePercent": 12.4, "skewPercent": 3.1},
+    "attempt": 1,
+    "restarts": 2,
+    "checkpointPath": "/var/lib/streamrl/store/sum/checkpoints/step-00000040",
+    "pools": [{"name": "fixed", "desired": 2, "ready": 1}, {"name": "outside", "desired": 1, "ready": 1}],
+}
+
+
+def condition(kind: str, *, holds: bool, reason: str, message: str = "") -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": "True" if holds else "False",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/questions.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "words.py").write_text("")
+    path = tmp_path / "sum.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def cli(control_plane: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`streamrl COMMAND ...` in the test's namespace, as the administrator."""
+
+    def call(*arguments: str) -> Outcome:
+        return streamrl(capsys, *arguments, "--kubeconfig", str(control_plane.kubeconfig), "-n", namespace)
+
+    return call
+
+
+@pytest.fixture
+def patch(control_plane: Cluster, namespace: str) -> Callable[..., dict[str, Any]]:
+    """Change the job's status or spec as somebody else."""
+
+    def change(subresource: str = "", manager: str = "test", **body: Any) -> dict[str, Any]:
+        path = f"{GROUP}/namespaces/{namespace}/rljobs/sum{subresource}"
+        return control_plane.api.patch(path, body, fieldManager=manager).expect()
+
+    return change
+
+
+def stored(cluster: Cluster, namespace: str, path: str) -> dict[str, Any]:
+    prefix = GROUP if path.startswith(("rljobs", "generatorpools")) else "/api/v1"
+    return cluster.api.get(f"{prefix}/namespaces/{namespace}/{path}").expect()
+
+
+def context(cluster: Cluster) -> str:
+    return str(YAML(typ="safe", pure=True).load(cluster.kubeconfig.read_text())["current-context"])
+
+
+def test_submit_makes_the_code_and_the_job(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    outcome = cli("submit", str(job_file))
+    assert (outcome.code, outcome.err) == (0, [])
+    assert outcome.out == [
+        "configmap/sum-code: rewards.py, words.py, questions.jsonl (1 KiB)",
+        f"rljob/sum created in namespace {namespace} of context {context(control_plane)}",
+        f"look: streamrl status sum -n {namespace}",
+    ]
+    job = stored(control_plane, namespace, "rljobs/sum")
+    assert job["spec"]["task"]["code"] == {"configMapName": "sum-code"}
+    assert job["spec"]["task"]["dataset"]["jsonl"]["path"] == "questions.jsonl"
+    code = stored(control_plane, namespace, "configmaps/sum-code")
+    assert code["data"]["rewards.py"] == REWARDS
+    assert [owner["uid"] for owner in code["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+
+
+def test_submit_again_changes_nothing_but_what_was_edited(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
+) -> None:
+    assert cli("submit", str(job_file)).code == 0
+    first = stored(control_plane, namespace, "rljobs/sum")
+    assert " unchanged " in cli("submit", str(job_file)).out[1]
+    assert stored(control_plane, namespace, "rljobs/sum")["metadata"]["generation"] == 1
+    assert " changed " in cli("submit", str(job_file), "--set", "spec.activeDeadlineSeconds=60").out[1]
+    after = stored(control_plane, namespace, "rljobs/sum")
+    assert (after["spec"]["activeDeadlineSeconds"], after["metadata"]["uid"]) == (60, first["metadata"]["uid"])
+
+
+def test_what_the_api_server_refuses_is_a_line_with_its_field(cli: Cli, job_file: Path) -> None:
+    assert cli("submit", str(job_file)).code == 0
+    outcome = cli("submit", str(job_file), "--set", "spec.seed=2")
+    assert (outcome.code, outcome.out[1:]) == (2, [])
+    assert len(outcome.err) == 1
+    assert "seed cannot be changed; make a new job" in outcome.err[0]
+
+
+def test_a_mistake_in_the_file_reaches_no_cluster(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
+) -> None:
+    outcome = cli("submit", str(job_file), "--set", "spec.pipeline.steps=0", "--set", "spec.seed=-1")
+    assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 2)
+    assert cli("status").out == [f"no jobs in namespace {namespace} of context {context(control_plane)}"]
+
+
+def test_a_dry_run_leaves_nothing(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    outcome = cli("submit", str(job_file), "--dry-run")
+    assert outcome.code == 0
+    assert outcome.out[-1].endswith(" (dry run: nothing was done)")
+    assert not control_plane.api.get(f"/api/v1/namespaces/{namespace}/configmaps/sum-code").ok
+    assert not control_plane.api.get(f"{GROUP}/namespaces/{namespace}/rljobs/sum").ok
+
+
+def test_what_somebody_else_set_is_taken_only_by_force(
+    cli: Cli, patch: Callable[..., dict[str, Any]], job_file: Path
+) -> None:
+    setting = ("--set", "spec.suspend=false")
+    assert cli("submit", str(job_file), *setting).code == 0
+    patch(manager="kueue", spec={"suspend": True})
+    outcome = cli("submit", str(job_file), *setting)
+    assert outcome.code == 2
+    assert outcome.err == [
+        "spec.suspend: was set by kueue since; write that value into the file, or take the file's with --force"
+    ]
+    assert cli("submit", str(job_file), *setting, "--force").code == 0
+    assert cli("submit", str(job_file), *setting).code == 0
+
+
+def test_a_config_map_that_is_not_there_is_told(cli: Cli, job_file: Path) -> None:
+    outcome = cli("submit", str(job_file), "--set", "spec.task.code={configMapName: mine}")
+    assert outcome.code == 0
+    assert outcome.err[0].startswith("configmap/mine is not there yet, and the job's pods wait for it; kubectl create")
+
+
+def test_another_namespace_in_the_file_is_refused(cli: Cli, job_file: Path) -> None:
+    outcome = cli("submit", str(job_file), "--set", "metadata.namespace=other")
+    assert outcome.code == 2
+    assert outcome.err[0].startswith("metadata.namespace: must be that of --namespace")
+
+
+def test_a_namespace_that_is_not_there(
+    control_plane: Cluster, capsys: pytest.CaptureFixture[str], job_file: Path
+) -> None:
+    outcome = streamrl(capsys, "submit", str(job_file), "--kubeconfig", str(control_plane.kubeconfig), "-n", "absent")
+    assert outcome.err == ["namespace absent: does not exist; make it: kubectl create namespace absent"]
+
+
+def test_status_shows_the_table_and_the_detail(
+    cli: Cli, control_plane: Cluster, namespace: str, patch: Callable[..., dict[str, Any]], job_file: Path
+) -> None:
+    cli("submit", str(job_file))
+    assert cli("status").out[1].split()[:3] == ["sum", "NotSeen", "-/100"]
+    ready = condition("Ready", holds=True, reason="Running", message="3 of 3")
+    patch("/status", status=STATUS | {"conditions": [ready]})
+    head, line = cli("status").out
+    assert head.split() == ["NAME", "STATE", "STEP", "REWARD", "QUEUE", "BUBBLES", "GENERATORS", "AGE"]
+    assert line.split()[:-1] == [
+        "sum",
+        "Running",
+        "42/100",
+        "0.875",
+        "7",
+        "12",
+        "%",
+        "pipeline,",
+        "3",
+        "%",
+        "skew",
+        "2/3",
+    ]
+    make_pool(control_plane, namespace, history=True)
+    make_event(control_plane, namespace, stored(control_plane, namespace, "rljobs/sum"))
+    detail = "\n".join(cli("status", "sum").out)
+    for text in (
+        f"{namespace}/sum: Running - 3 of 3",
+        "attempt 1, restarts 2 of 5, not counted 0",
+        "checkpoint /var/lib/streamrl/store/sum/checkpoints/step-00000040",
+        "outside  external  1      1        1",
+        "1 -> 3  queue of 90 samples",
+        "Warning  PodLost  generator sum-fixed-1 was evicted",
+    ):
+        assert text in detail
+
+
+def make_pool(cluster: Cluster, namespace: str, *, history: bool = False) -> None:
+    """As the operator makes it."""
+    path = f"{GROUP}/namespaces/{namespace}/generatorpools"
+    metadata = {"name": names.pool("sum", "outside"), "labels": {names.LABEL_JOB: "sum"}}
+    spec = {"jobName": "sum", "poolName": "outside", "scaling": "external", "maxReplicas": 8, "replicas": 1}
+    kind = {"apiVersion": "streamrl.io/v1alpha1", "kind": "GeneratorPool"}
+    cluster.api.create(path, kind | {"metadata": metadata, "spec": spec}, fieldManager=names.REPLICAS_MANAGER).expect()
+    change = {"time": "2026-01-01T00:00:00Z", "fromReplicas": 1, "toReplicas": 3, "reason": "queue of 90 samples"}
+    status = {"replicas": 1, "readyReplicas": 1, "desiredReplicas": 1, "reason": "asked for"}
+    if history:
+        status["scalingHistory"] = [change]
+    cluster.api.patch(f"{path}/{metadata['name']}/status", {"status": status}).expect()
+
+
+def make_event(cluster: Cluster, namespace: str, job: dict[str, Any]) -> None:
+    regarding = {"apiVersion": job["apiVersion"], "kind": "RLJob", "name": "sum", "namespace": namespace}
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "sum.1"},
+        "regarding": regarding | {"uid": job["metadata"]["uid"]},
+        "type": "Warning",
+        "reason": "PodLost",
+        "action": "Restart",
+        "note": "generator sum-fixed-1 was evicted",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "streamrl-operator",
+        "reportingInstance": "test",
+    }
+    cluster.api.create(f"/apis/events.k8s.io/v1/namespaces/{namespace}/events", event).expect()
+
+
+@pytest.mark.parametrize(("form", "read"), [("json", json.loads), ("yaml", YAML(typ="safe", pure=True).load)])
+def test_status_gives_the_object(cli: Cli, job_file: Path, form: str, read: Callable[[str], Any]) -> None:
+    cli("submit", str(job_file))
+    one = read("\n".join(cli("status", "sum", "-o", form).out))
+    assert (one["kind"], one["spec"]["pipeline"]["steps"]) == ("RLJob", 100)
+
+
+async def test_follow_ends_with_the_job(
+    control_plane: Cluster,
+    namespace: str,
+    patch: Callable[..., dict[str, Any]],
+    job_file: Path,
+    cli_follow: "Following",
+) -> None:
+    del control_plane, namespace, job_file
+    end = condition("Succeeded", holds=True, reason="Done", message="all steps are done")
+    steps: list[dict[str, Any]] = [STATUS, STATUS | {"step": 43}, STATUS | {"step": 100, "conditions": [end]}]
+    code, said = await cli_follow(lambda: patch("/status", status=steps.pop(0)) if steps else None)
+    assert code == 0
+    assert [line.split(",")[0] for line in said] == [
+        "NotSeen: step -/100",
+        "NotSeen: step 42/100",
+        "NotSeen: step 43/100",
+        "Succeeded: step 100/100",
+    ]
+
+
+async def test_follow_of_a_job_that_fails_is_1_and_says_why(
+    patch: Callable[..., dict[str, Any]], cli_follow: "Following"
+) -> None:
+    end = condition("Failed", holds=True, reason="Deadline", message="longer than 60 s")
+    code, said = await cli_follow(lambda: patch("/status", status={"conditions": [end]}))
+    assert code == 1
+    assert said[-1].startswith("Failed: ")
+    assert said[-1].endswith("; longer than 60 s")
+
+
+Following = Callable[[Callable[[], object]], Any]
+
+
+@pytest.fixture
+def cli_follow(control_plane: Cluster, namespace: str, job_file: Path) -> Following:
+    """Follow the job; after each line that is said something happens to it."""
+    path = f"{GROUP}/namespaces/{namespace}/rljobs"
+    document = YAML(typ="safe", pure=True).load(job_file.read_text())
+    control_plane.api.create(path, document).expect()
+    args = argparse.Namespace(kubeconfig=control_plane.kubeconfig, context=None, namespace=namespace)
+
+    async def run(then: Callable[[], object]) -> tuple[int, list[str]]:
+        said: list[str] = []
+
+        def say(line: str) -> None:
+            said.append(line)
+            then()
+
+        async with api.connect(args) as cluster:
+            return await follow("sum", cluster=cluster, interval_s=0.01, say=say), said
+
+    return run
+
+
+def test_suspend_and_resume(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    cli("submit", str(job_file))
+    assert cli("suspend", "sum").out == ["rljob/sum suspended: its pods go, its volumes stay"]
+    assert stored(control_plane, namespace, "rljobs/sum")["spec"]["suspend"] is True
+    assert cli("status").out[1].split()[1] == "Suspended"
+    assert cli("suspend", "sum").out == ["rljob/sum is suspended already"]
+    assert cli("submit", str(job_file)).code == 0  # says nothing of suspend, so it stays
+    assert stored(control_plane, namespace, "rljobs/sum")["spec"]["suspend"] is True
+    assert cli("resume", "sum").out == ["rljob/sum resumed: its pods are made again"]
+    assert stored(control_plane, namespace, "rljobs/sum")["spec"]["suspend"] is False
+
+
+@pytest.mark.parametrize("command", [("suspend", "sum"), ("resume", "sum"), ("scale", "sum", "fixed", "3")])
+def test_a_job_that_has_ended_is_left_alone(
+    cli: Cli, patch: Callable[..., dict[str, Any]], job_file: Path, command: tuple[str, ...]
+) -> None:
+    cli("submit", str(job_file))
+    patch("/status", status={"conditions": [condition("Succeeded", holds=True, reason="Done")]})
+    outcome = cli(*command)
+    assert outcome.code == 2
+    assert "it is Succeeded" in outcome.err[0]
+
+
+def test_scale_a_static_pool(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    cli("submit", str(job_file))
+    assert cli("scale", "sum", "fixed", "5").out == ["pool fixed of rljob/sum: 2 -> 5 generators"]
+    pools = stored(control_plane, namespace, "rljobs/sum")["spec"]["generators"]
+    assert [pool["scaling"] for pool in pools][:2] == [
+        {"static": {"replicas": 5}},
+        {"external": {"initialReplicas": 1}},
+    ]
+    again = cli("submit", str(job_file))
+    assert again.code == 2
+    assert "replicas: was set by streamrl-cli since" in again.err[0]
+
+
+def test_scale_an_external_pool(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    cli("submit", str(job_file))
+    early = cli("scale", "sum", "outside", "4")
+    assert early.err == ["generatorpool/sum-outside: was not made by the operator yet; see `streamrl status sum`"]
+    make_pool(control_plane, namespace)
+    assert cli("scale", "sum", "outside", "4").out == ["pool outside of rljob/sum: 1 -> 4 generators"]
+    assert stored(control_plane, namespace, "generatorpools/sum-outside/scale")["spec"]["replicas"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("own", "3"),
+            "spec.generators[2].scaling.auto: sets the size by queue and pace; by hand it would not last; change "
+            "minReplicas or maxReplicas of the job, or give the pool {external: {initialReplicas: 3}}",
+        ),
+        (("fixd", "3"), "POOL: is not a pool of the job, got 'fixd'; did you mean fixed?"),
+        (("fixed", "0"), "N: must be 1 to 1024, got 0; `streamrl suspend` takes all pods away"),
+    ],
+)
+def test_what_cannot_be_scaled_says_the_remedy(cli: Cli, job_file: Path, arguments: tuple[str, ...], line: str) -> None:
+    cli("submit", str(job_file))
+    outcome = cli("scale", "sum", *arguments)
+    assert (outcome.code, outcome.err) == (2, [line])
+
+
+@pytest.mark.parametrize(
+    ("flags", "spec", "stays"),
+    [
+        ((), "Retain", True),
+        ((), "Delete", False),
+        (("--keep-checkpoints",), "Delete", True),
+        (("--no-keep-checkpoints",), "Retain", False),
+    ],
+)
+def test_cancel_deletes_the_job_and_settles_its_checkpoints(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path, flags: tuple[str, ...], spec: str, *, stays: bool
+) -> None:
+    cli("submit", str(job_file), "--set", f"spec.storage.checkpoints.whenDeleted={spec}")
+    make_claim(control_plane, stored(control_plane, namespace, "rljobs/sum"), owned=spec == "Delete")
+    outcome = cli("cancel", "sum", "--yes", *flags)
+    fate = "stay" if stays else "are deleted too"
+    assert outcome.out == [f"rljob/sum is being deleted; the checkpoints (claim sum-checkpoints) {fate}"]
+    path = f"/api/v1/namespaces/{namespace}"
+    jobs = f"{GROUP}/namespaces/{namespace}/rljobs/sum"
+    wait_until(lambda: not control_plane.api.get(jobs).ok, what="the job to be gone", deadline_s=30)
+    code = f"{path}/configmaps/sum-code"
+    wait_until(lambda: not control_plane.api.get(code).ok, what="the job's code to be gone", deadline_s=60)
+    claim = control_plane.api.get(f"{path}/persistentvolumeclaims/sum-checkpoints")
+    if stays:
+        assert not claim.expect()["metadata"].get("ownerReferences")
+    else:
+        gone = f"{path}/persistentvolumeclaims/sum-checkpoints"
+        wait_until(lambda: not control_plane.api.get(gone).ok, what="the claim to be gone", deadline_s=60)
+
+
+def make_claim(cluster: Cluster, job: dict[str, Any], *, owned: bool) -> None:
+    """As the operator makes it."""
+    meta = job["metadata"]
+    owner = {"apiVersion": job["apiVersion"], "kind": "RLJob", "name": meta["name"], "uid": meta["uid"]}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "sum-checkpoints", "ownerReferences": [owner] if owned else []},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    cluster.api.create(f"/api/v1/namespaces/{meta['namespace']}/persistentvolumeclaims", claim).expect()
+
+
+def test_cancel_asks_first(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    cli("submit", str(job_file))
+    assert cli("cancel", "sum").err == ["--yes: is required where nobody can be asked; add --yes to delete the job"]
+    assert stored(control_plane, namespace, "rljobs/sum")["metadata"].get("deletionTimestamp") is None
+
+
+def test_logs_of_a_job_without_pods(cli: Cli, job_file: Path) -> None:
+    cli("submit", str(job_file))
+    assert cli("logs", "sum").err == ["sum: has no pods with such logs now; see `streamrl status sum`"]
+
+
+@pytest.mark.parametrize(
+    "command", [("status", "sum"), ("logs", "sum"), ("suspend", "sum"), ("cancel", "sum", "--yes")]
+)
+def test_a_job_that_is_not_there(cli: Cli, namespace: str, command: tuple[str, ...]) -> None:
+    outcome = cli(*command)
+    line = f"rljobs.streamrl.io/sum: is not in namespace {namespace}; `streamrl status` lists the jobs"
+    assert (outcome.code, outcome.err) == (2, [line])
+
+
+def test_a_user_without_the_right(
+    own_control_plane: ControlPlane, namespace: str, capsys: pytest.CaptureFixture[str], job_file: Path
+) -> None:
+    where = ("--kubeconfig", str(own_control_plane.kubeconfig_for("eve")), "-n", namespace)
+    outcome = streamrl(capsys, "submit", str(job_file), *where)
+    line = (
+        f"context test: user eve may not get rljobs.streamrl.io in namespace {namespace}; ask for a role with this verb"
+    )
+    assert (outcome.code, outcome.err) == (2, [line])
+    assert "user eve may not list rljobs.streamrl.io" in streamrl(capsys, "status", *where).err[0]
+
+
+def test_a_user_nobody_knows(control_plane: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = YAML(typ="safe", pure=True).load(control_plane.kubeconfig.read_text())
+    path = kubeconfigs.derive(tmp_path / "config", config, kubeconfigs.by_token("nobodys"))
+    outcome = streamrl(capsys, "status", "--kubeconfig", str(path))
+    assert outcome.code == 2
+    assert outcome.err[0].startswith("context test: the API server does not know this user; log in again")
+
+
+def test_an_api_server_that_is_away(control_plane: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = YAML(typ="safe", pure=True).load(control_plane.kubeconfig.read_text())
+    server = f"https://127.0.0.1:{free_port()}"
+    config["clusters"][0]["cluster"]["server"] = server
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    outcome = streamrl(capsys, "status", "--kubeconfig", str(path))
+    assert outcome.code == 2
+    assert outcome.err[0].startswith(f"context {context(control_plane)}: its API server {server} cannot be reached (")
+    assert "refused" in outcome.err[0].lower()
+
+
+def test_a_cluster_without_the_operator(
+    own_control_plane: ControlPlane, namespace: str, capsys: pytest.CaptureFixture[str], job_file: Path
+) -> None:
+    plane, where = own_control_plane, ("--kubeconfig", str(own_control_plane.kubeconfig), "-n", namespace)
+    definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.streamrl.io"
+    plane.api.delete(definition).expect()
+    try:
+        wait_until(lambda: not plane.api.get(f"{GROUP}/rljobs").ok, what="rljobs to be unknown", deadline_s=60)
+        outcome = streamrl(capsys, "submit", str(job_file), *where)
+        assert outcome.code == 2
+        assert outcome.err[0].startswith(
+            "rljobs.streamrl.io: is not known to the cluster of context test; install the operator"
+        )
+    finally:
+        wait_until(lambda: not plane.api.get(definition).ok, what="the definition to be gone", deadline_s=60)
+        plane.apply_crds()

@@ -1,0 +1,70 @@
+"""Which cluster is meant, and what is said if none can be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl_cli.cluster.kubeconfig import choose
+from streamrl_operator.kube.access import from_kubeconfig
+
+
+def config(*names: str, current: str = "", user: dict | None = None) -> str:
+    return json.dumps(
+        {
+            "current-context": current,
+            "clusters": [{"name": name, "cluster": {"server": f"http://{name}:1"}} for name in names],
+            "contexts": [
+                {"name": name, "context": {"cluster": name, "user": name, "namespace": f"of-{name}"}} for name in names
+            ],
+            "users": [{"name": name, "user": user or {"token": f"t-{name}"}} for name in names],
+        }
+    )
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_flag_comes_before_the_variable_and_that_before_the_home(tmp_path: Path) -> None:
+    flag, variable = (written(tmp_path / name, config(name, current=name)) for name in ("flag", "variable"))
+    home = written(tmp_path / ".kube/config", config("home", current="home"))
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": str(variable)}
+    assert choose(kubeconfig=flag, context=None, environ=environ).context == "flag"
+    assert choose(kubeconfig=None, context=None, environ=environ).context == "variable"
+    assert choose(kubeconfig=None, context=None, environ={"HOME": str(tmp_path)}).source == str(home)
+
+
+def test_several_files_are_merged_and_the_first_counts(tmp_path: Path) -> None:
+    first = written(tmp_path / "one/config", config("a", user={"tokenFile": "token"}))
+    second = written(tmp_path / "two/config", config("a", "b", current="b"))
+    environ = {"KUBECONFIG": f"{first}:{tmp_path / 'absent'}:{second}"}
+    assert choose(kubeconfig=None, context=None, environ=environ).context == "b"
+    chosen = choose(kubeconfig=None, context="a", environ=environ)
+    access = from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
+    assert (access.server, access.namespace) == ("http://a:1", "of-a")
+    assert access.token_file == tmp_path / "one/token"
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "expected"),
+    [
+        (None, None, "kubeconfig: there is none at {path}; give --kubeconfig, or set KUBECONFIG"),
+        (config("prod", "test"), None, "{path}: has no current context; give --context; known: prod, test"),
+        (config("prod", "test", current="test"), "prd", "{path}: has no such context, got 'prd'; did you mean prod?"),
+        ("[1, 2]", None, "{path}: is not a kubeconfig; give one that kubectl can use"),
+        ('{"contexts": [3]}', None, "{path}: is not a kubeconfig; give one that kubectl can use"),
+        ("a: [", None, "{path}: cannot be read as a kubeconfig"),
+    ],
+)
+def test_mistakes_are_one_line(text: str | None, context: str | None, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        choose(kubeconfig=path, context=context, environ={})
+    assert str(caught.value).startswith(expected.format(path=path))
+    assert "\n" not in str(caught.value)
