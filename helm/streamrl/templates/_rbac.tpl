@@ -1,0 +1,56 @@
+{{/*
+What the operator does in a namespace with RLJobs: verbs that it uses, no wildcard.
+`create` beside `patch`: a server-side apply of what does not exist needs both.
+*/}}
+{{- define "streamrl.operatorRules" -}}
+# The user's document: read, finalizer, and deletion after ttlSecondsAfterFinished.
+- apiGroups: [streamrl.io]
+  resources: [rljobs]
+  verbs: [get, list, watch, patch, delete]
+- apiGroups: [streamrl.io]
+  resources: [rljobs/status, generatorpools/status]
+  verbs: [patch]
+# blockOwnerDeletion in owner references, where the cluster enforces it.
+- apiGroups: [streamrl.io]
+  resources: [rljobs/finalizers, generatorpools/finalizers]
+  verbs: [update]
+# What a job is made of.
+- apiGroups: [streamrl.io]
+  resources: [generatorpools]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps, secrets, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+# Restarts of the trainer as a group.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+# The scheduler's numbers, without a route into the pods' network.
+- apiGroups: [""]
+  resources: [services/proxy]
+  verbs: [get]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{/* What the hook does before the release goes. */}}
+{{- define "streamrl.uninstallRules" -}}
+- apiGroups: [streamrl.io]
+  resources: [rljobs, generatorpools]
+  verbs: [list, patch]
+{{- if eq .Values.uninstall.jobs "Delete" }}
+- apiGroups: [streamrl.io]
+  resources: [rljobs]
+  verbs: [delete]
+{{- end }}
+{{- end -}}

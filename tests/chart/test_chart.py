@@ -1,0 +1,277 @@
+"""Rules that every rendering of the chart keeps, whatever the values."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import streamrl
+from streamrl import names
+from streamrl_operator.kube import kinds
+from support.chart import CHART, Helm, Objects
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+CASES = sorted(path.stem for path in (HERE / "values").glob("*.yaml"))
+APPLY = {"get", "list", "watch", "create", "patch", "delete"}
+
+
+def _of(objects: Objects, kind: str, ending: str = "") -> list[dict[str, Any]]:
+    return [one for one in objects if one["kind"] == kind and one["metadata"]["name"].endswith(ending)]
+
+
+def _pods(objects: Objects) -> Iterator[dict[str, Any]]:
+    for one in objects:
+        if one["kind"] == "Pod":
+            yield one["spec"]
+        elif one["kind"] in ("Deployment", "Job"):
+            yield one["spec"]["template"]["spec"]
+
+
+@pytest.fixture(params=CASES)
+def rendered(objects: Callable[..., Objects], request: pytest.FixtureRequest) -> Objects:
+    return objects("--values", str(HERE / f"values/{request.param}.yaml"))
+
+
+def test_pods_are_restricted(rendered: Objects) -> None:
+    for pod in _pods(rendered):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+    assert len(list(_pods(rendered))) == 3  # operator, uninstall, test
+
+
+def test_no_wildcards(rendered: Objects) -> None:
+    rules = [rule for one in rendered for rule in one.get("rules", [])]
+    assert rules
+    for rule in rules:
+        assert not any("*" in word for field in rule.values() for word in field), rule
+        assert set(rule) <= {"apiGroups", "resources", "resourceNames", "verbs"}, rule
+
+
+def test_every_object_is_of_the_release(rendered: Objects) -> None:
+    for one in rendered:
+        labels = one["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == "streamrl", one
+        assert labels["app.kubernetes.io/version"] == streamrl.__version__
+
+
+def test_bindings_name_what_there_is(rendered: Objects) -> None:
+    there = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in rendered}
+    bindings = [one for one in rendered if one["kind"].endswith("Binding")]
+    assert bindings
+    for one in bindings:
+        kind = one["roleRef"]["kind"]
+        namespace = one["metadata"].get("namespace") if kind == "Role" else None
+        assert (kind, namespace, one["roleRef"]["name"]) in there
+        for subject in one["subjects"]:
+            assert ("ServiceAccount", subject["namespace"], subject["name"]) in there
+
+
+def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) -> None:
+    (role,) = _of(objects(), "ClusterRole", ":streamrl")
+    allowed: dict[tuple[str, str], set[str]] = {}
+    for rule in role["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                allowed.setdefault((group, resource), set()).update(rule["verbs"])
+    for kind in kinds.APPLIED:
+        group = kind.api_version.rpartition("/")[0]
+        assert allowed.pop((group, kind.plural)) == APPLY, kind
+    assert allowed == {
+        ("streamrl.io", "rljobs"): {"get", "list", "watch", "patch", "delete"},
+        ("streamrl.io", "rljobs/status"): {"patch"},
+        ("streamrl.io", "generatorpools/status"): {"patch"},
+        ("streamrl.io", "rljobs/finalizers"): {"update"},
+        ("streamrl.io", "generatorpools/finalizers"): {"update"},
+        ("", "pods"): {"get", "list", "watch", "delete"},
+        ("", "services/proxy"): {"get"},
+        ("events.k8s.io", "events"): {"create", "patch"},
+    }
+
+
+def test_namespaces_confine(objects: Callable[..., Objects]) -> None:
+    confined = objects("--set", "watchNamespaces={a,b},rbac.aggregate=false")
+    assert not _of(confined, "ClusterRole")
+    assert not _of(confined, "ClusterRoleBinding")
+    roles = [one for one in _of(confined, "Role") if one["metadata"]["namespace"] != "streamrl-system"]
+    assert sorted(one["metadata"]["namespace"] for one in roles) == ["a", "a", "b", "b"]  # operator and uninstall
+
+
+def test_two_releases_do_not_collide(helm: Helm) -> None:
+    """Of one name, in two namespaces, watching the same or all: no object is in both."""
+
+    def keys(namespace: str, *arguments: str) -> set[tuple[str, str, str]]:
+        chart = ("rl", str(CHART), "--namespace", namespace, "--kube-version", "1.34", "--set", "crds.install=false")
+        text = helm("template", *chart, *arguments).stdout
+        found = [one for one in YAML(typ="safe").load_all(text) if one]
+        return {(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in found}
+
+    for arguments in ((), ("--set", "watchNamespaces={a}")):
+        assert not keys("one", *arguments) & keys("two", *arguments)
+
+
+def test_crds_are_the_generated_ones(objects: Callable[..., Objects]) -> None:
+    yaml = YAML(typ="safe")
+    expected = {file.name: yaml.load(file.read_text()) for file in (ROOT / "crds").glob("*.yaml")}
+    got = {
+        f"streamrl.io_{one['spec']['names']['plural']}.yaml": one for one in _of(objects(), "CustomResourceDefinition")
+    }
+    assert set(got) == set(expected)
+    for name, crd in got.items():
+        assert crd["spec"] == expected[name]["spec"]
+        assert crd["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert crd["metadata"]["name"] == expected[name]["metadata"]["name"]
+
+
+def test_crd_switches(objects: Callable[..., Objects]) -> None:
+    assert not _of(objects("--set", "crds.install=false"), "CustomResourceDefinition")
+    for crd in _of(objects("--set", "crds.keep=false"), "CustomResourceDefinition"):
+        assert "annotations" not in crd["metadata"]
+
+
+def test_braces_in_a_crd_stay_text(objects: Callable[..., Objects], tmp_path: Path) -> None:
+    chart = tmp_path / "streamrl"
+    shutil.copytree(CHART, chart)
+    file = chart / "files/crds/streamrl.io_generatorpools.yaml"
+    file.write_text(file.read_text().replace("Name of the pool in the job.", '"{{ .Values.no.such }} and 0x10"', 1))
+    (crd,) = _of(objects(chart=chart), "CustomResourceDefinition", "generatorpools.streamrl.io")
+    assert "{{ .Values.no.such }} and 0x10" in json.dumps(crd)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("replica=2", "replica"),
+        ("replicas=-1", "replicas"),
+        ("replicas=two", "replicas"),
+        ("watchNamespaces={Team_A}", "watchNamespaces"),
+        ("images.operator.digest=abc", "digest"),
+        ("images.trainer.pullPolicy=Always", "pullPolicy"),
+        ("uninstall.jobs=Forget", "jobs"),
+        ("networkPolicy.apiServer.cidrs={everywhere}", "cidrs"),
+        ("resources.limits.memory=lots", "memory"),
+        ("crds.instal=true", "instal"),
+    ],
+)
+def test_schema_refuses(helm: Helm, setting: str, complaint: str) -> None:
+    done = helm("template", "streamrl", str(CHART), "--kube-version", "1.34", "--set", setting, check=False)
+    assert done.returncode
+    assert complaint in done.stderr
+    assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def test_account_without_name_is_refused(helm: Helm) -> None:
+    done = helm(
+        "template",
+        "streamrl",
+        str(CHART),
+        "--kube-version",
+        "1.34",
+        "--set",
+        "serviceAccount.create=false",
+        check=False,
+    )
+    assert "serviceAccount.name is needed" in done.stderr
+
+
+def test_schema_knows_exactly_the_values() -> None:
+    def keys(schema: dict[str, Any], values: dict[str, Any], path: str = "") -> None:
+        expected = set(schema["properties"]) - ({"global"} if not path else set())
+        assert set(values) == expected, path
+        assert schema["additionalProperties"] is False, path
+        for key, value in values.items():
+            if "properties" in schema["properties"][key]:
+                keys(schema["properties"][key], value, f"{path}.{key}")
+
+    keys(
+        json.loads((CHART / "values.schema.json").read_text()),
+        YAML(typ="safe").load((CHART / "values.yaml").read_text()),
+    )
+
+
+def test_versions_are_the_package_s() -> None:
+    chart = YAML(typ="safe").load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == streamrl.__version__
+
+
+def test_disruption_budget_needs_two(objects: Callable[..., Objects]) -> None:
+    assert not _of(objects(), "PodDisruptionBudget")
+    (budget,) = _of(objects("--set", "replicas=2"), "PodDisruptionBudget")
+    (deployment,) = _of(objects("--set", "replicas=2"), "Deployment")
+    assert budget["spec"]["selector"] == deployment["spec"]["selector"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_selectors_do_not_take_in_hooks_or_jobs_pods(objects: Callable[..., Objects]) -> None:
+    found = objects()
+    (service,) = _of(found, "Service")
+    (job,) = _of(found, "Job")
+    (pod,) = _of(found, "Pod")
+    for labels in (job["spec"]["template"]["metadata"]["labels"], pod["metadata"]["labels"]):
+        assert not service["spec"]["selector"].items() <= labels.items()
+
+
+def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects]) -> None:
+    (monitor,) = _of(objects("--set", "metrics.podMonitor.enabled=true"), "PodMonitor", "-jobs")
+    ports = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
+    assert ports == {names.PORT_NAME_SIGNALS, names.PORT_NAME_TRAINER_SIGNALS}
+    (expression,) = monitor["spec"]["selector"]["matchExpressions"]
+    assert expression == {"key": names.LABEL_JOB, "operator": "Exists"}
+
+
+def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> None:
+    (rules,) = _of(objects("--set", "metrics.rules.enabled=true"), "PrometheusRule")
+    scheduler = (ROOT / "workers/streamrl_workers/scheduler/shell/signal_pages.py").read_text()
+    operator = (ROOT / "operator/streamrl_operator/metrics.py").read_text()
+    alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
+    expressions = " ".join(alert["expr"] for alert in alerts)
+    assert "OPERATOR_JOB" not in json.dumps(rules)
+    assert 'job="streamrl-system/streamrl"' in expressions
+    found = {name.removesuffix("_total") for name in re.findall(r"\bstreamrl_(\w+)", expressions)}
+    assert {"operator_leader", "step", "score_failures"} <= found
+    for name in found:
+        source = operator if name.startswith("operator_") else scheduler
+        assert f'"{name.removeprefix("operator_")}"' in source, name
+    (jobs,) = (group["rules"] for group in rules["spec"]["groups"] if group["name"] == "streamrl-jobs")
+    assert all("{{ $labels.rljob }}" in alert["annotations"]["summary"] for alert in jobs)
+
+
+def test_lint(helm: Helm) -> None:
+    for case in CASES:
+        helm("lint", "--strict", str(CHART), "--values", str(HERE / f"values/{case}.yaml"))
+
+
+def test_readme_is_fresh(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gen_chart", ROOT / "tools/gen_chart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.readme(CHART) == (CHART / "README.md").read_text()
+
+
+def test_hooks_run_alone(objects: Callable[..., Objects]) -> None:
+    """The script arrives as it is, and runs on Python as in any image: no package of ours, no third-party import."""
+    script = (CHART / "files/hooks.py").read_text()
+    (pod,) = _of(objects(), "Pod")
+    assert pod["spec"]["containers"][0]["command"] == ["python", "-c", script, "check"]
+    done = subprocess.run(
+        ["python3", "-I", "-S", "-c", script, "neither"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert "KeyError: 'neither'" in done.stderr

@@ -1,0 +1,56 @@
+"""Run inside an image: is it what docs/install.md promises? Usage: python -I - ROLE "MODULE, MODULE" < check_image.py
+
+Every failure is a line; the exit status says whether there was one.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+UID = 10001
+BUILD_TOOLS = ("cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cmake", "cargo", "rustc", "go", "uv", "git")
+HEAVY = ("torch", "transformers", "vllm", "numpy", "datasets")
+"""The operator has none of these."""
+
+OPERATOR_MB = 300
+"""It may be so large, unpacked."""
+
+
+def size_mb() -> int:
+    """Bytes of all files of the image, each counted once."""
+    root = Path("/").stat().st_dev
+    seen: dict[int, int] = {}
+    for folder, folders, files in os.walk("/"):
+        folders[:] = [name for name in folders if os.lstat(f"{folder}/{name}").st_dev == root]
+        for stat in (os.lstat(f"{folder}/{name}") for name in files):
+            if stat.st_dev == root:
+                seen[stat.st_ino] = stat.st_blocks * 512
+    return sum(seen.values()) // 1_000_000
+
+
+role, modules = sys.argv[1], sys.argv[2].split(", ")
+wrong: list[str] = []
+if os.getuid() != UID or os.getgid() != UID:
+    wrong.append(f"user: must be {UID}:{UID}; got {os.getuid()}:{os.getgid()}")
+wrong += [f"build tool: {path}" for name in BUILD_TOOLS if (path := shutil.which(name))]
+for name in modules:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        wrong.append(f"import {name}: {error}")
+if role == "operator":
+    wrong += [f"heavy package: {name}" for name in HEAVY if importlib.util.find_spec(name)]
+if importlib.util.find_spec("pip"):
+    wrong.append(f"pip is in {sys.prefix}")
+wrong += [f"writable: {path}" for path in (Path(sys.prefix), Path("/usr"), Path("/etc")) if os.access(path, os.W_OK)]
+wrong += [f"environment: {name}" for name in os.environ if name.startswith(("PIP_", "UV_"))]
+size = size_mb()
+if role == "operator" and size >= OPERATOR_MB:
+    wrong.append(f"size: must be less than {OPERATOR_MB} MB; got {size}")
+sys.stdout.write(f"{role}: {size} MB, user {os.getuid()}, imports {', '.join(modules)}\n")
+for line in wrong:
+    sys.stdout.write(f"{role}: {line}\n")
+sys.exit(bool(wrong))
