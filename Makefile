@@ -7,6 +7,7 @@ JOB    ?= examples/chain-sum.yaml
 SEED   ?=
 ARGS   ?=
 SOAK   ?=
+LEVEL  ?= 1
 
 export UV_HTTP_TIMEOUT ?= 300
 ifdef PIP_INDEX_URL
@@ -14,10 +15,10 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint fmt gen verify bench soak clean check-tree
+.PHONY: help install run test lint fmt gen verify bench soak images chart test-cluster test-node cluster-up cluster-down clean check-tree
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-9s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
 install: $(STAMP) ## make .venv with everything in it (PYTHON=python3.12 picks the interpreter)
 
@@ -26,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; 3.11 or newer is needed: make PYTHON=python3.12" % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[worker,dev]'
+	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[worker,operator,dev]'
 	@touch $@
 
 run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
@@ -59,6 +60,26 @@ soak: install check-tree ## the long tests: kills with torch, a million samples 
 	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)
 	$(BIN)/python benchmarks/scheduler.py --soak
 	$(BIN)/python benchmarks/soak.py $(SOAK)
+
+test-cluster: install check-tree ## the tests on a real control plane, built with Go where there is none (ARGS="-k name" picks)
+	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "not node and not e2e and not campaign and not soak" $(ARGS)
+
+test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not campaign and not soak" $(ARGS)
+
+cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node; says which kubeconfig
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(LEVEL)
+
+cluster-down: ## take it down
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up down
+
+images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu)
+	tools/images.sh $(IMAGES)
+
+chart: install ## lint the Helm chart and render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them); builds helm with Go where there is none
+	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build helm >/dev/null
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/chart $(ARGS)
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

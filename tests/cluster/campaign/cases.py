@@ -1,0 +1,272 @@
+"""The cases of the crash-point and the faults campaign, and how one is run.
+
+    the way to the scenario's beginning ─▶ mark ─▶ act, with harm ─▶ all is well again ─▶ as undisturbed? ─▶ two resyncs without a write?
+
+A case is its name: `create/killed/7` runs the same again. The undisturbed run of each scenario gives the picture that every other must end
+with, the events that must have been told, and the number of writes.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from cluster.campaign.bench import Bench, Station, WrongError, until
+from cluster.campaign.faults import KillAt, LoseReply, Mixture, StaleLists, drawn
+from cluster.campaign.normal import Picture
+from cluster.campaign.proxy import Fault, Reply
+from cluster.campaign.scenarios import SCENARIOS, Scenario, way_to
+from streamrl_operator.kube.kinds import CHILDREN, RLJOB
+
+KILLED, ANSWERED, LOST, FAULTS = "killed", "answered", "lost", "faults"
+CRASHES = (KILLED, ANSWERED, LOST)
+"""Dead before the answer to write k arrives; dead before the next write; alive, but the answer was lost."""
+_SILENCE_S = 1.0
+"""An operator that has written nothing for so long has no further write to die before."""
+_MAY_END_WITH = 75
+"""Exit code of an operator that lost its Lease: it is started again."""
+_STALE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One story with one harm."""
+
+    scenario: str
+    kind: str
+    number: int
+    """Of the write; or seed of the faults."""
+
+    @property
+    def name(self) -> str:
+        """By which it can be run again."""
+        return f"{self.scenario}/{self.kind}/{self.number}"
+
+    @staticmethod
+    def of(name: str) -> "Case":
+        """The case of that name."""
+        scenario, kind, number = name.split("/")
+        return Case(scenario=scenario, kind=kind, number=int(number))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """How a scenario goes when nothing goes wrong."""
+
+    picture: Picture
+    told: "Counter[tuple[str, str]]"
+    """Events since the mark."""
+    writes: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """How a case went."""
+
+    name: str
+    wrong: str = ""
+    """Empty: well."""
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class Book:
+    """The undisturbed runs, each made once, when it is first asked for."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._runs: dict[str, asyncio.Task[Undisturbed]] = {}
+
+    async def of(self, scenario: str) -> Undisturbed:
+        """The undisturbed run of a scenario."""
+        if scenario not in self._runs:
+            self._runs[scenario] = asyncio.create_task(self._run(SCENARIOS[scenario]), name=f"undisturbed {scenario}")
+        return await self._runs[scenario]
+
+    async def _run(self, scenario: Scenario) -> Undisturbed:
+        async with self._bench.station(f"calm-{scenario.name}") as station:
+            station.operator.start()
+            await self.lead_to(station, scenario)
+            before = Counter(await station.lab.told())
+            station.proxy.mark()
+            await scenario.act(station.lab)
+            await station.wait_until_right(scenario.wrong)
+            found = await _at_rest(station, scenario)
+            writes = tuple(call.text for call in station.proxy.writes)
+            return Undisturbed(picture=found, told=Counter(await station.lab.told()) - before, writes=writes)
+
+    async def lead_to(self, station: Station, scenario: Scenario) -> None:
+        """Bring an empty namespace, with an operator, to where the scenario begins."""
+        for step in way_to(scenario.name):
+            await step.act(station.lab)
+            await station.wait_until_equal((await self.of(step.name)).picture)
+
+
+async def _at_rest(station: Station, scenario: Scenario) -> Picture:
+    """Its end, once it has found rest: the first look after `wrong` has nothing to say may be followed by another write."""
+    for attempt in range(5):
+        try:
+            return await station.stays(None, looks=scenario.looks)
+        except WrongError:
+            if attempt == 4:
+                raise
+    raise AssertionError
+
+
+async def run(case: Case, *, bench: Bench, book: Book) -> Result:
+    """One case; its result, whatever happens in it."""
+    begun_s, result = time.monotonic(), Result(name=case.name)
+    try:
+        undisturbed = await book.of(case.scenario)
+        begun_s = time.monotonic()
+        await _STORIES[case.kind](case, bench, book, undisturbed, result)
+    except WrongError as error:
+        result.wrong = str(error)
+    except Exception as error:  # noqa: BLE001 - one case must not end the campaign
+        result.wrong = f"{type(error).__name__}: {error}"
+    result.seconds = time.monotonic() - begun_s
+    return result
+
+
+async def _crash(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
+    scenario = SCENARIOS[case.scenario]
+    async with bench.station(f"{case.kind}-{case.scenario}") as station:
+        station.operator.start()
+        await book.lead_to(station, scenario)
+        told = Counter(await station.lab.told())
+        fault = KillAt(case.number, station.operator.kill, has_answer=case.kind == ANSWERED)
+        station.proxy.mark()
+        station.proxy.faults = (fault,)
+        await scenario.act(station.lab)
+        await _until_fired(station, fault, undisturbed, result)
+        station.proxy.faults = ()
+        await station.restart()
+        await _end(station, scenario, undisturbed, told, result)
+
+
+async def _until_fired(station: Station, fault: KillAt, undisturbed: Undisturbed, result: Result) -> None:
+    """Until it is dead. Where the awaited write never comes, it dies at rest."""
+    least = len(undisturbed.writes)
+    await until(
+        lambda: fault.fired or (len(station.proxy.writes) >= least - 3 and _is_silent(station)), "the operator's death"
+    )
+    if not fault.fired:
+        result.notes.append(f"killed at rest, after {len(station.proxy.writes)} writes")
+        fault.fire()
+
+
+def _is_silent(station: Station) -> bool:
+    return time.monotonic() > station.proxy.last_write_s + _SILENCE_S
+
+
+async def _lose(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
+    scenario = SCENARIOS[case.scenario]
+    async with bench.station(f"{case.kind}-{case.scenario}") as station:
+        station.operator.start()
+        await book.lead_to(station, scenario)
+        told = Counter(await station.lab.told())
+        fault = LoseReply(case.number)
+        station.proxy.mark()
+        station.proxy.faults = (fault,)
+        await scenario.act(station.lab)
+        await _end(station, scenario, undisturbed, told, result)
+        if not fault.fired:
+            result.notes.append("so many writes were not made")
+
+
+async def _disturb(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
+    scenario, rng = SCENARIOS[case.scenario], random.Random(case.name)
+    mixture = drawn(rng, writes=len(undisturbed.writes))
+    result.notes.append("; ".join(mixture.texts))
+    async with bench.station(f"{case.kind}-{case.scenario}", lease_s=rng.choice((2.0, 6.0))) as station:
+        station.operator.start()
+        await book.lead_to(station, scenario)
+        told = Counter(await station.lab.told())
+        past = await _lists(station) if mixture.travels else {}
+        station.proxy.mark()
+        station.proxy.faults = mixture.faults
+        nurse = asyncio.create_task(_nurse(station), name="nurse")
+        try:
+            await _act(scenario, station)
+            await asyncio.sleep(mixture.window_s)
+            if mixture.kill_at:
+                await _die(station, mixture, past, nurse)
+                nurse = asyncio.create_task(_nurse(station), name="nurse")
+            station.proxy.faults = ()
+            await _end(station, scenario, undisturbed, told if not mixture.faults else None, result)
+        finally:
+            nurse.cancel()
+
+
+async def _act(scenario: Scenario, station: Station) -> None:
+    await scenario.act(station.lab)
+
+
+async def _die(station: Station, mixture: Mixture, past: dict[str, Reply], nurse: "asyncio.Task[None]") -> None:
+    """Kill it; the next one may be told of the past first."""
+    nurse.cancel()
+    station.operator.kill()
+    stale: tuple[Fault, ...] = (StaleLists(past, _STALE_S),) if mixture.travels else ()
+    station.proxy.faults = stale
+    await station.restart()
+    await asyncio.sleep(2 * _STALE_S)
+
+
+async def _nurse(station: Station) -> None:
+    """As a kubelet: an operator that ends is started again."""
+    while True:
+        await asyncio.sleep(0.1)
+        station.operator.again()
+
+
+async def _lists(station: Station) -> dict[str, Reply]:
+    """What lists of all kinds say now."""
+    found = {}
+    for kind in (RLJOB, *CHILDREN):
+        path = kind.path(station.lab.namespace)
+        async with station.lab.session.get(station.lab.server + path) as answer:
+            found[path] = Reply(
+                status=answer.status, body=await answer.read(), headers={"Content-Type": "application/json"}
+            )
+    return found
+
+
+async def _end(
+    station: Station,
+    scenario: Scenario,
+    undisturbed: Undisturbed,
+    told: "Counter[tuple[str, str]] | None",
+    result: Result,
+) -> None:
+    """The oracle."""
+    await station.wait_until_equal(undisturbed.picture)
+    await station.stays(undisturbed.picture, looks=scenario.looks)
+    if traces := station.operator.traces():
+        raise WrongError(f"an error of ours in the log: {traces[0][:400]}")
+    if odd := [code for code in station.operator.codes if code != _MAY_END_WITH]:
+        raise WrongError(f"the operator ended by itself with {odd}")
+    if told is None:
+        return
+    have = Counter(await station.lab.told()) - told
+    if have != undisturbed.told:
+        missing, twice = undisturbed.told - have, have - undisturbed.told
+        raise WrongError(f"events: missing {sorted(missing)}, too many {sorted(twice)}")
+
+
+_Story = Callable[[Case, Bench, Book, Undisturbed, Result], Awaitable[None]]
+_STORIES: dict[str, _Story] = {KILLED: _crash, ANSWERED: _crash, LOST: _lose, FAULTS: _disturb}
+
+
+def crashes(scenario: str, writes: int) -> Iterator[Case]:
+    """Every write of a scenario, with every kind of crash."""
+    for number in range(1, writes + 1):
+        for kind in CRASHES:
+            yield Case(scenario=scenario, kind=kind, number=number)
+
+
+def faults(scenario: str, seeds: range) -> Iterator[Case]:
+    """Seeded mixtures of faults."""
+    for seed in seeds:
+        yield Case(scenario=scenario, kind=FAULTS, number=seed)

@@ -1,0 +1,78 @@
+"""A real control plane for the tests below this folder, and a namespace for each test.
+
+Not in the default suite: `make test-cluster`. STREAMRL_TEST_KUBECONFIG names a cluster to use instead;
+STREAMRL_REQUIRE=cluster turns "cannot be had here, skipped" into a failure.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+
+from cluster.harness import tools
+from cluster.harness.base import GIVEN, Cluster
+from cluster.harness.control_plane import ControlPlane, open_cluster
+from cluster.harness.processes import wait_until
+from cluster.node_fixtures import node, node_cluster, node_namespace, node_possible, prepare  # noqa: F401 - fixtures
+
+LONGEST_STEM = 40
+ACCOUNT_S = 30.0
+OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+LACK = pytest.StashKey[str]()
+
+
+def absent(reason: str) -> NoReturn:
+    """Fail where a cluster is required, else skip, with the reason."""
+    if "cluster" in os.environ.get("STREAMRL_REQUIRE", "").split(","):
+        pytest.fail(f"STREAMRL_REQUIRE has `cluster`: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build what is missing before the first test: a build takes longer than any test may."""
+    prepare(session)
+    users = [item for item in session.items if "control_plane" in getattr(item, "fixturenames", ())]
+    if session.config.option.collectonly or not users:
+        return
+    try:
+        for name in ("kubectl",) if os.environ.get(GIVEN) else OURS:
+            tools.tool(name)
+    except tools.ToolError as error:
+        session.config.stash[LACK] = str(error)
+
+
+@pytest.fixture(scope="session")
+def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
+    """A control plane with our CRDs: no node, so no pod ever runs. Ours, or the one that was given."""
+    if lack := pytestconfig.stash.get(LACK, ""):
+        absent(lack)
+    with open_cluster() as cluster:
+        cluster.apply_crds()
+        yield cluster
+
+
+@pytest.fixture
+def own_control_plane(control_plane: Cluster) -> ControlPlane:
+    """The control plane, where a test needs ours: faults, audit log, users by certificate."""
+    if not isinstance(control_plane, ControlPlane):
+        absent(f"needs a control plane that it may stop; {GIVEN} names another's")
+    return control_plane
+
+
+@pytest.fixture
+def namespace(control_plane: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own, ready for pods; deleted at its end, without waiting."""
+    stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:LONGEST_STEM].strip("-")
+    name = f"{stem}-{secrets.token_hex(3)}"
+    path = f"/api/v1/namespaces/{name}"
+    control_plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}}).expect()
+    wait_until(
+        lambda: control_plane.api.get(f"{path}/serviceaccounts/default").ok,
+        what=f"the default service account of {name}",
+        deadline_s=ACCOUNT_S,
+    )
+    yield name
+    control_plane.api.delete(path)

@@ -1,0 +1,100 @@
+"""Fixtures of a cluster with a real node (level 2), on which pods run.
+
+Needs root and a few Debian packages; where they are missing tests are skipped with the list, or fail where
+STREAMRL_REQUIRE has `cluster`. Logs of failed tests: in the folder that STREAMRL_CLUSTER_LOGS names, else in pytest's.
+"""
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cluster.harness import images, pods, tools
+from cluster.harness.base import GIVEN
+from cluster.harness.cluster import NodeCluster
+from cluster.harness.containers import missing_packages
+from cluster.harness.node import Node
+from cluster.harness.sandbox import NodeError
+
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+LONGEST_NAMESPACE = 40
+MARK = "node"
+"""On every test that needs a node."""
+LACK = pytest.StashKey[str]()
+
+
+def absent(reason: str) -> NoReturn:
+    """Fail where a cluster is required, else skip, with the reason."""
+    if "cluster" in os.environ.get("STREAMRL_REQUIRE", "").split(","):
+        pytest.fail(f"STREAMRL_REQUIRE has `cluster`: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def prepare(session: pytest.Session) -> None:
+    """Build programs and images before the first test that needs a node: a build takes longer than any test may."""
+    users = [item for item in session.items if item.get_closest_marker(MARK)]
+    if session.config.option.collectonly or not users:
+        return
+    try:
+        session.config.stash[LACK] = lack() or ""
+        if not session.config.stash[LACK]:
+            tools.build(2)
+            for image in (images.pause(), images.coredns(), images.worker_test()):
+                images.archive(image)
+    except (tools.ToolError, NodeError) as error:
+        session.config.stash[LACK] = str(error)
+
+
+def lack() -> str | None:
+    """Why this machine cannot have a node of our own."""
+    if os.environ.get(GIVEN):
+        return f"needs a node of our own, whose parts it may stop; {GIVEN} names another's cluster"
+    if os.geteuid() != 0:
+        return "a node needs root"
+    if lacking := missing_packages():
+        return f"a node needs more of this machine: apt-get install {' '.join(lacking)}"
+    return None
+
+
+@pytest.fixture(scope="session")
+def node_possible(pytestconfig: pytest.Config) -> None:
+    """Skip or fail where this machine cannot have a node."""
+    if reason := pytestconfig.stash.get(LACK, ""):
+        absent(reason)
+
+
+@pytest.fixture(scope="session")
+def node_cluster(node_possible: None) -> Iterator[NodeCluster]:
+    """A control plane and a node, with our CRDs and the image `WORKER_IMAGE`."""
+    with NodeCluster() as cluster:
+        cluster.apply_crds()
+        cluster.load("worker-test")
+        yield cluster
+
+
+@pytest.fixture
+def node(
+    node_cluster: NodeCluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
+    """The node; when the test failed, everything that explains it is written into a folder."""
+    failed = request.session.testsfailed
+    yield node_cluster.the_node
+    if request.session.testsfailed > failed:
+        kept = os.environ.get("STREAMRL_CLUSTER_LOGS")
+        folder = Path(kept) / request.node.name if kept else tmp_path_factory.mktemp("cluster-logs")
+        sys.stderr.write(f"logs of the cluster: {node_cluster.collect_logs(folder)}\n")
+
+
+@pytest.fixture
+def node_namespace(node: Node, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of the test's own on the cluster with a node, with Pod Security `restricted`."""
+    stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))[:LONGEST_NAMESPACE].strip("-")
+    name = f"{stem}-{secrets.token_hex(3)}"
+    pods.make_namespace(node.objects, name, RESTRICTED)
+    yield name
+    node.objects.delete(f"/api/v1/namespaces/{name}")

@@ -1,0 +1,62 @@
+"""Job documents for a test cluster with a node: small pods of the test image, with this machine's Python in them."""
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from cluster.harness.images import WORKER_IMAGE
+from cluster.harness.node_config import HOST_PYTHON_RUNTIME
+from support.jobs import LINES, simulated_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROMPTS = "prompts"
+"""ConfigMap with the data set of simulated jobs."""
+LEASE_S = 5.0
+Document = dict[str, Any]
+
+
+def small_pod(**changes: Any) -> Document:
+    """`pod` of a trainer or a pool: Pod Security "restricted" all the same, non-root, read-only root."""
+    small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
+    base = {"image": WORKER_IMAGE, "imagePullPolicy": "Never", "runtimeClassName": HOST_PYTHON_RUNTIME}
+    return {**base, "resources": small, **changes}
+
+
+def simulated(name: str = "sim", *, step_s: float = 0.3, steps: int = 12, replicas: int = 2, **engine: Any) -> Document:
+    """Simulated engine and trainer: what is real is everything between them."""
+    job = simulated_job(steps=steps, replicas=replicas, **engine)
+    job["metadata"]["name"] = name
+    spec = job["spec"]
+    spec["task"]["code"] = {"configMapName": PROMPTS}
+    spec["scheduling"] = {"leaseSeconds": LEASE_S}
+    spec["trainer"] = {"engine": {"simulated": {"secondsPerStep": step_s}}, "pod": small_pod()}
+    spec["storage"] = {"checkpoints": {"intervalSteps": 5, "size": "64Mi"}, "journal": {"size": "64Mi"}}
+    for pool in spec["generators"]:
+        pool["pod"] = small_pod()
+    return job
+
+
+def prompts(namespace: str) -> Document:
+    """The ConfigMap `PROMPTS`."""
+    text = "".join(f'{{"prompt": "question {n}", "answer": "question {n}"}}\n' for n in range(LINES))
+    metadata = {"name": PROMPTS, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"prompts.jsonl": text}}
+
+
+def chain_sum(*, steps: int, evaluate_every: int) -> Document:
+    """examples/chain-sum-k8s.yaml with fewer steps, in test pods; nothing else is changed."""
+    job: Document = YAML(typ="safe", pure=True).load((EXAMPLES / "chain-sum-k8s.yaml").read_text())
+    spec = job["spec"]
+    spec["pipeline"]["steps"] = steps
+    spec["task"]["evaluation"]["intervalSteps"] = evaluate_every
+    for owner in (spec["trainer"], *spec["generators"]):
+        owner["pod"] = {**owner.get("pod", {}), **small_pod(resources=owner.get("pod", {}).get("resources", {}))}
+    return job
+
+
+def chain_sum_code(namespace: str) -> Document:
+    """The ConfigMap that the example names."""
+    metadata = {"name": "chain-sum", "namespace": namespace}
+    data = {"chain_sum.py": (EXAMPLES / "chain_sum.py").read_text()}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}

@@ -1,0 +1,86 @@
+"""The chart as a release on the cluster: installed by helm, its operator a pod of the image that `Dockerfile.operator` makes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cluster.harness import pods
+from cluster.harness.cluster import NodeCluster
+from cluster.harness.images import OPERATOR_IMAGE
+from e2e.stage import container_id
+from support.chart import CHART, runner
+
+NAMESPACE, NAME = "streamrl-system", "streamrl"
+READY_S = 180.0
+RESYNC_S = 2
+"""Looks that a user's cluster makes each 30 s: a test waits for several."""
+
+
+class Release:
+    """One installation."""
+
+    def __init__(self, cluster: NodeCluster, *, home: Path) -> None:
+        self.cluster = cluster
+        self.helm = runner(home, cluster.kubeconfig)
+
+    def install(self, *more: str) -> None:
+        """`helm upgrade --install`, and wait until the operator is ready. The namespace takes "restricted" pods alone."""
+        self.cluster.load("operator")
+        node = self.cluster.the_node
+        pods.make_namespace(node.objects, NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"})
+        repository, _, tag = OPERATOR_IMAGE.rpartition(":")
+        values = {
+            "images": {"operator": {"repository": repository, "tag": tag, "pullPolicy": "Never"}},
+            "resyncSeconds": RESYNC_S,
+            "networkPolicy": {"apiServer": {"ports": [443, self.cluster.port]}},
+            "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "768Mi"}},
+            "extraEnv": [{"name": "STREAMRL_LEASE_SECONDS", "value": "6"}],
+        }
+        self.helm(
+            *("upgrade", "--install", NAME, str(CHART), "--namespace", NAMESPACE, "--take-ownership"),
+            *("--values", "-"),
+            *more,
+            stdin=json.dumps(values),
+        )
+        self.wait_ready()
+
+    def wait_ready(self, *, deadline_s: float = READY_S) -> None:
+        """Until an operator leads and knows what there is: its readiness says so."""
+        pods.wait_deployment(self.cluster.the_node.objects, NAMESPACE, NAME, deadline_s=deadline_s)
+
+    def pod(self) -> dict[str, Any]:
+        """The operator's pod."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        every = self.cluster.the_node.objects.list(path)
+        (found,) = (
+            one
+            for one in every
+            if one["metadata"]["labels"].get("app.kubernetes.io/component") == "operator"
+            and "deletionTimestamp" not in one["metadata"]
+        )
+        return found
+
+    def kill(self) -> None:
+        """End the operator's process as the kernel does when memory is short: no word, no time."""
+        kill_container(self.cluster, self.pod(), "operator")
+
+    @property
+    def account(self) -> str:
+        """The operator's user as the API server knows it."""
+        return f"system:serviceaccount:{NAMESPACE}:{self.pod()['spec']['serviceAccountName']}"
+
+    def figures(self) -> str:
+        """What the operator says of itself."""
+        address = self.pod()["status"].get("podIP", "")
+        lines = self.cluster.the_node.fetch(f"http://{address}:8080/metrics").splitlines()
+        wanted = ("process_resident_memory_bytes", "streamrl_operator_reconciles_total")
+        return "; ".join(line for line in lines if line.startswith(wanted))
+
+    def explain(self) -> str:
+        """The end of the operator's log."""
+        return self.cluster.kubectl("logs", f"deployment/{NAME}", "--namespace", NAMESPACE, "--tail=40").stdout
+
+
+def kill_container(cluster: NodeCluster, pod: dict[str, Any], container: str) -> None:
+    """SIGKILL to the first process of a container."""
+    cluster.the_node.containers.ctr("tasks", "kill", "--signal", "SIGKILL", container_id(pod, container))
