@@ -24,6 +24,8 @@ ANNOTATION_SPEC_HASH = f"{API_GROUP}/spec-hash"
 """Hash of what we applied last, to compare with before a write."""
 ANNOTATION_ATTEMPT = f"{API_GROUP}/restarted-at"
 """On the trainer's pod template: changes when the trainer's pods are to be made again."""
+ANNOTATION_KEEP_CHECKPOINTS = f"{API_GROUP}/keep-checkpoints"
+"""On an RLJob, `true`: the claim of its checkpoints outlives it, whatever `storage` says. `streamrl cancel` sets it."""
 FINALIZER = f"{API_GROUP}/cleanup"
 
 FIELD_MANAGER = "streamrl-operator"

@@ -10,7 +10,7 @@ from streamrl import names
 from streamrl_operator.certificates.secrets import secret_names
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
-from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, Kind, of
+from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, STATEFUL_SET, Kind, of
 from streamrl_operator.kube.store import Key
 from streamrl_operator.planning.compare import differs
 from streamrl_operator.planning.objects import pool_replicas
@@ -78,6 +78,14 @@ def _is_unfinished(found: Object) -> bool:
     return names.ANNOTATION_SPEC_HASH not in (found["metadata"].get("annotations") or {})
 
 
+async def stop(cluster: Cluster, *, observed: Observed) -> None:
+    """No pods, of a job whose objects cannot be planned since its spec is not valid: its StatefulSets are set to 0 as they are."""
+    metadata = observed.raw["metadata"]
+    for each in cluster.of_job(STATEFUL_SET, (metadata["namespace"], metadata["name"])):
+        if each["spec"].get("replicas") and is_owned(each, uid=metadata["uid"]):
+            await cluster.merge(each, {"spec": {"replicas": 0}})
+
+
 async def prune(cluster: Cluster, desired: Sequence[Object], *, observed: Observed) -> None:
     """Delete what the job owns and no longer wants. Its certificates are no part of the plan and stay."""
     metadata = observed.raw["metadata"]
@@ -101,7 +109,9 @@ async def write_status(cluster: Cluster, obj: Object | None, status: Object) -> 
     """The whole status of an object, if it differs from what is there; whether it was written."""
     if obj is None or not status_differs(status, obj.get("status") or {}):
         return False
-    metadata = {"name": obj["metadata"]["name"], "namespace": obj["metadata"]["namespace"]}
+    metadata = {
+        key: obj["metadata"][key] for key in ("name", "namespace", "uid")
+    }  # not of one that has come in its place
     body = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata, "status": dict(status)}
     await cluster.apply(body, subresource="status")
     return True

@@ -12,8 +12,9 @@ from typing import Any
 from streamrl import names
 from streamrl_operator import carry
 from streamrl_operator.kube.cluster import Cluster
-from streamrl_operator.kube.kinds import APPLIED, GENERATOR_POOL, POD, STATEFUL_SET
+from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, STATEFUL_SET
 from streamrl_operator.kube.store import Key
+from streamrl_operator.planning import pods
 
 _FIRST = (GENERATOR_POOL, STATEFUL_SET)
 _REST = tuple(kind for kind in APPLIED if kind not in _FIRST)
@@ -34,15 +35,26 @@ async def finish(cluster: Cluster, raw: dict[str, Any]) -> bool:
     """Take the next step; True when the job is let go. What is not yet gone tells us when it is."""
     metadata = raw["metadata"]
     key: Key = (metadata["namespace"], metadata["name"])
+    await _keep(cluster, raw)
     left = await carry.delete_owned(cluster, _FIRST, key=key, uid=metadata["uid"])
-    pods = list(cluster.of_job(POD, key))
-    for pod in pods:
+    found = [pod for pod in cluster.of_job(POD, key) if not pods.is_foreign(pod)]
+    for pod in found:
         if not pod["metadata"].get("ownerReferences"):  # somebody orphaned it: nobody else would delete it
             await carry.delete_once(cluster, pod)
-    if left or pods:
+    if left or found:
         return False
     if await carry.delete_owned(cluster, _REST, key=key, uid=metadata["uid"]):
         return False
     finalizers = [name for name in metadata["finalizers"] if name != names.FINALIZER]
     await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
     return True
+
+
+async def _keep(cluster: Cluster, raw: dict[str, Any]) -> None:
+    """Take the owner from a claim that was to be kept: the wish may have come too late for a look to do so before the deletion."""
+    metadata = raw["metadata"]
+    if (metadata.get("annotations") or {}).get(names.ANNOTATION_KEEP_CHECKPOINTS) != "true":
+        return
+    claim = cluster.known(CLAIM, metadata["namespace"], names.checkpoints_claim(metadata["name"]))
+    if claim is not None and carry.is_owned(claim, uid=metadata["uid"]):
+        await cluster.merge(claim, {"metadata": {"ownerReferences": None}})

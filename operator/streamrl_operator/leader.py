@@ -105,12 +105,14 @@ class Leader:
         Raises:
             LeaseLostError: it could not be renewed.
         """
-        while not await self._try():  # noqa: ASYNC110 - what is waited for is in the API server
+        begun_s = self.clock.monotonic()
+        while not await self._try():
             await asyncio.sleep(self.terms.retry_s)
+            begun_s = self.clock.monotonic()
         log.info("leading", extra={"lease": self.name, "holder": self.me})
         self._tell(is_leading=True)
         task = asyncio.ensure_future(work())
-        renewing = asyncio.ensure_future(self._renew())
+        renewing = asyncio.ensure_future(self._renew(begun_s))
         try:
             await asyncio.wait((task, renewing), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -128,13 +130,13 @@ class Leader:
         self.is_leading = is_leading
         self.leading(is_leading)
 
-    async def _renew(self) -> None:
-        renewed_s = self.clock.monotonic()
+    async def _renew(self, renewed_s: float) -> None:
+        """`renewed_s`: when the last good attempt began. The others count from the write, and its answer may come much later."""
         while True:
             await asyncio.sleep(self.terms.retry_s)
-            left_s = renewed_s + self.terms.renew_s - self.clock.monotonic()
-            if await self._try(timeout_s=max(left_s, 0.1)):
-                renewed_s = self.clock.monotonic()
+            begun_s = self.clock.monotonic()
+            if await self._try(timeout_s=max(renewed_s + self.terms.renew_s - begun_s, 0.1)):
+                renewed_s = begun_s
             elif self._is_taken() or self.clock.monotonic() - renewed_s >= self.terms.renew_s:
                 raise LeaseLostError(f"Lease {self.name} could not be renewed within {self.terms.renew_s:g} s")
 

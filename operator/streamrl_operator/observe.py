@@ -60,7 +60,7 @@ async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock
     """Everything of the job at this moment."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     job, invalid = validated(raw)
-    found = list(cluster.of_job(POD, key))
+    found = [pod for pod in cluster.of_job(POD, key) if _is_worker(pod)]
     is_scaled_by_us = job is not None and any(pool.scaling.auto is not None for pool in job.spec.generators)
     every_s = min(resync_s, AUTO_LOOK_S) if is_scaled_by_us else resync_s
     await _refresh(cluster, key, memory=memory, found=found, clock=clock, every_s=every_s)
@@ -69,7 +69,9 @@ async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock
         raw=raw,
         job=job,
         invalid=invalid,
-        pools={str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key)},
+        pools={
+            str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key) if _is_pool(pool, key)
+        },
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=found,
         claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
@@ -77,6 +79,16 @@ async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _is_worker(pod: Object) -> bool:
+    """Not what somebody runs beside the job under its label: that would count as a failing trainer."""
+    return not pods.is_foreign(pod) and (pods.is_trainer(pod) or pods.is_generator(pod))
+
+
+def _is_pool(pool: Object, key: Key) -> bool:
+    """Not one that somebody has made under the job's label and the name of one of its pools."""
+    return bool(pool["metadata"]["name"] == names.pool(key[1], str(pool["spec"]["poolName"])))
 
 
 def has_scheduler(found: list[dict[str, Any]]) -> bool:

@@ -23,7 +23,7 @@ from streamrl_operator.clock import Clock
 from streamrl_operator.events import Events
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
-from streamrl_operator.kube.kinds import APPLIED, GENERATOR_POOL, RLJOB, SECRET
+from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, of
 from streamrl_operator.kube.store import Key
 from streamrl_operator.observe import Memory, observe
 from streamrl_operator.planning import conditions, finish, stored
@@ -96,6 +96,8 @@ class Reconciler:
         try:
             if observed.job is not None:
                 certificates_at = await self._bring_about(observed, verdict, memory)
+            elif not verdict.wanted.any_pods:
+                await carry.stop(self.cluster, observed=observed)
             await carry.delete_pods(self.cluster, verdict.delete_pods, observed=observed)
         except (NameTakenError, RefusedError) as error:
             await self._say_refused(observed, verdict, error)
@@ -141,12 +143,17 @@ class Reconciler:
             wanted=verdict.wanted,
             settings=self.settings,
         )
-        wants_pods = bool(verdict.wanted.trainers or any(verdict.wanted.generators.values()))
+        wants_pods = verdict.wanted.any_pods
         due_at = await self._certify(plan) if wants_pods else None
         desired = plan_objects(
             observed.job, namespace=plan.namespace, uid=plan.uid, wanted=verdict.wanted, settings=self.settings
         )
         requested = verdict.wanted.requested
+        if finish.of_status(stored.job_status({"status": verdict.status})) is not None:
+            # Whoever deletes a volume of a job that has ended wants it gone.
+            desired = [
+                obj for obj in desired if of(obj) is not CLAIM or self.cluster.known(CLAIM, *_key(obj)) is not None
+            ]
         await carry.apply_objects(self.cluster, desired, observed=observed, requested=requested, wants_pods=wants_pods)
         await carry.prune(self.cluster, desired, observed=observed)
         is_settled = not requested and self._state(observed, verdict) == before
@@ -198,6 +205,10 @@ def _of_new(status: Object, *, generation: object) -> Object:
     """The status of a pool that was made in this look: the next look need not write it again for its generation alone."""
     about = {"observedGeneration": generation}
     return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
+
+
+def _key(obj: Object) -> Key:
+    return obj["metadata"]["namespace"], obj["metadata"]["name"]
 
 
 def _ends(observed: Observed, verdict: Verdict) -> bool:

@@ -5,6 +5,7 @@ Asks first, unless --yes.
 
 import argparse
 import asyncio
+import contextlib
 import sys
 
 from streamrl import names
@@ -69,31 +70,30 @@ def _checkpoints(job: Object, *, keep: bool | None) -> tuple[str, bool]:
 async def _delete(job: Object, claim: str, *, keep: bool, cluster: Cluster) -> None:
     """Delete the job; its claim outlives it, or ends with it.
 
-    A claim is kept by taking its owner away: before the deletion for the garbage collector, and once more after it, as
-    the operator puts the owner back for as long as the job is not being deleted.
+    A claim is kept by an annotation that the operator honours, also when it sees the deletion first; and by taking its owner away, for
+    where no operator runs.
     """
-    if keep:
-        await _disown(claim, cluster=cluster)
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    if keep and claim == names.checkpoints_claim(name):
+        await cluster.merge(RLJOB, name, {"metadata": {"annotations": {names.ANNOTATION_KEEP_CHECKPOINTS: "true"}}})
+        await _disown(claim, uid=uid, cluster=cluster)
     await cluster.delete(job, RLJOB)
     try:
-        found = await (_disown(claim, cluster=cluster) if keep else cluster.get(CLAIM, claim))
-        if found is not None and not keep:
+        found = await cluster.get(CLAIM, claim)
+        if not keep:
             await cluster.delete(found, CLAIM)
     except NotFoundError:
         return
-    if keep and found is not None and found["metadata"].get("deletionTimestamp"):
+    if keep and found["metadata"].get("deletionTimestamp"):
         rule = (
             "could not be kept: it is being deleted already; its volume goes when the last pod that uses it has ended"
         )
         raise UserError(field=f"claim {claim}", rule=rule, fix="copy what you need now")
 
 
-async def _disown(name: str, *, cluster: Cluster) -> Object | None:
-    """The claim, without an owner; None: there is none."""
-    try:
+async def _disown(name: str, *, uid: str, cluster: Cluster) -> None:
+    """Take the claim's owner away, if there is a claim and the job is its owner."""
+    with contextlib.suppress(NotFoundError):
         claim = await cluster.get(CLAIM, name)
-        if not claim["metadata"].get("ownerReferences"):
-            return claim
-        return await cluster.merge(CLAIM, name, {"metadata": {"ownerReferences": None}})
-    except NotFoundError:
-        return None
+        if any(owner["uid"] == uid for owner in claim["metadata"].get("ownerReferences") or ()):
+            await cluster.merge(CLAIM, name, {"metadata": {"ownerReferences": None}})

@@ -6,7 +6,7 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 # The user's document: read, finalizer, and deletion after ttlSecondsAfterFinished.
 - apiGroups: [streamrl.io]
   resources: [rljobs]
-  verbs: [get, list, watch, patch, delete]
+  verbs: [list, watch, patch, delete]
 - apiGroups: [streamrl.io]
   resources: [rljobs/status, generatorpools/status]
   verbs: [patch]
@@ -33,14 +33,14 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 # Restarts of the trainer as a group.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list, watch, delete]
+  verbs: [list, watch, delete]
 # The scheduler's numbers, without a route into the pods' network.
 - apiGroups: [""]
   resources: [services/proxy]
   verbs: [get]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
 
 {{/* What the hook does before the release goes. */}}

@@ -37,7 +37,7 @@ def observe(numbers: Mapping[str, Any] | None, *, pool: str, wanted: int, now_s:
             trainer=None if trainer is None else _clock(trainer),
             since_step_s=float(numbers["scaling"]["since_step_s"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 

@@ -136,7 +136,8 @@ def _secret(plan: Plan, name: str, *, kind: str, data: Mapping[str, bytes], writ
 def _remade(plan: Plan, secret: Secret) -> dict[str, Any]:
     """The same Secret with the metadata that it should have; its certificates are as old as they were."""
     metadata = plan.metadata(secret["metadata"]["name"])
-    annotations = {ANNOTATION_WRITTEN: secret["metadata"]["annotations"][ANNOTATION_WRITTEN]}
+    stamp = (secret["metadata"].get("annotations") or {}).get(ANNOTATION_WRITTEN)  # a CA does without
+    annotations = {} if stamp is None else {ANNOTATION_WRITTEN: stamp}
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -37,7 +37,7 @@ class Access:
     namespace: str = "default"
     """Of the context: what is meant where nobody names one."""
     token_file: Path | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     plugin: Mapping[str, Any] | None = None
     """`exec` of a kubeconfig's user: a program that prints a token."""
     _read_s: float | None = field(default=None)

@@ -29,6 +29,9 @@ _WATCH_SLACK_S = 20.0
 """A watch that has not ended so long after its time is dead."""
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A peer that vanished without a word is noticed within half a minute."""
+_MOST_PAGE_BYTES = 2**20
+"""Of a page that a pod serves: it is the job's own word, and the job's author may have written the program."""
+_REDIRECT = 300
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
@@ -137,7 +140,17 @@ class Client:
     async def read_page(self, *, namespace: str, service: str, port: str, page: str, timeout_s: float) -> Any:  # noqa: ANN401
         """A JSON page of a service, through the API server's proxy (`get services/proxy`)."""
         path = f"{SERVICE.path(namespace, f'http:{service}:{port}', 'proxy')}/{page}"
-        return await self._call("proxy", SERVICE, path, limit=aiohttp.ClientTimeout(total=timeout_s))
+        limit = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._limit, self._answer("proxy", SERVICE, path, limit=limit) as response:
+            data = bytearray()
+            async for part in response.content.iter_any():
+                data += part
+                if len(data) > _MOST_PAGE_BYTES:
+                    raise _bad_page(path, f"it has more than {_MOST_PAGE_BYTES} bytes")
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _bad_page(path, f"it is no JSON ({type(error).__name__})") from None
 
     async def _call(
         self,
@@ -171,16 +184,25 @@ class Client:
         data: bytes | None = None,
         content_type: str = _JSON,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to one request, if it is a good one; all else is one of our errors."""
+        """The answer to one request, if it is a good one; all else is one of our errors.
+
+        No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
+        """
         assert self._session is not None, "Client is used outside of its `async with`"
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
         try:
             headers = await self.access.headers(now_s=begun_s) | {"Content-Type": content_type, "Accept": _JSON}
             async with self._session.request(
-                _METHOD[verb], self.access.server + path, params=query, data=data, headers=headers, timeout=limit
+                _METHOD[verb],
+                self.access.server + path,
+                params=query,
+                data=data,
+                headers=headers,
+                timeout=limit,
+                allow_redirects=False,
             ) as response:
                 status = response.status
-                if not response.ok:
+                if status >= _REDIRECT:
                     if status == 401:  # noqa: PLR2004 - Unauthorized
                         self.access.forget()
                     raise errors.from_status(
@@ -208,6 +230,10 @@ _METHOD = {
     "patch": "PATCH",
     "delete": "DELETE",
 }
+
+
+def _bad_page(path: str, message: str) -> errors.UnavailableError:
+    return errors.UnavailableError(f"proxy {path}", status=200, reason="BadPage", message=message)
 
 
 def _parsed(text: str) -> object:

@@ -12,7 +12,7 @@ from typing import Any
 from streamrl import names
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import NotFoundError
-from streamrl_operator.kube.kinds import CHILDREN, POD, RLJOB, Kind, of
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, Kind, of
 from streamrl_operator.kube.reflector import Reflector
 from streamrl_operator.kube.store import Changed, Key, Store
 
@@ -110,7 +110,7 @@ class Cluster:
             found = known or await self.client.get(kind, namespace=metadata["namespace"], name=metadata["name"])
         except NotFoundError:
             return None
-        if not _belongs(found, owner_uid=owner_uid, job=metadata["labels"][names.LABEL_JOB]):
+        if not _belongs(found, obj, owner_uid=owner_uid):
             raise NameTakenError(found)  # not kept: no watch would tell us when it goes
         return self._learn(found)
 
@@ -151,9 +151,15 @@ class Cluster:
         return answer
 
 
-def _belongs(found: Mapping[str, Any], *, owner_uid: str, job: str) -> bool:
-    """Owned by the job; or (a claim that was kept) owned by nobody and labelled with its name."""
-    owners = found["metadata"].get("ownerReferences") or ()
+def _belongs(found: Mapping[str, Any], wanted: Mapping[str, Any], *, owner_uid: str) -> bool:
+    """Whether it is the job's, or a claim that a job of its name has kept and that this one would keep too.
+
+    What an earlier job was told to keep must not go with this one; and what nobody owns may be anybody's work, a CA above all.
+    """
+    owners, labels = found["metadata"].get("ownerReferences") or (), found["metadata"].get("labels") or {}
     if any(owner["uid"] == owner_uid for owner in owners):
         return True
-    return not owners and (found["metadata"].get("labels") or {}).get(names.LABEL_JOB) == job
+    if owners or labels.get(names.LABEL_JOB) != wanted["metadata"]["labels"][names.LABEL_JOB]:
+        return False
+    was_ours = labels.get(names.LABEL_JOB_UID) == owner_uid
+    return was_ours or (of(wanted) is CLAIM and not wanted["metadata"].get("ownerReferences"))

@@ -9,7 +9,7 @@ Level-triggered: only what is observed counts, and the stored status is part of 
 status stored, gives the same status and no event. Times are written when something flips.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -60,6 +60,11 @@ class _Look:
     def spec(self) -> Object:
         """As stored."""
         return self.observed.raw.get("spec") or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Of the job."""
+        return self.observed.raw["metadata"].get("annotations") or {}
 
     @property
     def generation(self) -> int | None:
@@ -132,23 +137,35 @@ def _ending(look: _Look, end: End, *, status: RLJobStatus | None = None, told: S
 
 
 def _invalid(look: _Look) -> Verdict:
-    """What a person must change is said; what runs stays, what does not run is not made."""
+    """What a person must change is said; what runs stays, what does not run is not made. Its deadline and `suspend` hold."""
     observed = look.observed
+    deadline_s = progress.count(look.spec.get("activeDeadlineSeconds"))
+    end = finish.by_deadline(look.before, deadline_s=deadline_s, now=look.now)
+    if end is not None:
+        return _ending(look, end)
     wrong = Aspect(type=READY, holds=False, reason="InvalidSpec", message=observed.invalid or "spec is not valid")
     suspended = conditions.kept(look.before.conditions, SUSPENDED)
     was = conditions.find(look.before.conditions, READY)
     is_news = was is None or was.reason != wrong.reason
     verdict = _verdict(look, look.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
-    trainers = _pods_of(observed.sets.get(names.trainer(look.name)))
+    halted = look.spec.get("suspend") is True
+    trainers = 0 if halted else _pods_of(observed.sets.get(names.trainer(look.name)))
     generators = {pool: _pods_of(observed.sets.get(names.pool(look.name, pool))) for pool in observed.pools}
     return replace(
         verdict,
-        wanted=replace(verdict.wanted, trainers=min(trainers, 1), generators=generators),
+        wanted=replace(
+            verdict.wanted, trainers=min(trainers, 1), generators=dict.fromkeys(generators, 0) if halted else generators
+        ),
         pool_statuses={pool: stored.plain(stored.pool_status(found)) for pool, found in observed.pools.items()},
         events=(finish.warning(wrong.reason, wrong.message),) if is_news else (),
-        look_again_s=look.settings.resync_s if trainers else None,
+        look_again_s=_soonest(look, deadline_s) if trainers else None,
         scaling=observed.scaling,
     )
+
+
+def _soonest(look: _Look, deadline_s: int | None) -> float:
+    left_s = finish.seconds_left(look.before, deadline_s=deadline_s, now=look.now)
+    return look.settings.resync_s if left_s is None else min(left_s, look.settings.resync_s)
 
 
 def _pods_of(found: Object | None) -> int:
@@ -268,12 +285,13 @@ def _verdict(
             "pools": tuple(plan.summary for plan in plans) or status.pools,
         }
     )
-    annotations = look.observed.raw["metadata"].get("annotations") or {}
+    annotations = look.annotations
     return Verdict(
         wanted=Wanted(
             trainers=1 if running else 0,
             generators={plan.name: plan.desired for plan in plans},
             restarted_at=str(annotations.get(names.ANNOTATION_ATTEMPT) or ""),
+            keeps_checkpoints=annotations.get(names.ANNOTATION_KEEP_CHECKPOINTS) == "true",
             requested={plan.name: plan.requested for plan in plans if plan.requested is not None},
         ),
         status=stored.plain(whole),

@@ -51,6 +51,12 @@ def is_trainer(pod: Object) -> bool:
     return label(pod, LABEL_ROLE) == ROLE_TRAINER
 
 
+def is_foreign(pod: Object) -> bool:
+    """Whether it only has the job's label: something else than a StatefulSet makes it."""
+    owners = pod["metadata"].get("ownerReferences") or ()
+    return any(owner.get("controller") and owner.get("kind") != "StatefulSet" for owner in owners)
+
+
 def is_leaving(pod: Object) -> bool:
     """Whether it is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))

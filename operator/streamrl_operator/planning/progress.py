@@ -4,7 +4,6 @@ Owns the meaning of the page for people. A page that is missing or not whole cha
 no write. When they are renewed: at most once in `resync_s` (`is_due`).
 """
 
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -41,10 +40,12 @@ def checkpoint_path(store: str, path: object) -> str | None:
 
 
 _LONGEST_PATH = 1024
+_LARGEST = 1e15
+"""An API server takes no whole number above 64 bits; a page that says more is wrong."""
 
 
 def rounded(value: object) -> float | None:
-    """A finite number with `_DIGITS` digits; None if it is none."""
+    """A number with `_DIGITS` digits; None if it is none."""
     number = _number(value)
     return None if number is None else float(f"{number:.{_DIGITS}g}")
 
@@ -58,7 +59,7 @@ def count(value: object) -> int | None:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= _LARGEST else None  # of a NaN this does not hold either
 
 
 def _numbers(page: Mapping[str, Any], *, spec: RLJobSpec, store: str) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     decision, state = _decide(pool, observed=observed, have=have, halted=halted)
     least, most = bounds(pool.scaling)
     clamped = min(max(decision.replicas, least), most)
-    reason = decision.reason if found is not None or kind == "static" else "initialReplicas"
+    is_first = found is None or (now == pool.scaling.initial and not stored.pool_status(found).scaling_history)
+    reason = "initialReplicas" if is_first and kind != "static" else decision.reason
     if clamped != decision.replicas:
         reason = f"{reason}; bounds are {least} to {most}"
     if kind == "external":

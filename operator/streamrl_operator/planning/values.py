@@ -69,8 +69,15 @@ class Wanted:
     """Pool -> pods."""
     restarted_at: str = ""
     """Stamp in the trainer's pod template: a new value makes its pods again."""
+    keeps_checkpoints: bool = False
+    """Their claim outlives the job, whatever its spec says."""
     requested: Mapping[str, int] = field(default_factory=dict)
     """Pool -> `spec.replicas` that we write now under our second field manager; absent = leave it alone."""
+
+    @property
+    def any_pods(self) -> bool:
+        """Whether there should be any."""
+        return bool(self.trainers or any(self.generators.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

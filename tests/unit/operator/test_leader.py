@@ -1,10 +1,17 @@
 """The Lease: who may take it, what is written, what others' clocks may say. Tables; `tests/cluster/test_operator.py` has the real one."""
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 
-from streamrl_operator.leader import Sighting, Terms, held, may_take, sighted
+from streamrl_operator.clock import Clock
+from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.errors import NotFoundError, UnavailableError
+from streamrl_operator.kube.kinds import Kind
+from streamrl_operator.leader import Leader, LeaseLostError, Sighting, Terms, held, may_take, sighted
 
 ME, OTHER = "me_1", "other_2"
 MOMENT = "2026-01-01T00:00:00.000000Z"
@@ -79,3 +86,50 @@ def test_a_short_lease_is_written_as_a_whole_second() -> None:
 def test_the_holder_gives_up_before_another_may_begin() -> None:
     terms = Terms()
     assert terms.retry_s < terms.renew_s < terms.lease_s
+
+
+class SlowAnswers:
+    """An API server whose answers come late, on a clock of its own: each write is done at once, its answer takes `late_s`."""
+
+    def __init__(self, *, late_s: float) -> None:
+        self.now_s = 0.0
+        self.written_s = 0.0
+        self._late_s = late_s
+        self._version = 0
+        self.works = True
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+    async def get(self, kind: Kind, *, namespace: str, name: str) -> dict[str, Any]:
+        raise NotFoundError("get", status=404, reason="NotFound", message="")
+
+    async def create(self, kind: Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.works:
+            self.now_s += 1.0
+            raise UnavailableError("create", status=0, reason="Unreachable", message="")
+        self.written_s = self.now_s
+        self.now_s += self._late_s
+        self._version += 1
+        return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
+
+    replace = create
+
+
+async def test_it_gives_up_before_another_may_begin_however_late_answers_come() -> None:
+    api = SlowAnswers(late_s=8.0)
+    terms = Terms(lease_s=15.0, renew_s=10.0, retry_s=0.001)
+    leader = Leader(client=cast("Client", api), namespace="n", name="l", me=ME, terms=terms, clock=cast("Clock", api))
+    stopped_s: list[float] = []
+    leader.leading = lambda leads: None if leads else stopped_s.append(api.now_s)
+
+    async def work() -> None:
+        api.works = False
+        await asyncio.Event().wait()
+
+    with pytest.raises(LeaseLostError):
+        await asyncio.wait_for(leader.lead(work), 30.0)
+    assert stopped_s[0] < api.written_s + terms.lease_s

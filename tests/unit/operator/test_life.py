@@ -147,6 +147,24 @@ def test_an_invalid_spec_makes_nothing_and_ends_nothing() -> None:
     assert reasons(told(carried_out(while_it_runs, verdict))) == []
 
 
+def test_a_job_that_became_invalid_is_suspended_and_runs_out_all_the_same() -> None:
+    sets = {f"{JOB}-trainer": {"spec": {"replicas": 1}}, f"{JOB}-sim": {"spec": {"replicas": 2}}}
+    look = replace(edited(running(), activeDeadlineSeconds=60), job=None, invalid="x", sets=sets)
+    assert told(look).wanted.any_pods
+    halted = {**look.raw, "spec": {**look.raw["spec"], "suspend": True}}
+    assert not told(replace(look, raw=halted)).wanted.any_pods
+    late = told(replace(look, now=look.now + timedelta(seconds=61)))
+    assert not late.wanted.any_pods
+    assert conditions(late)["Failed"] == ("True", "DeadlineExceeded")
+
+
+@pytest.mark.parametrize(("value", "keeps"), [("true", True), ("false", False), (None, False)])
+def test_checkpoints_are_kept_by_an_annotation(value: str | None, keeps: bool) -> None:
+    look = running()
+    metadata = {**look.raw["metadata"], "annotations": {names.ANNOTATION_KEEP_CHECKPOINTS: value} if value else {}}
+    assert told(replace(look, raw={**look.raw, "metadata": metadata})).wanted.keeps_checkpoints is keeps
+
+
 @pytest.mark.parametrize("valid", [True, False])
 def test_a_job_that_another_brings_about_is_left_alone(valid: bool) -> None:
     look = observed(spec={"managedBy": "kueue.x-k8s.io/multikueue"})

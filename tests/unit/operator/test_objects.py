@@ -206,6 +206,17 @@ def test_claims_as_the_job_says() -> None:
     assert "storageClassName" not in find(objects, "PersistentVolumeClaim", "full-journal")["spec"]
 
 
+def test_a_wish_keeps_the_claim_of_the_checkpoints_alone() -> None:
+    job = changed("storage.checkpoints.whenDeleted", "Delete")
+    kept = planned(job, wanted=Wanted(trainers=0, generators={}, keeps_checkpoints=True))
+    owned = {
+        each["metadata"]["name"].rpartition("-")[2]: "ownerReferences" in each["metadata"]
+        for each in kept
+        if each["kind"] == "PersistentVolumeClaim"
+    }
+    assert owned == {"journal": True, "checkpoints": False}
+
+
 def test_images_of_the_operator_are_used_where_the_job_names_none() -> None:
     other = Settings(namespace="x", trainer_image="t:2", generator_image="g:2")
     assert differing(planned(full_job()), planned(full_job(), settings=other)) == {

@@ -74,6 +74,15 @@ def test_what_is_asked_and_who_writes_it(
         assert halted.requested == requested  # what is asked is the same; the override is not written
 
 
+@pytest.mark.parametrize("scaling", [AUTO, EXTERNAL], ids=["auto", "external"])
+def test_a_pool_made_by_an_operator_that_died_then_begins_as_another(scaling: dict[str, Any]) -> None:
+    """Found by the crash-point campaign: the history told of a /scale that nobody had asked for."""
+    (kind,) = scaling
+    first = scaling[kind]["initialReplicas"]
+    assert plan(look(scaling, held(first, kind))).status.reason == "initialReplicas"
+    assert plan(look(scaling, held(first - 1, kind))).status.reason != "initialReplicas"  # somebody was quicker
+
+
 def test_a_pool_whose_object_is_not_seen_does_not_begin_again() -> None:
     before = RLJobStatus(pools=(PoolSummary(name="sim", desired=4, ready=4),))
     assert plan(look(AUTO), before=before).desired == 4

@@ -100,6 +100,20 @@ def test_a_new_wish_of_the_owner_ends_the_pause() -> None:
     assert due(queue) == [A]
 
 
+def test_a_change_during_the_look_after_a_failure_is_not_lost() -> None:
+    """Found by the crash-point campaign: that look succeeded, was too early to see the change, and nobody looked again."""
+    clock = Clock()
+    queue = WorkQueue(clock=clock)
+    queue.add_after(A, 0)
+    assert due(queue) == [A]
+    clock.now_s += queue.failed(A)
+    assert due(queue) == [A]
+    queue.add(A)
+    queue.done(A, look_again_s=None)
+    clock.now_s += 1
+    assert due(queue) == [A]
+
+
 def test_a_success_forgets_the_failures() -> None:
     clock = Clock()
     queue = WorkQueue(clock=clock)

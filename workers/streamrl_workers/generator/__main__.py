@@ -2,6 +2,11 @@
 
 import sys
 
-from streamrl_workers.generator.main import main
+from streamrl.errors import EXIT_DONE
+from streamrl_workers.hearing import hear
+
+hear(exit_code=EXIT_DONE)
+
+from streamrl_workers.generator.main import main  # noqa: E402 - these imports take seconds
 
 sys.exit(main())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, FILE_JOB
-from streamrl_workers.stream.environ import Surroundings, job_file, port, required, surroundings
+from streamrl_workers.stream.environ import Surroundings, job_file, port, required, store_dir, surroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Environment:
     code_dir: Path
     """Paths of the job are relative to it, the user's modules lie in it."""
     job_file: Path
+    store_dir: Path
+    """What holds the checkpoints."""
     around: Surroundings = field(default_factory=Surroundings)
 
     @property
@@ -41,4 +43,5 @@ class Environment:
             signals_port=port(environ, ENV_SIGNALS_PORT),
             code_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
             job_file=job_file(environ, run_dir=run_dir),
+            store_dir=store_dir(environ, run_dir=run_dir),
         )

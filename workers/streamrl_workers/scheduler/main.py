@@ -58,6 +58,7 @@ from streamrl_workers.stream.files import write_json_atomically
 from streamrl_workers.stream.lifeline import watch_lifeline
 from streamrl_workers.stream.model_place import model_place
 from streamrl_workers.stream.staying import Place, stay
+from streamrl_workers.stream.store_place import claim_run_folder
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
 
@@ -109,6 +110,7 @@ def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
 
 async def _life(environment: Environment, *, job: RLJob) -> Ending:
     """Until the process ends: the run, and what follows it in a pod."""
+    claim_run_folder(environment.run_dir, store=environment.store_dir)
     staying = environment.around.stay
     if staying and read_result(environment.run_dir) is not None:
         await _stay(environment)

@@ -27,6 +27,11 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl_workers.hearing import become, hear
+
+if __name__ == "__main__":  # before imports that take a while
+    hear(exit_code=EXIT_DONE)
+
 from streamrl.spec import read_job
 from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.environ import job_file, required
@@ -118,7 +123,7 @@ def main() -> int:
         return EXIT_USER_ERROR
     if count == 1:
         sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # noqa: S606 - this process is the rank
+        become([sys.executable, "-m", _MODULE])  # this process is the rank
     return asyncio.run(launch(count, environ=os.environ))
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import grpc.aio
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, ENV_STORE_DIR, FILE_RESULT, FILE_STORE
+from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, FILE_RESULT
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.metrics.signals import SignalsServer
@@ -37,11 +37,11 @@ from streamrl_workers.metrics.sink import BubbleSink, Source
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.endpoint import write_endpoint
 from streamrl_workers.stream.environ import pin_to_cpus
-from streamrl_workers.stream.files import write_json_atomically
 from streamrl_workers.stream.history import History
 from streamrl_workers.stream.lifeline import on_terminate, watch_lifeline
 from streamrl_workers.stream.model_place import ModelTimeoutError, await_model_place
 from streamrl_workers.stream.staying import Place, stay
+from streamrl_workers.stream.store_place import claim_run_folder
 from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.endings import Ending, RetryError
@@ -240,7 +240,7 @@ async def _unlink(link: Link, linking: asyncio.Task[None]) -> None:
 
 def _prepare(settings: Settings, leading: Leading) -> Prepared:
     """Engine at the newest good checkpoint; the slow part of a start."""
-    _tell_store(settings)
+    claim_run_folder(settings.run_dir, store=settings.store)
     checkpoints = CheckpointStore(
         settings.store / DIR_CHECKPOINTS, keep_last=settings.spec.storage.checkpoints.keep_last
     )
@@ -264,22 +264,6 @@ def _prepare(settings: Settings, leading: Leading) -> Prepared:
         history=found.meta.past,
         checkpoint_path=str(found.directory.relative_to(settings.store)),
     )
-
-
-def _tell_store(settings: Settings) -> None:
-    """Whoever has the run folder is to find the checkpoints."""
-    if settings.store == settings.run_dir:
-        return
-    try:
-        settings.store.mkdir(parents=True, exist_ok=True)
-        write_json_atomically(settings.run_dir / FILE_STORE, {"path": str(settings.store)})
-    except OSError as error:
-        raise UserError(
-            field=ENV_STORE_DIR,
-            rule=f"cannot be written: {error.strerror or error}",
-            got=str(settings.store),
-            fix="give a volume that the trainer may write to",
-        ) from error
 
 
 def _plan(settings: Settings) -> Plan:

@@ -97,6 +97,7 @@ def _template(plan: Plan, *, pool: GeneratorPool) -> template.Template:
         selector=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
         labels=plan.labels(pool=pool.name),
         grace_s=_GRACE_S,
+        shares_processes=True,  # it has one container; the trainer's pod has two with certificates of their own
         main=_container(plan, pool=pool),
         volumes={
             template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),

@@ -37,17 +37,18 @@ def claims(plan: Plan) -> list[Built]:
     storage = plan.job.spec.storage
     made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
     if storage.checkpoints.claim_name is None:
-        made.append(_claim(plan, name=names.checkpoints_claim(plan.name), claim=storage.checkpoints))
+        kept = plan.wanted.keeps_checkpoints
+        made.append(_claim(plan, name=names.checkpoints_claim(plan.name), claim=storage.checkpoints, kept=kept))
     return made
 
 
-def _claim(plan: Plan, *, name: str, claim: Claim) -> Built:
+def _claim(plan: Plan, *, name: str, claim: Claim, kept: bool = False) -> Built:
     spec: Built = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": claim.size}}}
     if claim.storage_class_name is not None:
         spec["storageClassName"] = claim.storage_class_name
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": plan.metadata(name, owned=claim.when_deleted == "Delete"),
+        "metadata": plan.metadata(name, owned=claim.when_deleted == "Delete" and not kept),
         "spec": spec,
     }

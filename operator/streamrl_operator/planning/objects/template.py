@@ -27,6 +27,9 @@ class Template:
     labels: Mapping[str, str]
     annotations: Mapping[str, str] = field(default_factory=dict)
     grace_s: int
+    shares_processes: bool = False
+    """Whether the containers see each other's processes. Then none of ours is the first process of all, which is deaf to SIGTERM until it
+    has a handler: a pod that is deleted while it starts would stay for all of `grace_s`."""
     init_containers: Sequence[Container] = ()
     main: Container
     volumes: Mapping[str, Built]
@@ -42,6 +45,7 @@ def build_template(template: Template, *, plan: Plan, pod: Pod) -> Built:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named `streamrl` would set STREAMRL_ variables
         "terminationGracePeriodSeconds": template.grace_s,
+        "shareProcessNamespace": template.shares_processes or None,
         "securityContext": _security(),
         "initContainers": [build(container, image=image, pod=pod) for container in template.init_containers],
         "containers": [build(template.main, image=image, pod=pod)],

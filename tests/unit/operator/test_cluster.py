@@ -1,0 +1,88 @@
+"""Whose an object is: found under a name that a job would use, by HTTP, before anything of it is written."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from streamrl import names
+from streamrl_operator.kube.access import Access
+from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.cluster import Cluster, NameTakenError
+
+UID = "u-2"
+
+
+def obj(kind: str, *, uid: str = UID, owner: str | None = None, job: str | None = "j") -> dict[str, Any]:
+    """An object of job `j`, or of somebody who says so."""
+    labels = {names.LABEL_JOB_UID: uid} | ({} if job is None else {names.LABEL_JOB: job})
+    metadata = {"name": "x", "namespace": "n", "uid": "u-x", "resourceVersion": "1", "labels": labels}
+    owners = [] if owner is None else [{"kind": "RLJob", "name": "j", "uid": owner, "controller": True}]
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata | ({"ownerReferences": owners} if owners else {})}
+
+
+@pytest.fixture
+async def there() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+async def cluster(there: dict[str, Any]) -> AsyncIterator[Cluster]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(there)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    server = TestServer(application)
+    await server.start_server(shutdown_timeout=0.1)
+    async with Client(Access(server=str(server.make_url("")).rstrip("/"), tls=None)) as client:
+        yield Cluster(client, changed=lambda *_: None)
+    await server.close()
+
+
+KEEPS, LOSES = None, UID
+"""Owner of the claim that the job wants: one that is kept has none."""
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (obj("Secret", owner=UID), obj("Secret", owner=UID)),
+        (obj("Secret", owner=UID, job=None), obj("Secret", owner=UID)),
+        (obj("Secret"), obj("Secret", owner=UID)),
+        (obj("PersistentVolumeClaim", uid="u-1"), obj("PersistentVolumeClaim", owner=KEEPS)),
+    ],
+    ids=["owned", "without our label", "somebody took the owner", "kept by an earlier job"],
+)
+async def test_takes_what_is_its_own(
+    cluster: Cluster, there: dict[str, Any], found: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    there |= found
+    assert await cluster.find(wanted, owner_uid=UID) == found
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (obj("Secret", owner="u-1"), obj("Secret", owner=UID)),
+        (obj("Secret", uid="u-1"), obj("Secret", owner=UID)),
+        (obj("Secret", job="k"), obj("Secret", owner=UID)),
+        (obj("PersistentVolumeClaim", uid="u-1"), obj("PersistentVolumeClaim", owner=LOSES)),
+        (obj("PersistentVolumeClaim", uid="u-1", job=None), obj("PersistentVolumeClaim", owner=KEEPS)),
+    ],
+    ids=[
+        "owned by another",
+        "a CA made ready for us",
+        "another job's",
+        "kept, and would go with us",
+        "anybody's claim",
+    ],
+)
+async def test_leaves_the_rest_alone(
+    cluster: Cluster, there: dict[str, Any], found: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    there |= found
+    with pytest.raises(NameTakenError):
+        await cluster.find(wanted, owner_uid=UID)
