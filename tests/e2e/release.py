@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from cluster.harness import pods
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.images import OPERATOR_IMAGE
-from e2e.stage import container_id
+from cluster.harness.processes import wait_until
+from e2e.stage import container_id, restarts_of
 from support.chart import CHART, runner
 
 NAMESPACE, NAME = "streamrl-system", "streamrl"
@@ -28,25 +31,38 @@ class Release:
         self.cluster.load("operator")
         node = self.cluster.the_node
         pods.make_namespace(node.objects, NAMESPACE, {"pod-security.kubernetes.io/enforce": "restricted"})
-        repository, _, tag = OPERATOR_IMAGE.rpartition(":")
-        values = {
-            "images": {"operator": {"repository": repository, "tag": tag, "pullPolicy": "Never"}},
-            "resyncSeconds": RESYNC_S,
-            "networkPolicy": {"apiServer": {"ports": [443, self.cluster.port]}},
-            "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "768Mi"}},
-            "extraEnv": [{"name": "STREAMRL_LEASE_SECONDS", "value": "6"}],
-        }
         self.helm(
             *("upgrade", "--install", NAME, str(CHART), "--namespace", NAMESPACE, "--take-ownership"),
             *("--values", "-"),
             *more,
-            stdin=json.dumps(values),
+            stdin=json.dumps(self.values()),
         )
         self.wait_ready()
 
+    def values(self) -> dict[str, Any]:
+        """What a cluster without a registry needs; the rest is the chart's own."""
+        repository, _, tag = OPERATOR_IMAGE.rpartition(":")
+        return {
+            "images": {"operator": {"repository": repository, "tag": tag, "pullPolicy": "Never"}},
+            "resyncSeconds": RESYNC_S,
+            "networkPolicy": {"apiServer": {"ports": [443, self.cluster.port]}},
+            "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "768Mi"}},
+        }
+
     def wait_ready(self, *, deadline_s: float = READY_S) -> None:
-        """Until an operator leads and knows what there is: its readiness says so."""
+        """Until the operator leads and knows what there is."""
         pods.wait_deployment(self.cluster.the_node.objects, NAMESPACE, NAME, deadline_s=deadline_s)
+        wait_until(self._leads, what="the operator to lead", deadline_s=deadline_s)
+
+    def _leads(self) -> bool:
+        return "streamrl_operator_leader 1.0" in self._metrics()
+
+    def _metrics(self) -> list[str]:
+        address = self.pod()["status"].get("podIP", "")
+        try:
+            return self.cluster.the_node.fetch(f"http://{address}:8080/metrics").splitlines()
+        except httpx.HTTPError:
+            return []
 
     def pod(self) -> dict[str, Any]:
         """The operator's pod."""
@@ -61,8 +77,13 @@ class Release:
         return found
 
     def kill(self) -> None:
-        """End the operator's process as the kernel does when memory is short: no word, no time."""
+        """End the operator's process as the kernel does when memory is short: no word, no time. Until it is back."""
+        before = restarts_of(self.pod())["operator"]
         kill_container(self.cluster, self.pod(), "operator")
+        wait_until(
+            lambda: restarts_of(self.pod())["operator"] > before, what="the operator to be back", deadline_s=READY_S
+        )
+        self.wait_ready()
 
     @property
     def account(self) -> str:
@@ -71,8 +92,7 @@ class Release:
 
     def figures(self) -> str:
         """What the operator says of itself."""
-        address = self.pod()["status"].get("podIP", "")
-        lines = self.cluster.the_node.fetch(f"http://{address}:8080/metrics").splitlines()
+        lines = self._metrics()
         wanted = ("process_resident_memory_bytes", "streamrl_operator_reconciles_total")
         return "; ".join(line for line in lines if line.startswith(wanted))
 

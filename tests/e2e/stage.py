@@ -109,8 +109,10 @@ class Stage(Lab):
 
     # ---- waits
 
-    def wait_for(self, check: Callable[[], Any], what: str, *, job: str, deadline_s: float = SOON_S) -> None:
-        """Wait for a condition of a job that goes on; one that has failed is told at once, with why."""
+    def wait_for(
+        self, check: Callable[[], Any], what: str, *, job: str, deadline_s: float = SOON_S, ended: bool = False
+    ) -> None:
+        """Wait for a condition of a job that goes on; one that has failed is told at once, with why. `ended`: it need not go on."""
 
         def look() -> bool:
             if check():
@@ -118,6 +120,8 @@ class Stage(Lab):
             failed = self.condition(job, "Failed")
             if failed.get("status") == "True":
                 raise ClusterError(f"{job} failed before {what}: {failed['reason']} {failed['message']}")
+            if not ended and self.status(job).get("completionTime") and not self.pods(job) and not check():
+                raise ClusterError(f"{job} has ended before {what}")
             return False
 
         try:

@@ -13,22 +13,56 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cluster.harness import pods
+from cluster.harness.cluster import NodeCluster
 from e2e.jobs import chain_sum, chain_sum_code
-from e2e.release import NAME, NAMESPACE, Release
+from e2e.release import NAME, NAMESPACE, READY_S, Release
 from e2e.stage import Stage
 from streamrl import names
 from streamrl_workers.trainer.checkpoint import CheckpointStore
+from support.chart import CHART
 
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
-STEPS = 30
+STEPS = 20
 EVALUATE_EVERY = 10
 RUN_S = 1800.0
-"""Warm-up and 30 steps take a few minutes on two idle cores; these are shared with a whole cluster."""
+"""Warm-up and 20 steps take a few minutes on two idle cores; these are shared with a whole cluster."""
 
 
 def test_helm_test_says_that_it_works(release: Release) -> None:
     release.helm("test", NAME, "--namespace", NAMESPACE, "--timeout", "110s")
+
+
+def test_a_second_release_comes_grows_and_goes(release: Release, node_cluster: NodeCluster) -> None:
+    """Beside the first, for one namespace alone; its uninstall hook runs as a pod."""
+    node, home = node_cluster.the_node, "other-system"
+    pods.make_namespace(node.objects, home, {"pod-security.kubernetes.io/enforce": "restricted"})
+    release.helm(
+        *(
+            "install",
+            "other",
+            str(CHART),
+            "--namespace",
+            home,
+            "--set",
+            f"crds.install=false,watchNamespaces={{{home}}}",
+        ),
+        *("--values", "-"),
+        stdin=json.dumps(release.values()),
+    )
+    pods.wait_deployment(node.objects, home, "other-streamrl", deadline_s=READY_S)
+    more = ("--reuse-values", "--set", "replicas=2")
+    release.helm("upgrade", "other", str(CHART), "--namespace", home, *more)
+    pods.wait_deployment(node.objects, home, "other-streamrl", deadline_s=READY_S)
+    lease = node.objects.get(f"/apis/coordination.k8s.io/v1/namespaces/{home}/leases/streamrl-operator")
+    assert lease is not None and lease["spec"]["holderIdentity"].startswith("other-streamrl-")
+    release.helm("uninstall", "other", "--namespace", home, "--timeout", "110s", "--wait")
+    left = node_cluster.get(
+        "deployments,pods,jobs,services,roles,rolebindings,networkpolicies,pdb", "--namespace", home
+    )
+    assert [one["metadata"]["name"] for one in left["items"] if "deletionTimestamp" not in one["metadata"]] == []
+    assert node_cluster.get("crd", "rljobs.streamrl.io")
 
 
 def test_the_example_learns_and_ends_and_its_checkpoint_loads(release: Release, stage: Stage) -> None:

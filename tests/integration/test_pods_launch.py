@@ -97,7 +97,7 @@ def test_one_rank_is_the_process_itself(tmp_path: Path) -> None:
     try:
         child = pods.start("trainer")
         process = psutil.Process(child.pid)
-        wait_for(lambda: process.cmdline()[-1] == "streamrl_workers.trainer", what=f"the rank; {pods.logs()}")
+        wait_for(lambda: process.cmdline()[-1:] == ["streamrl_workers.trainer"], what=f"the rank; {pods.logs()}")
         wait_for(lambda: pods.page("trainer", "numbers")[0] == 200, what=f"its signals port; {pods.logs()}")
         assert pods.terminate("trainer") == EXIT_DONE, pods.text("trainer")
     finally:

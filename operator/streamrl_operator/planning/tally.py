@@ -104,9 +104,21 @@ def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, i
     owner, ordinal = pods.place(pod)
     if ordinal >= desired.get(owner, 0):
         return True
-    newest = ((sets.get(owner) or {}).get("status") or {}).get("updateRevision")
+    found = sets.get(owner) or {}
+    if _is_changing(found):
+        return True
+    newest = (found.get("status") or {}).get("updateRevision")
     made_from = pods.label(pod, _REVISION)
     return bool(newest and made_from and newest != made_from)
+
+
+def _is_changing(found: Object) -> bool:
+    """Whether our last change of the StatefulSet is not in its status yet: its controller deletes pods first and tells of the template after."""
+    generation, seen = (
+        (found.get("metadata") or {}).get("generation"),
+        (found.get("status") or {}).get("observedGeneration"),
+    )
+    return isinstance(generation, int) and isinstance(seen, int) and seen < generation
 
 
 def _remembered(before: Sequence[str], visible: Sequence[str]) -> tuple[str, ...]:

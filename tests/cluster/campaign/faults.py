@@ -220,10 +220,12 @@ class Mixture:
     """The operator dies after this write too; 0: it does not."""
     travels: bool
     """It dies, and the next one is told old lists first."""
+    steals: bool
+    """In the middle of it the Lease is another's for two seconds."""
 
 
 def drawn(rng: random.Random, *, writes: int) -> Mixture:
-    """One to three kinds of harm, and in every third case a death of the operator. `writes`: of an undisturbed run."""
+    """One to three kinds of harm, which begin now, and in every third case a death. `writes`: of an undisturbed run."""
     kinds = rng.sample(sorted(_KINDS), k=rng.choice((1, 2, 2, 3)))
     made = [_KINDS[kind](rng, max(writes, 1)) for kind in kinds]
     dies = rng.random() < 0.35
@@ -233,6 +235,7 @@ def drawn(rng: random.Random, *, writes: int) -> Mixture:
         window_s=round(rng.uniform(1.0, 4.0), 1),
         kill_at=rng.randint(1, max(writes, 1)) if dies else 0,
         travels=dies and rng.random() < 0.5,
+        steals=rng.random() < 0.25,
     )
 
 

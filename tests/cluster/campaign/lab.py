@@ -94,10 +94,23 @@ class Lab:
     async def free_lease(self) -> None:
         """As if the time of a dead operator's Lease were over."""
         try:
-            await self.ask("DELETE", f"{LEASES}/namespaces/{self.namespace}/leases/streamrl-operator")
+            await self.ask("DELETE", self._lease)
         except AskedError as error:
             if error.code != 404:
                 raise
+
+    async def steal_lease(self) -> None:
+        """As if another operator had taken the Lease, and died at once."""
+        stolen = {"holderIdentity": "thief", "leaseDurationSeconds": 2}
+        try:
+            await self.ask("PATCH", self._lease, {"spec": stolen}, content=_CONTENT["merge"])
+        except AskedError as error:
+            if error.code != 404:
+                raise
+
+    @property
+    def _lease(self) -> str:
+        return f"{LEASES}/namespaces/{self.namespace}/leases/streamrl-operator"
 
     async def everything(self) -> Objects:
         """All objects of the kinds that the operator has to do with."""

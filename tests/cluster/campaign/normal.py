@@ -8,7 +8,7 @@ operator's field managers holds, whether an observed generation is the present o
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from cryptography import x509
@@ -33,7 +33,7 @@ def picture(objects: Objects, *, namespace: str) -> Picture:
     """What is left when all that differs by nature is gone."""
     made = {f"{plural}/{name}": _kept(plural, obj, objects) for (plural, name), obj in objects.items()}
     text = json.dumps(made, sort_keys=True).replace(namespace, "NAMESPACE")
-    for uid in {*_UID.findall(text)}:
+    for uid in {*_UID.findall(text), *(obj["metadata"]["uid"] for obj in objects.values())}:
         text = text.replace(f"-{uid[:_SHORT_UID]}", "-SHORT")
     found: Picture = json.loads(_TIME.sub("TIME", _UID.sub("UID", text)))
     return found
@@ -43,7 +43,10 @@ def _kept(plural: str, obj: Mapping[str, Any], objects: Objects) -> dict[str, An
     metadata = {key: value for key, value in obj["metadata"].items() if key not in _DROPPED}
     left = {key: value for key, value in obj.items() if key not in ("metadata", "status", "apiVersion", "kind")}
     if plural == "pods":  # the StatefulSet controller's
-        return {"labels": sorted(metadata["labels"]), "leaves": "deletionTimestamp" in metadata}
+        return {
+            "labels": sorted(key for key in metadata["labels"] if "streamrl.io" in key),
+            "leaves": "deletionTimestamp" in metadata,
+        }
     if "annotations" in metadata:
         metadata["annotations"] = _annotations(metadata["annotations"])
     if plural == "services":
@@ -116,9 +119,9 @@ def _pem(secret: Mapping[str, Any], key: str) -> bytes:
     return base64.b64decode(secret["data"][key])
 
 
-def differences(ours: Picture, theirs: Picture) -> list[str]:
-    """One line for each place where they differ: what is there, what should be."""
-    lines = list(_differences(ours, theirs, ""))
+def differences(ours: Picture, theirs: Picture, *, but: Collection[str] = ()) -> list[str]:
+    """One line for each place where they differ: what is there, what should be. `but`: fields that may differ."""
+    lines = [line for line in _differences(ours, theirs, "") if not line.partition(": ")[0].endswith(tuple(but))]
     return lines[:_MOST_SHOWN] + ([f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else [])
 
 

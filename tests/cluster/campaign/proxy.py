@@ -7,7 +7,6 @@ or DELETE of anything but Leases and Events; Events are counted apart, since at 
 Waits for: the API server, as long as the operator does; unblocked by `close`.
 """
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -224,12 +223,3 @@ def _response(reply: Reply) -> web.Response:
 def _abort(request: web.BaseRequest) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-async def until_silent(proxy: Proxy, *, silence_s: float, deadline_s: float) -> None:
-    """Until the operator has written nothing (but its Lease) for so long."""
-    end_s = time.monotonic() + deadline_s
-    while (left_s := proxy.last_write_s + silence_s - time.monotonic()) > 0:
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"waited {deadline_s:g} s for {silence_s:g} s without a write")
-        await asyncio.sleep(left_s)

@@ -106,6 +106,7 @@ class NodeCluster(ControlPlane):
 
 @contextlib.contextmanager
 def open_node_cluster() -> Iterator[NodeCluster]:
-    """A cluster with a node for the block."""
+    """A cluster with a node for the block, with the image for test pods."""
     with NodeCluster() as cluster:
+        cluster.load("worker-test")
         yield cluster

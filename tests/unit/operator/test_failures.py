@@ -150,6 +150,17 @@ def test_the_containers_of_a_lost_pod_are_no_news() -> None:
         (generator(2, leaving=True), {}),
         (generator(0, leaving=True), {"desired": {}}),
         (generator(0, leaving=True, revision="r1"), {"sets": {f"{JOB}-sim": {"status": {"updateRevision": "r2"}}}}),
+        (  # the controller deletes pods first and tells of the new template after (found by the spec campaign)
+            generator(0, leaving=True, revision="r1"),
+            {
+                "sets": {
+                    f"{JOB}-sim": {
+                        "metadata": {"generation": 2},
+                        "status": {"updateRevision": "r1", "observedGeneration": 1},
+                    }
+                }
+            },
+        ),
     ],
 )
 def test_a_pod_that_goes_because_we_want_it_is_no_failure(pod: dict, given: dict) -> None:
