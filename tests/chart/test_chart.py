@@ -18,7 +18,7 @@ from streamrl_operator.kube import kinds
 from support.chart import CHART, Helm, Objects
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 CASES = sorted(path.stem for path in (HERE / "values").glob("*.yaml"))
 APPLY = {"get", "list", "watch", "create", "patch", "delete"}
 
