@@ -93,14 +93,14 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         group = kind.api_version.rpartition("/")[0]
         assert allowed.pop((group, kind.plural)) == APPLY, kind
     assert allowed == {
-        ("streamrl.io", "rljobs"): {"get", "list", "watch", "patch", "delete"},
+        ("streamrl.io", "rljobs"): {"list", "watch", "patch", "delete"},
         ("streamrl.io", "rljobs/status"): {"patch"},
         ("streamrl.io", "generatorpools/status"): {"patch"},
         ("streamrl.io", "rljobs/finalizers"): {"update"},
         ("streamrl.io", "generatorpools/finalizers"): {"update"},
-        ("", "pods"): {"get", "list", "watch", "delete"},
+        ("", "pods"): {"list", "watch", "delete"},
         ("", "services/proxy"): {"get"},
-        ("events.k8s.io", "events"): {"create", "patch"},
+        ("events.k8s.io", "events"): {"create"},
     }
 
 
