@@ -63,14 +63,14 @@ soak: install check-tree ## the long tests: kills with torch, a million samples 
 
 test-cluster: install check-tree ## the tests on a real control plane, built with Go where there is none (ARGS="-k name" picks)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "not node and not e2e and not campaign and not soak" $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "not node and not e2e and not soak" $(ARGS)
 
 campaign: install check-tree ## crashes at every write, faults, generated specs, on a real control plane: an hour (ARGS="--only NAME" runs one again, --help tells more)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
 	PYTHONPATH=tests $(BIN)/python -m cluster.campaign $(ARGS)
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not campaign and not soak" $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)
 
 e2e: install check-tree ## jobs from end to end on a real node: the chart, the example, scaling, doors, rights (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --durations=0 $(ARGS)
