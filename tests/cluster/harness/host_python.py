@@ -10,8 +10,11 @@ from typing import Any
 
 from cluster.harness import volumes
 from cluster.harness.objects import Objects
+from cluster.harness.tools import ToolError
 
 REPOSITORY = Path(__file__).parents[3]
+HIDDEN = Path("/tmp")
+"""Pods have one of their own: what this machine has there cannot be seen in them."""
 SYSTEM = Path("/usr")
 """What lies there is in the image already."""
 
@@ -20,6 +23,10 @@ def paths() -> tuple[Path, ...]:
     """Directories that a worker needs: the sources, the virtual environment, the interpreter. None lies in another."""
     needed = [REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
     outside = sorted({path.resolve() for path in needed if not path.is_relative_to(SYSTEM)})
+    if hidden := [path for path in outside if path.is_relative_to(HIDDEN)]:
+        raise ToolError(
+            f"{hidden[0]} lies in {HIDDEN}, which pods replace by their own: use a checkout in another folder"
+        )
     return tuple(path for path in outside if not any(path != one and path.is_relative_to(one) for one in outside))
 
 
