@@ -85,12 +85,20 @@ async def _converse(call: Any, event: Any) -> Any:
 
 
 async def outcome(call: Callable[[grpc.aio.Channel], Any], channel: grpc.aio.Channel) -> tuple[str, str]:
-    """Status and its text of a call."""
-    try:
-        await call(channel)
-    except grpc.aio.AioRpcError as error:
-        return error.code().name, str(error.details())
-    return "OK", ""
+    """Status and its text of a call.
+
+    A refusal that meets our write half-way is INTERNAL to gRPC's client, which has then thrown the reason away: ask again.
+    """
+    for _ in range(5):
+        try:
+            await call(channel)
+        except grpc.aio.AioRpcError as error:
+            name, text = error.code().name, str(error.details())
+        else:
+            return "OK", ""
+        if name != "INTERNAL":
+            break
+    return name, text
 
 
 CALLS = {
