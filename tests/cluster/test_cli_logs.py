@@ -24,6 +24,7 @@ def talking_pod(name: str, namespace: str, container: str, role: str, *, lines: 
     return python_pod(name, namespace, code, WORKER_IMAGE, labels=labels, container={"name": container})
 
 
+@pytest.mark.node
 def test_logs_of_real_pods(
     node_cluster: NodeCluster, node: Node, node_namespace: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
