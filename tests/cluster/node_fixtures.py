@@ -19,7 +19,7 @@ from cluster.harness.base import GIVEN
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.containers import missing_packages
 from cluster.harness.node import Node
-from cluster.harness.sandbox import NodeError
+from cluster.harness.processes import ClusterError
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 LONGEST_NAMESPACE = 40
@@ -46,7 +46,7 @@ def prepare(session: pytest.Session) -> None:
             tools.build(2)
             for image in (images.pause(), images.coredns(), images.worker_test()):
                 images.archive(image)
-    except (tools.ToolError, NodeError) as error:
+    except (tools.ToolError, ClusterError) as error:
         session.config.stash[LACK] = str(error)
 
 

@@ -10,6 +10,7 @@ from cluster.harness.images import WORKER_IMAGE
 from cluster.harness.node import Node
 from cluster.harness.node_config import HOST_PYTHON_RUNTIME
 from cluster.harness.pods import execute, logs, python_pod, wait_ended, wait_ready, wait_statefulset
+from cluster.harness.processes import wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -82,7 +83,7 @@ def test_a_stateful_set_with_a_sidecar_writes_its_claim(
     claim = f"/api/v1/namespaces/{node_namespace}/persistentvolumeclaims/data-journal-0"
     node.objects.delete(claim)
     pods.wait_gone(node.objects, claim)
-    pods.wait_true(lambda: not path.exists(), what="the claim's directory to be removed")
+    wait_until(lambda: not path.exists(), what="the claim's directory to be removed", deadline_s=pods.READY_S)
 
 
 def journal_set(name: str, namespace: str) -> dict[str, object]:

@@ -13,7 +13,7 @@ from cluster.harness import leftovers
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.images import WORKER_IMAGE
 from cluster.harness.pods import python_pod, wait_ready
-from cluster.harness.sandbox import wait_until
+from cluster.harness.processes import wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

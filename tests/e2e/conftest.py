@@ -15,7 +15,7 @@ import pytest
 from cluster.harness import images, pods
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.node import Node
-from cluster.harness.sandbox import NodeError
+from cluster.harness.processes import ClusterError
 from cluster.node_fixtures import LACK, RESTRICTED, node, node_cluster, node_possible, prepare  # noqa: F401 - fixtures
 from cluster.operators import Operator
 from e2e.jobs import prompts
@@ -30,7 +30,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if users and not session.config.option.collectonly and not session.config.stash.get(LACK, ""):
         try:
             images.archive(images.of_repository("operator"))
-        except NodeError as error:
+        except ClusterError as error:
             session.config.stash[LACK] = str(error)
 
 

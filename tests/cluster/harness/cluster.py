@@ -18,7 +18,7 @@ from cluster.harness.flags import Settings
 from cluster.harness.node import Node
 from cluster.harness.node_config import Access
 from cluster.harness.objects import Object
-from cluster.harness.sandbox import NodeError
+from cluster.harness.processes import ClusterError
 
 NODE_NAME = "node-1"
 SYSTEM_READY_S = 120.0
@@ -29,7 +29,7 @@ class NodeCluster(ControlPlane):
 
     def __init__(self) -> None:
         if lacking := missing_packages():
-            raise NodeError(f"a node needs more of this machine: apt-get install {' '.join(lacking)}")
+            raise ClusterError(f"a node needs more of this machine: apt-get install {' '.join(lacking)}")
         leftovers.clean_stale()
         needed = [images.pause(), images.coredns()]
         for image in needed:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cluster.harness import host_python, images, node_config
 from cluster.harness.network import Addresses
-from cluster.harness.sandbox import NodeError, Sandbox
+from cluster.harness.processes import ClusterError
+from cluster.harness.sandbox import Sandbox
 
 READY_S = 60.0
 IMPORT_S = 600.0
@@ -66,5 +67,5 @@ class Containers:
             self.ctr("images", "import", str(archive), deadline_s=IMPORT_S)
             self._imported.add(archive)
         if image.name not in (self.ctr("images", "list", "--quiet") or "").split():
-            raise NodeError(f"{archive} holds no image {image.name}")
+            raise ClusterError(f"{archive} holds no image {image.name}")
         return image.name

@@ -3,11 +3,10 @@
 Owns one nftables table in the node's network namespace. What is allowed is decided in `policies.py`.
 """
 
-import time
-
 from cluster.harness import policies
 from cluster.harness.objects import Objects
-from cluster.harness.sandbox import NodeError, Sandbox
+from cluster.harness.processes import wait_until
+from cluster.harness.sandbox import Sandbox
 
 WATCHED = ("/apis/networking.k8s.io/v1/networkpolicies", "/api/v1/pods", "/api/v1/namespaces")
 CURRENT_S = 15.0
@@ -29,11 +28,11 @@ class Enforcer:
 
     def wait_current(self, api: Objects) -> None:
         """Wait until what the API server says now is enforced."""
-        end = time.monotonic() + CURRENT_S
-        while wanted_rules(api) != self.enforced:
-            if time.monotonic() > end:
-                raise NodeError(f"waited {CURRENT_S:.0f} s for the NetworkPolicies to be enforced")
-            time.sleep(0.05)
+        wait_until(
+            lambda: wanted_rules(api) == self.enforced,
+            what="the NetworkPolicies to be enforced",
+            deadline_s=CURRENT_S,
+        )
 
 
 def wanted_rules(api: Objects) -> str:

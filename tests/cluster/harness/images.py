@@ -22,7 +22,7 @@ from pathlib import Path
 from cluster.harness import host_python, tools
 from cluster.harness.manifests import COREDNS_IMAGE
 from cluster.harness.node_config import PAUSE_IMAGE
-from cluster.harness.sandbox import NodeError
+from cluster.harness.processes import ClusterError
 
 REPOSITORY = Path(__file__).parents[3]
 BASE_IMAGE = "localhost/streamrl-base:bookworm"
@@ -218,14 +218,14 @@ def _run(argv: list[str], *, check: bool = True) -> subprocess.CompletedProcess[
     done = subprocess.run([*own, *argv], capture_output=True, text=True, timeout=BUILD_S, check=False)
     if check and done.returncode:
         said = (done.stdout + done.stderr)[-3000:]
-        raise NodeError(f"{argv[0]} {argv[-1]} ended with {done.returncode}:\n{said}")
+        raise ClusterError(f"{argv[0]} {argv[-1]} ended with {done.returncode}:\n{said}")
     return done
 
 
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        raise NodeError(f"{name} is missing: apt-get install {name}")
+        raise ClusterError(f"{name} is missing: apt-get install {name}")
     return found
 
 
@@ -241,7 +241,7 @@ def _locked() -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise NodeError(f"waited {LOCK_S:.0f} s for another process that builds images") from None
+                    raise ClusterError(f"waited {LOCK_S:.0f} s for another process that builds images") from None
                 time.sleep(0.2)
         for left in folder().glob(f"{SCRATCH}*"):  # of one that was killed: we alone build now
             shutil.rmtree(left)

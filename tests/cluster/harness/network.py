@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from cluster.harness import tools
-from cluster.harness.sandbox import NodeError, Sandbox
+from cluster.harness.processes import ClusterError
+from cluster.harness.sandbox import Sandbox
 
 MOST_CLUSTERS = 8
 LINK_PREFIX = "srl"
@@ -81,7 +82,9 @@ def claim_addresses() -> Addresses:
         if not any(ip_json("route", "show", "exact", cidr) for cidr in (addresses.pods, addresses.services)):
             return addresses
         lock.close()
-    raise NodeError(f"{MOST_CLUSTERS} clusters run on this machine, or their addresses are in use: take one down first")
+    raise ClusterError(
+        f"{MOST_CLUSTERS} clusters run on this machine, or their addresses are in use: take one down first"
+    )
 
 
 def ip_json(*argv: str) -> list[dict[str, Any]]:
@@ -107,4 +110,4 @@ def connect(sandbox: Sandbox, addresses: Addresses) -> None:
 def _ip(*argv: str) -> None:
     done = subprocess.run(["ip", *argv], capture_output=True, text=True, check=False, timeout=20)
     if done.returncode:
-        raise NodeError(f"ip {' '.join(argv)}: {done.stderr.strip()}")
+        raise ClusterError(f"ip {' '.join(argv)}: {done.stderr.strip()}")

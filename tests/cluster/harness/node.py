@@ -21,7 +21,8 @@ from cluster.harness.enforcer import Enforcer
 from cluster.harness.loops import Loop
 from cluster.harness.node_config import Access
 from cluster.harness.objects import Objects
-from cluster.harness.sandbox import Sandbox, wait_until
+from cluster.harness.processes import wait_until
+from cluster.harness.sandbox import Sandbox
 from cluster.harness.volumes import Provisioner
 
 NODE_READY_S = 120.0

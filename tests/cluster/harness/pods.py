@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.harness.objects import Object, Objects
-from cluster.harness.sandbox import NodeError, wait_until
+from cluster.harness.processes import ClusterError, wait_until
 
 if TYPE_CHECKING:
     from cluster.harness.base import Cluster
@@ -39,7 +39,7 @@ def wait_for(
             return found
         if time.monotonic() > end:
             status = "it does not exist" if found is None else json.dumps(found.get("status", {}))[:3000]
-            raise NodeError(f"waited {deadline_s:.0f} s for {path} {what}; {status}")
+            raise ClusterError(f"waited {deadline_s:.0f} s for {path} {what}; {status}")
         time.sleep(LOOK_S)
 
 
@@ -73,16 +73,7 @@ def wait_ended(objects: Objects, namespace: str, name: str, *, deadline_s: float
 
 def wait_gone(objects: Objects, path: str, *, deadline_s: float = READY_S) -> None:
     """Wait until an object is no more."""
-    end = time.monotonic() + deadline_s
-    while objects.get(path) is not None:
-        if time.monotonic() > end:
-            raise NodeError(f"waited {deadline_s:.0f} s for {path} to be gone")
-        time.sleep(LOOK_S)
-
-
-def wait_true(check: Callable[[], bool], *, what: str, deadline_s: float = READY_S) -> None:
-    """Wait until a condition holds."""
-    wait_until(check, what=what, deadline_s=deadline_s)
+    wait_until(lambda: objects.get(path) is None, what=f"{path} to be gone", deadline_s=deadline_s)
 
 
 def wait_deployment(objects: Objects, namespace: str, name: str, *, deadline_s: float = READY_S) -> Object:

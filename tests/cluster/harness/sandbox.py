@@ -12,36 +12,15 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.harness.processes import ClusterError, tail, wait_until
+
 START_S = 20.0
 COMMAND_S = 60.0
 KILL_S = 30.0
-TAIL_BYTES = 4000
-
-
-class NodeError(RuntimeError):
-    """The node did not do what was asked; the text says what was awaited and ends with the log."""
-
-
-def tail(log: Path) -> str:
-    """The last lines of a log, for an error's text."""
-    if not log.exists():
-        return f"({log} does not exist)"
-    text = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-    return f"--- end of {log}\n{text}"
-
-
-def wait_until(check: Callable[[], bool], *, what: str, deadline_s: float, log: Path | None = None) -> None:
-    """Wait for a condition; says at the deadline what it waited for and shows the log."""
-    end = time.monotonic() + deadline_s
-    while not check():
-        if time.monotonic() > end:
-            raise NodeError(f"waited {deadline_s:.0f} s for {what}" + (f"\n{tail(log)}" if log else ""))
-        time.sleep(0.05)
 
 
 class Sandbox:
@@ -63,7 +42,7 @@ class Sandbox:
     def _argv(self, name: str) -> list[str]:
         unshare = shutil.which("unshare")
         if unshare is None:
-            raise NodeError("unshare is missing: apt-get install util-linux")
+            raise ClusterError("unshare is missing: apt-get install util-linux")
         own = [
             "--mount",
             "--net",
@@ -83,10 +62,12 @@ class Sandbox:
         readable, _, _ = select.select([self._process.stdout], [], [], deadline_s)
         line = self._process.stdout.readline() if readable else b""
         if not line:
-            raise NodeError(f"waited {deadline_s:.0f} s for an answer of the node's first process\n{tail(self._log)}")
+            raise ClusterError(
+                f"waited {deadline_s:.0f} s for an answer of the node's first process\n{tail(self._log)}"
+            )
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise NodeError(f"the node's first process: {reply['error']}")
+            raise ClusterError(f"the node's first process: {reply['error']}")
         return reply
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +81,7 @@ class Sandbox:
         """Start a service; its output goes to `log_of(name)`."""
         found = shutil.which(argv[0])
         if found is None:
-            raise NodeError(f"{argv[0]} is missing: {name} needs it")
+            raise ClusterError(f"{argv[0]} is missing: {name} needs it")
         argv = [found, *argv[1:]]
         self._ask({"do": "start", "name": name, "argv": argv, "log": str(self.log_of(name)), "env": dict(env or {})})
 
@@ -122,7 +103,7 @@ class Sandbox:
 
         def ready() -> bool:
             if (code := self.ended().get(name)) is not None:
-                raise NodeError(f"{name} ended with {code} before {what}\n{tail(self.log_of(name))}")
+                raise ClusterError(f"{name} ended with {code} before {what}\n{tail(self.log_of(name))}")
             return check()
 
         wait_until(ready, what=what, deadline_s=deadline_s, log=self.log_of(name))
@@ -134,7 +115,7 @@ class Sandbox:
         outer = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--uts", "--ipc", *argv]
         done = subprocess.run(outer, input=stdin, capture_output=True, text=True, timeout=deadline_s, check=False)
         if check and done.returncode:
-            raise NodeError(
+            raise ClusterError(
                 f"{' '.join(argv)} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
             )
         return done
@@ -149,7 +130,7 @@ class Sandbox:
         try:
             self._process.wait(KILL_S)
         except subprocess.TimeoutExpired as error:
-            raise NodeError(f"waited {KILL_S:.0f} s for the node's processes to be gone") from error
+            raise ClusterError(f"waited {KILL_S:.0f} s for the node's processes to be gone") from error
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
