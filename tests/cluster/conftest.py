@@ -17,6 +17,7 @@ from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.control_plane import ControlPlane, open_cluster
 from cluster.harness.processes import wait_until
 from cluster.node_fixtures import node, node_cluster, node_namespace, node_possible, prepare  # noqa: F401 - fixtures
+from cluster.operators import Lab, Operator
 
 LONGEST_STEM = 40
 ACCOUNT_S = 30.0
@@ -76,3 +77,18 @@ def namespace(control_plane: Cluster, request: pytest.FixtureRequest) -> Iterato
     )
     yield name
     control_plane.api.delete(path)
+
+
+@pytest.fixture
+def lab(own_control_plane: ControlPlane, namespace: str) -> Lab:
+    """What a test asks of the operator's namespace."""
+    return Lab(own_control_plane, namespace)
+
+
+@pytest.fixture
+def operator(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operator]:
+    """An operator that looks after the test's namespace, and ends in order."""
+    made = Operator(own_control_plane, namespace).start()
+    yield made.wait_until_leading()
+    if made.runs:
+        assert made.stop(deadline_s=5.0) == 0, made.tail()

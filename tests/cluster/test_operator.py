@@ -5,7 +5,6 @@ There are no kubelets here: pods stay pending, and their status is written by th
 
 import base64
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,19 +48,6 @@ MADE = {
 }
 NOTHING: dict[str, set[str]] = {plural: set() for plural in MADE}
 KEPT = NOTHING | {"persistentvolumeclaims": {f"{JOB}-checkpoints"}}
-
-
-@pytest.fixture
-def lab(own_control_plane: ControlPlane, namespace: str) -> Lab:
-    return Lab(own_control_plane, namespace)
-
-
-@pytest.fixture
-def operator(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operator]:
-    made = Operator(own_control_plane, namespace).start()
-    yield made.wait_until_leading()
-    if made.runs:
-        assert made.stop(deadline_s=5.0) == 0, made.tail()
 
 
 def replicas(lab: Lab, *, of: str = "statefulsets") -> dict[str, int]:

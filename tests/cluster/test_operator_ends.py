@@ -19,19 +19,6 @@ CLAIM = f"{JOB}-checkpoints"
 
 
 @pytest.fixture
-def lab(own_control_plane: ControlPlane, namespace: str) -> Lab:
-    return Lab(own_control_plane, namespace)
-
-
-@pytest.fixture
-def operator(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operator]:
-    made = Operator(own_control_plane, namespace).start()
-    yield made.wait_until_leading()
-    if made.runs:
-        assert made.stop(deadline_s=5.0) == 0, made.tail()
-
-
-@pytest.fixture
 def lax(own_control_plane: ControlPlane) -> Iterator[None]:
     """The API server takes a number that the operator does not, as after an upgrade of the operator that made a bound narrower."""
 

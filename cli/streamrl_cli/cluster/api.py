@@ -21,6 +21,7 @@ from streamrl.errors import UserError
 from streamrl_cli.cluster.kubeconfig import choose
 from streamrl_cli.cluster.refusals import Call, refusal
 from streamrl_operator.kube.kinds import Kind
+from streamrl_operator.kube.lines import split_lines
 
 if TYPE_CHECKING:
     import aiohttp
@@ -184,19 +185,6 @@ class Cluster:
 
 
 _METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
-
-
-async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines of any length: `readline` gives up at 128 KiB, and a log may hold a line that is longer."""
-    parts: list[bytes] = []
-    async for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        for line in ended:
-            yield b"".join([*parts, line])
-            parts = []
-        parts.append(rest)
-    if last := b"".join(parts):
-        yield last
 
 
 def _reason(error: BaseException) -> str:

@@ -19,6 +19,7 @@ import aiohttp
 from streamrl_operator.kube import errors
 from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.kinds import SERVICE, Kind
+from streamrl_operator.kube.lines import split_lines
 
 REQUEST_TIMEOUT_S = 20.0
 _CONCURRENT = 32
@@ -104,7 +105,9 @@ class Client:
         limit = aiohttp.ClientTimeout(total=duration_s + _WATCH_SLACK_S, sock_connect=self._timeout_s)
         path = kind.path(namespace)
         async with self._answer("watch", kind, path, query=query, limit=limit) as response:
-            async for line in _lines(response.content):
+            async for line in split_lines(response.content.iter_any(), unfinished=False):
+                if not line:
+                    continue
                 event = json.loads(line)
                 if event["type"] == "ERROR":
                     raise errors.from_status(f"watch {path}", int(event["object"].get("code") or 0), event["object"])
@@ -241,19 +244,6 @@ def _parsed(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return text
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length: an object can be larger than what `readline` takes."""
-    parts: list[bytes] = []
-    async for data in content.iter_any():
-        first, *rest = data.split(b"\n")
-        parts.append(first)
-        for part in rest:
-            line = b"".join(parts)
-            parts = [part]
-            if line:
-                yield line
 
 
 def _socket(address: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own AddrInfoType
