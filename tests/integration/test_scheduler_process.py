@@ -16,6 +16,7 @@ import pytest
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.admission import await_admission
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import connect
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
@@ -60,8 +61,9 @@ async def _first_answer(workers: Workers, *, token: str, event: pb.GeneratorEven
     channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
     try:
         call = SchedulerStub(channel).Generate(metadata=call_metadata(token))
-        await call.write(event)
         async with asyncio.timeout(30):
+            await await_admission(call)
+            await call.write(event)
             answer: pb.GeneratorCommand = await call.read()
             if answer is grpc.aio.EOF:
                 raise grpc.aio.AioRpcError(await call.code(), None, None, details=await call.details())

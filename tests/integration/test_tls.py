@@ -1,7 +1,6 @@
 """Whom the servers let in: real processes and real certificates, good ones and every kind of bad one."""
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from streamrl import keys
 from streamrl.errors import EXIT_USER_ERROR
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.admission import await_admission
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import ConnectTimeoutError, connect
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub, WeightsStub
@@ -74,9 +74,9 @@ async def fetch(channel: grpc.aio.Channel) -> Any:
 
 
 async def _converse(call: Any, event: Any) -> Any:
-    with contextlib.suppress(asyncio.InvalidStateError):  # refused already
-        await call.write(event)
     async with asyncio.timeout(ANSWER_S):
+        await await_admission(call)
+        await call.write(event)
         answer = await call.read()
     if answer is grpc.aio.EOF:
         raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details())
@@ -85,20 +85,12 @@ async def _converse(call: Any, event: Any) -> Any:
 
 
 async def outcome(call: Callable[[grpc.aio.Channel], Any], channel: grpc.aio.Channel) -> tuple[str, str]:
-    """Status and its text of a call.
-
-    A refusal that meets our write half-way is INTERNAL to gRPC's client, which has then thrown the reason away: ask again.
-    """
-    for _ in range(5):
-        try:
-            await call(channel)
-        except grpc.aio.AioRpcError as error:
-            name, text = error.code().name, str(error.details())
-        else:
-            return "OK", ""
-        if name != "INTERNAL":
-            break
-    return name, text
+    """Status and its text of a call."""
+    try:
+        await call(channel)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, str(error.details())
+    return "OK", ""
 
 
 CALLS = {

@@ -30,6 +30,7 @@ from streamrl_workers.generator.outbox import Outbox
 from streamrl_workers.generator.puller import Announced
 from streamrl_workers.generator.requests import to_request
 from streamrl_workers.metrics.recorder import Recorder
+from streamrl_workers.stream.admission import await_admission
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
 from streamrl_workers.stream.renewal import Renewal
@@ -151,6 +152,20 @@ class Link:
 
     async def _session(self, stub: SchedulerStub) -> bool:
         call = stub.Generate(metadata=call_metadata(self._identity.token))
+        try:
+            await self._admission(call)
+            return await self._conversation(call)
+        finally:
+            call.cancel()
+
+    async def _admission(self, call: _Call) -> None:
+        try:
+            async with asyncio.timeout(self._lease_s):
+                await await_admission(call)
+        except TimeoutError:
+            raise _unwelcome(f"not let in within {self._lease_s:g} s") from None
+
+    async def _conversation(self, call: _Call) -> bool:
         reader = asyncio.create_task(self._read(call), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
@@ -160,7 +175,6 @@ class Link:
                 writer.result()  # ended by a fault of ours, or the call is over: the reader knows why; or we have left
             return await self._last_word(reader)
         finally:
-            call.cancel()
             for task in (reader, writer):
                 task.cancel()
             await asyncio.wait({reader, writer})

@@ -145,8 +145,6 @@ class Core:
         self._remove(info.generator_id)
         self._parts.fleet.join(info, now_s=now_s)
         self._outbox.to_generator(info.generator_id, welcome(self._settings.lease_s))
-        if self._ended:
-            self._stop_generator(info.generator_id)
         self._announcer.changed()
         return self._settle()
 
@@ -213,12 +211,11 @@ class Core:
     # ---- trainer
 
     def trainer_joined(self, hello: pb.TrainerHello, *, now_s: float) -> list[Effect]:
-        """Answered by TrainerWelcome once the attempt is durable, or by Restart, or by Stop.
+        """Answered by TrainerWelcome once the attempt is durable, or by Restart; by nothing behind the end, when the shell tells everybody.
 
         After every Welcome the trainer says Credit and Published (of its own version) again.
         """
         if self._ended:
-            self._stop_trainer()
             return self._settle()
         try:
             if self._handover.knows(hello):
@@ -401,16 +398,7 @@ class Core:
         for group in self._parts.groups:
             if not group.recorded:
                 self._parts.groups.drop(group, Event.RUN_ENDED)
-        for generator in self._parts.fleet:
-            self._stop_generator(generator.generator_id)
-        self._stop_trainer()
         self._outbox.add(Finished(step=self._settings.steps))
-
-    def _stop_generator(self, generator_id: str) -> None:
-        self._outbox.to_generator(generator_id, pb.GeneratorCommand(stop=pb.Stop(reason="the run has ended")))
-
-    def _stop_trainer(self) -> None:
-        self._outbox.to_trainer(pb.TrainerCommand(stop=pb.Stop(reason="the run has ended")))
 
     def _restart_trainer(self, error: MismatchError) -> None:
         self._handover.left()

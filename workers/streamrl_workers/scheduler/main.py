@@ -226,23 +226,25 @@ def _settings(run: Run) -> Settings:
 
 
 async def _end(run: Run, ending: Ending, *, switchboard: Switchboard, numbers: Numbers) -> Ending:
-    """Tell everybody who must know, write how it ended."""
+    """Write how it ended, then tell everybody: whoever ends because of it finds the result."""
     if ending.exit_code not in (EXIT_DONE, EXIT_USER_ERROR):
         return ending
     last = dict(numbers.numbers())
     if run.environment.around.stay:
         with contextlib.suppress(OSError):  # a full disk may be why we end
             keep_numbers(run.environment.run_dir, last)
-    switchboard.stop_all(ending.line or "the run has ended", already_told=ending.finished_step is not None)
     run.journal.close()
     if ending.exit_code == EXIT_USER_ERROR:
-        return _failed(run, ending)
+        _failed(run, ending)
+        switchboard.stop_all(ending.line)
+        return ending
     checkpoint = last["checkpoint"]
     write_success(
         run.environment.run_dir,
         steps=ending.finished_step or 0,
         checkpoint=None if checkpoint is None else checkpoint["path"],
     )
+    switchboard.stop_all("the run has ended")
     await switchboard.wait_until_told(timeout_s=LINGER_S)
     return ending
 

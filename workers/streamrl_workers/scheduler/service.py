@@ -21,13 +21,14 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.journal import Journal
-from streamrl_workers.scheduler.shell.connection import Context, Events, Handlers, dispatch, greeting, log, serve_peer
+from streamrl_workers.scheduler.shell.connection import Events, Handlers, dispatch, greeting, log, serve_peer
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.link import Link
 from streamrl_workers.scheduler.shell.model_files import ModelFiles
 from streamrl_workers.scheduler.shell.rates import Beat
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
+from streamrl_workers.stream.admission import Context
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 

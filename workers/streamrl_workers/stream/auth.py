@@ -6,13 +6,13 @@ Servers of a local run bind to the loopback address only. The token is never log
 """
 
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
 
 from streamrl.keys import GRPC_TOKEN_HEADER
+from streamrl_workers.stream.admission import Context, guarded
 
 LOOPBACK = "127.0.0.1"
 """The address that servers of a local run bind to."""
@@ -36,33 +36,11 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """Hand the call on, or replace its handler by one that refuses."""
+        """Put the check before the handler."""
         handler = await continuation(handler_call_details)
-        if handler is None or self._holds_token(handler_call_details.invocation_metadata):
-            return handler
-        return _refusing(handler)
+        return None if handler is None else guarded(handler, self._admit)
 
-    def _holds_token(self, metadata: Metadata | None) -> bool:
-        given = dict(metadata or ()).get(GRPC_TOKEN_HEADER, "")
-        return hmac.compare_digest(str(given).encode(), self._token)
-
-
-def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-    """A handler of the same shape as `handler` that aborts at once."""
-    kinds = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, _refuse),
-        (False, True): (grpc.unary_stream_rpc_method_handler, _refuse_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, _refuse),
-        (True, True): (grpc.stream_stream_rpc_method_handler, _refuse_stream),
-    }
-    make, refuse = kinds[handler.request_streaming, handler.response_streaming]
-    return make(refuse)
-
-
-async def _refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:  # noqa: ANN401 - any method's message
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the token of the run")
-
-
-async def _refuse_stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:  # noqa: ANN401
-    await _refuse(request, context)
-    yield b""
+    async def _admit(self, context: Context) -> None:
+        given = dict(context.invocation_metadata() or ()).get(GRPC_TOKEN_HEADER, "")
+        if not hmac.compare_digest(str(given).encode(), self._token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the token of the run")

@@ -6,18 +6,17 @@ Owns the table of roles and the refusals. Does not own certificates (`tls.py`): 
 peer's is of our authority and not expired. A refusal is one line for the peer, and one in our log for each peer.
 """
 
-import contextlib
-import inspect
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import grpc
 import grpc.aio
 
 from streamrl.names import role_uri
+from streamrl_workers.stream.admission import Context, guarded
 
 Role = Literal["scheduler", "trainer", "generator"]
 
@@ -37,7 +36,6 @@ _MOST_TOLD = 1024
 """Peers whose refusal is remembered as logged; beyond it they are only refused."""
 
 log = logging.getLogger("streamrl.admission")
-_Admit = Callable[[Any], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +73,9 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
         if handler is None:
             return None
         method = str(handler_call_details.method)
-        return _guarded(handler, lambda context: self._admit(context, method))
+        return guarded(handler, lambda context: self._admit(context, method))
 
-    async def _admit(self, context: Any, method: str) -> None:  # noqa: ANN401 - grpc ships no types
+    async def _admit(self, context: Context, method: str) -> None:
         names = [name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())]
         peers = [identity for identity in map(parse_identity, names) if identity is not None]
         if len(peers) != 1:
@@ -102,34 +100,3 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
 def _host(peer: str) -> str:
     """Without the port, which is another for each connection."""
     return peer.rpartition(":")[0]
-
-
-def _guarded(handler: grpc.RpcMethodHandler, admit: _Admit) -> grpc.RpcMethodHandler:
-    """The same handler behind `admit`, which aborts the call of those who may not make it."""
-    kinds = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-    }
-    make, behaviour = kinds[handler.request_streaming, handler.response_streaming]
-    return make(_behind(admit, behaviour), handler.request_deserializer, handler.response_serializer)
-
-
-def _behind(admit: _Admit, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    """Of the same kind as `behaviour` (grpc asks whether it is a generator)."""
-    if inspect.isasyncgenfunction(behaviour):
-
-        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - any method's messages
-            await admit(context)
-            async with contextlib.aclosing(behaviour(request, context)) as messages:
-                async for message in messages:
-                    yield message
-
-        return stream
-
-    async def answer(request: Any, context: Any) -> Any:  # noqa: ANN401 - any method's messages
-        await admit(context)
-        return await behaviour(request, context)
-
-    return answer

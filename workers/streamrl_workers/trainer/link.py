@@ -26,6 +26,7 @@ from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.recorder import Recorder
 from streamrl_workers.stream import stream_pb2_grpc
+from streamrl_workers.stream.admission import await_admission
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect_any_time
 from streamrl_workers.stream.renewal import Renewal
@@ -140,9 +141,11 @@ class Link:
 
     async def _welcome(self, call: _Call, outbox: "Outbox", *, timeout_s: float) -> float:
         """Say hello and hand the first answer to the session; the lease in seconds."""
-        await outbox.send_next(call)
         try:
-            command = await asyncio.wait_for(call.read(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await await_admission(call)
+                await outbox.send_next(call)
+                command = await call.read()
         except TimeoutError:
             raise ConnectTimeoutError(f"the scheduler did not welcome this trainer within {timeout_s:.0f} s") from None
         if command is grpc.aio.EOF:

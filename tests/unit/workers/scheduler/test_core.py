@@ -262,11 +262,12 @@ def test_the_end_and_everything_after_it():
     run.commit(100)
     assert isinstance(run.durable[-1], fx.RunEnded)
     effects = run.core.trainer_joined(pb.TrainerHello(instance="late"), now_s=0.0)
-    assert commands(effects, "stop")
+    assert effects == [], "whoever ended the run tells everybody so, once the result is written"
     again = Core(run.job, replay(run.durable))
     assert again.start(0.0) == [fx.Finished(step=run.job.steps)]
     info = fx.GeneratorInfo(generator_id="g", instance="x", pool="p", slots=1, step=None, attempt=None)
-    assert commands(again.generator_joined(info, now_s=0.0), "stop")
+    (welcome,) = again.generator_joined(info, now_s=0.0)
+    assert commands([welcome], "welcome")
 
 
 def test_recorded_steps_are_repeated_with_their_groups_after_everybody_died():

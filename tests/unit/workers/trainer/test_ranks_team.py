@@ -73,6 +73,7 @@ class World:
 
     def __init__(self, meeting: Meeting) -> None:
         self.lost: list[str] = []
+        self.told = threading.Event()
         self.watch = Watch()
         self.team = Team(meeting, on_lost=self._on_lost)
         self.pool = ThreadPoolExecutor(2)
@@ -96,6 +97,7 @@ class World:
     def _on_lost(self, reason: str) -> None:
         self.lost.append(reason)
         self.watch.lost(reason)
+        self.told.set()
 
 
 @pytest.fixture
@@ -136,6 +138,7 @@ def test_a_rank_that_is_gone_is_named_at_once(world: World) -> None:
         while True:
             ranks.call("double", [1, 2, 3])
     assert time.monotonic() - begun_s < DEADLINE_S / 2
+    assert world.told.wait(DEADLINE_S)  # by a thread of the link
     assert world.lost == ["rank 2 is gone"]
 
 

@@ -14,14 +14,13 @@ import grpc.aio
 from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.link import Link, SlowPeerError
 from streamrl_workers.scheduler.shell.loops import report
+from streamrl_workers.stream.admission import Context
 
 HELLO_TIMEOUT_S = 10.0
 """A connection that does not say who it is for so long is closed."""
 
 log = logging.getLogger("streamrl.scheduler")
 
-Context = Any
-"""grpc.aio.ServicerContext: grpc ships no types."""
 Events = AsyncIterator[Any]
 """The peer's events."""
 Handlers = Mapping[str, Callable[[Any], None]]
@@ -64,8 +63,6 @@ async def greeting(events: Events, context: Context, *, kind: str) -> Any:  # no
 async def serve_peer(peer: Peer, events: Events, *, context: Context, ending: EndingBox) -> None:
     """Run a connection from its join to its end."""
     reason = "its connection is closed"
-    # Else the first write sends it; were that write cancelled half-way, grpc could send no status after it, and the peer would wait for ever.
-    await context.send_initial_metadata(())
     try:
         if not peer.join():
             await peer.link.write_all(context.write)

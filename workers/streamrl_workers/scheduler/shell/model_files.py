@@ -13,7 +13,7 @@ import grpc.aio
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH, ENV_SHARED_DIR, FILE_MODEL
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.shell.connection import Context
+from streamrl_workers.stream.admission import Context
 from streamrl_workers.stream.model_pieces import ModelFilesError, model_files, pieces
 
 _UNREADY = f"the model is not ready: neither {ENV_MODEL_PATH} nor {FILE_MODEL} in {ENV_SHARED_DIR} says where it is"

@@ -99,14 +99,13 @@ class Switchboard:
         if self._trainer is not None:
             self._trainer.link.send(command)
 
-    def stop_all(self, reason: str, *, already_told: bool) -> None:
-        """Tell everybody to end, also those who connect from now on; `already_told`: the core has told the connected."""
+    def stop_all(self, reason: str) -> None:
+        """Tell everybody to end, also those who connect from now on."""
         self._stop = reason
         for entry in self._generators.values():
-            entry.link.end() if already_told else self.stop_generator(entry)
+            self.stop_generator(entry)
         if self._trainer is not None:
-            self._trainer_told = True
-            self._trainer.link.end() if already_told else self.stop_trainer(self._trainer)
+            self.stop_trainer(self._trainer)
 
     @property
     def stopping(self) -> bool:
