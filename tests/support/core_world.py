@@ -51,6 +51,7 @@ class SimGenerator:
     connected: bool = True
     idle: str = ""
     leaving: bool = False
+    drain: bool = False  # was told to drain, behind every issue
 
 
 @dataclass
@@ -251,11 +252,11 @@ class World:
     def finish_leaving(self, name: str) -> bool:
         """A generator that leaves and holds nothing goes; whether it did."""
         generator = self.generators[name]
-        if not generator.leaving or not generator.connected or generator.active or generator.inbox:
+        if not generator.drain or not generator.connected or generator.active or generator.inbox:
             return False
         held = self.core.view().active_leases
         self.do(self.core.generator_drained(name, now_s=self.now_s))
-        assert self.core.view().active_leases >= held or len(self.generators) == 1
+        assert self.core.view().active_leases >= held, "it held nothing, so nothing is taken back"
         self.kill_generator(name)
         return True
 
@@ -272,6 +273,8 @@ class World:
                 generator.wanted = command.weights.version
             case "idle":
                 generator.idle = command.idle.cause
+            case "drain":
+                generator.drain = True
 
     def load_weights(self, generator: SimGenerator) -> None:
         assert generator.wanted is not None

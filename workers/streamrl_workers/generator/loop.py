@@ -122,10 +122,9 @@ class EngineLoop:
         self._awake()
 
     def leave(self) -> None:
-        """Say `Leaving` now, and `Drained` when everything accepted has ended."""
+        """Say `Leaving`. The scheduler answers `Drain`, behind all that it had issued before it knew."""
         self.leaving = True
         self._outbox.post(pb.GeneratorEvent(leaving=pb.Leaving()))
-        self.drain()
 
     def sent(self) -> None:
         """The writer has taken what was in the outbox."""

@@ -197,6 +197,7 @@ class Core:
         if generator is not None:
             generator.leaving = True
             self._parts.fleet.settle(generator)
+            self._outbox.to_generator(generator_id, pb.GeneratorCommand(drain=pb.Drain()))
         return self._settle()
 
     def generator_drained(self, generator_id: str, *, now_s: float) -> list[Effect]:
