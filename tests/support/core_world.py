@@ -6,7 +6,6 @@ next: deliver a command, make tokens, commit, kill. Checks invariants 1 and 2 as
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from random import Random
 
 from streamrl.proto import stream_pb2 as pb
@@ -15,6 +14,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.settings import Settings
+from support.core_peers import SimGenerator, SimTrainer
 from support.turns import check_trajectory, next_token
 
 
@@ -35,41 +35,6 @@ def settings(**changes) -> Settings:
         "prompt_look_ahead": 8,
     }
     return Settings(**{**values, **changes})
-
-
-@dataclass
-class SimGenerator:
-    """Holds leases; makes tokens when told to."""
-
-    name: str
-    instance: str
-    slots: int
-    version: tuple[int, int] | None = None
-    inbox: deque = field(default_factory=deque)
-    active: dict[int, pb.SampleRequest] = field(default_factory=dict)
-    wanted: pb.VersionName | None = None
-    connected: bool = True
-    idle: str = ""
-    leaving: bool = False
-    drain: bool = False  # was told to drain, behind every issue
-
-
-@dataclass
-class SimTrainer:
-    """Collects groups, takes steps."""
-
-    instance: str
-    step: int
-    attempt: int = 0
-    welcomed: bool = False
-    inbox: deque = field(default_factory=deque)
-    held: dict[int, pb.Group] = field(default_factory=dict)
-    unrecorded: pb.StepDone | None = None
-    connected: bool = True
-    credit: int = 1_000_000
-    idle: str = ""
-    owed: int = 0
-    """Bytes of groups that it has taken and not yet paid for."""
 
 
 class World:

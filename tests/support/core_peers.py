@@ -1,0 +1,41 @@
+"""A generator and a trainer of the world around the core: what they hold and what they were told."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from streamrl.proto import stream_pb2 as pb
+
+
+@dataclass
+class SimGenerator:
+    """Holds leases; makes tokens when told to."""
+
+    name: str
+    instance: str
+    slots: int
+    version: tuple[int, int] | None = None
+    inbox: deque = field(default_factory=deque)
+    active: dict[int, pb.SampleRequest] = field(default_factory=dict)
+    wanted: pb.VersionName | None = None
+    connected: bool = True
+    idle: str = ""
+    leaving: bool = False
+    drain: bool = False  # was told to drain, behind every issue
+
+
+@dataclass
+class SimTrainer:
+    """Collects groups, takes steps."""
+
+    instance: str
+    step: int
+    attempt: int = 0
+    welcomed: bool = False
+    inbox: deque = field(default_factory=deque)
+    held: dict[int, pb.Group] = field(default_factory=dict)
+    unrecorded: pb.StepDone | None = None
+    connected: bool = True
+    credit: int = 1_000_000
+    idle: str = ""
+    owed: int = 0
+    """Bytes of groups that it has taken and not yet paid for."""
