@@ -6,8 +6,9 @@ import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.generators import GeneratorEngine, Scaling
+from streamrl.spec.scheduling import Dispatch
 from streamrl.spec.task import Dataset, Environment, Reward
-from streamrl.spec.training import Algorithm, Correction, Dispatch, TrainerEngine
+from streamrl.spec.training import Algorithm, Correction, TrainerEngine
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
 from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES

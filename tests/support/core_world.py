@@ -31,7 +31,7 @@ def settings(**changes) -> Settings:
         "lease_s": 10.0,
         "max_buffer_bytes": 1 << 20,
         "dispatch": "lateBinding",
-        "use_history": True,
+        "length_signals": ("History",),
         "prompt_look_ahead": 8,
     }
     return Settings(**{**values, **changes})

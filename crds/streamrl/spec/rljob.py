@@ -7,12 +7,12 @@ from pydantic import Field, StringConstraints, model_validator
 from streamrl.spec.base import SpecModel, map_by
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
+from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.task import Task
 from streamrl.spec.training import (
     Algorithm,
     FailurePolicy,
     Pipeline,
-    Scheduling,
     Storage,
     Trainer,
     Weights,

@@ -38,7 +38,7 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE, PATIENCE_LEASES, E
 from streamrl_workers.scheduler.fleet import Fleet, Generator, welcome
 from streamrl_workers.scheduler.groups import GroupTable
 from streamrl_workers.scheduler.handover import HandOver, HistoryError, MismatchError
-from streamrl_workers.scheduler.lengths import LengthHistory
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from streamrl_workers.scheduler.life import Event, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.parts import Parts
@@ -415,15 +415,15 @@ def _make_parts(settings: Settings, recovered: Recovered, *, first_lease: int) -
     window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
     groups = GroupTable(window)
     fleet = Fleet(first_lease=first_lease)
-    history = LengthHistory(recovered.prompt_lengths)
+    lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
     waiting = WaitingGroups(
         groups,
         policy=policy(settings.dispatch),
-        history=history if settings.use_history else None,
+        lengths=lengths,
         batch_groups=settings.batch_groups,
     )
     first = recovered.next_group_id
-    production = Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, history=history)
+    production = Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths)
     return Parts(
         settings=settings,
         outbox=outbox,

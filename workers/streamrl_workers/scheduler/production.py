@@ -17,7 +17,7 @@ from streamrl_workers.scheduler.effects import Dropped, Score, Scored, ScoreSamp
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
 from streamrl_workers.scheduler.group_stats import stats_of
 from streamrl_workers.scheduler.groups import Group, GroupTable, Sample
-from streamrl_workers.scheduler.lengths import LengthHistory
+from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.life import Event, SampleEvent, SampleState, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.seeds import sample_seed
@@ -41,14 +41,14 @@ class Production:
         groups: GroupTable,
         fleet: Fleet,
         waiting: WaitingGroups,
-        history: LengthHistory,
+        lengths: Lengths,
     ) -> None:
         self._settings = settings
         self._outbox = outbox
         self._groups = groups
         self._fleet = fleet
         self._waiting = waiting
-        self._history = history
+        self._lengths = lengths
         self._dynamic = DynamicSampling(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
@@ -251,7 +251,7 @@ class Production:
         assert group.begun is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
         group.stats = stats_of(trajectories, begun=group.begun)
-        self._history.learn(group.prompt_key, mean_tokens=group.stats.tokens_sum / group.stats.samples)
+        self._lengths.learn(group.prompt_key, mean_tokens=group.stats.tokens_sum / group.stats.samples)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
         group.samples, group.prompt = [], ""

@@ -43,8 +43,8 @@ class Settings:
     max_buffer_bytes: int
     dispatch: str
     """Key of the dispatch registry."""
-    use_history: bool
-    """Whether past lengths predict future ones."""
+    length_signals: tuple[str, ...]
+    """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
     prompt_look_ahead: int
     whole_batches: bool = False
     """Whether groups are handed over only when a whole batch can be."""
@@ -77,7 +77,7 @@ class Settings:
             lease_s=scheduling.lease_seconds,
             max_buffer_bytes=parse_bytes(scheduling.max_buffer_bytes),
             dispatch=scheduling.dispatch.key,
-            use_history="History" in scheduling.length_signals,
+            length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_turns=pipeline.mode in _TURN_MODES,

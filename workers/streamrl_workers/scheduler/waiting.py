@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from streamrl_workers.scheduler.dispatch import Candidate, Key, Policy
 from streamrl_workers.scheduler.groups import Group, GroupTable
-from streamrl_workers.scheduler.lengths import LengthHistory
+from streamrl_workers.scheduler.lengths import Lengths
 
 _Heap = list[tuple[Key, int]]
 
@@ -18,10 +18,10 @@ _Heap = list[tuple[Key, int]]
 class WaitingGroups:
     """All groups that wait, by policy."""
 
-    def __init__(self, groups: GroupTable, *, policy: Policy, history: LengthHistory | None, batch_groups: int) -> None:
+    def __init__(self, groups: GroupTable, *, policy: Policy, lengths: Lengths, batch_groups: int) -> None:
         self._groups = groups
         self._policy = policy
-        self._history = history
+        self._lengths = lengths
         self._batch_groups = batch_groups
         self._open: _Heap = []
         self._fresh: _Heap = []
@@ -77,7 +77,7 @@ class WaitingGroups:
         return None
 
     def _fresh_key(self, group: Group) -> Key:
-        predicted = self._history.predict(group.prompt_key) if self._history is not None else 0.0
+        predicted = self._lengths.predict(group.prompt_key).tokens
         return self._policy(
             Candidate(group_id=group.group_id, wave=group.group_id // self._batch_groups, predicted_tokens=predicted)
         )

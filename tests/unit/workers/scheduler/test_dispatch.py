@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl.spec.training import Dispatch
+from streamrl.spec.scheduling import Dispatch
 from streamrl_workers.scheduler.dispatch import POLICIES, Candidate, policy
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 from streamrl_workers.scheduler.seeds import sample_seed
