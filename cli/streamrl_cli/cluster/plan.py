@@ -1,18 +1,20 @@
 """`streamrl plan FILE`: what a job becomes on Kubernetes, without asking any cluster: objects, pods, volumes, memory, cost.
+With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
 The operator's own planning makes the objects. Two things it alone knows are placeholders here: its images (--trainer-image, --generator-image), and the job's UID.
 """
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from streamrl import __version__, names
-from streamrl.errors import EXIT_DONE, UserErrors
+from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl_cli import console
+from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, collect, config_map, with_code
 from streamrl_cli.cluster.check import cluster_problems
 from streamrl_cli.cluster.dump import FORMS, dump
@@ -44,20 +46,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="IMAGE",
             help="the operator's image of such pods (default: %(default)s)",
         )
+    plan_optimize.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of each job in the file."""
+    plan_optimize.check(args)
     jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
     if mistakes:
         raise UserErrors(mistakes)
+    reasons: list[str] = []
+    if args.optimize:
+        if len(jobs) != 1:
+            raise UserError(field="--optimize", rule=f"needs a file with one job, {args.file} holds {len(jobs)}")
+        job, reasons = plan_optimize.optimise(jobs[0], args, config=_config(jobs[0], args))
+        jobs = [job]
     plans = [(job, objects_of(job, args)) for job in jobs]
     if args.output:
         console.out(dump([obj for _, objects in plans for obj in objects], form=args.output))
+        if reasons:
+            console.err("\n".join(reasons))  # the objects alone are the result
         return EXIT_DONE
     for number, (job, objects) in enumerate(plans):
-        known = estimate(job, config=find_config(job.spec.model, base_dir=base_dir_of(args.file), hub_dir=_hub_dir()))
+        known = estimate(job, config=_config(job, args))
         console.out("\n".join([*([""] if number else []), *summary(job, objects=objects, known=known)]))
+    if reasons:
+        console.out("\n".join(["", *reasons]))
     return EXIT_DONE
 
 
@@ -141,6 +155,11 @@ def _others(name: str, objects: list[Object]) -> list[tuple[str, ...]]:
             found.setdefault(obj["kind"], []).append(obj["metadata"]["name"])
     found["Secret"] = [names.ca_secret(name), *(names.tls_secret(name, role) for role in _ROLES)]
     return [(kind, ", ".join(those)) for kind, those in found.items()]
+
+
+def _config(job: RLJob, args: argparse.Namespace) -> Mapping[str, Any] | None:
+    """The model's config.json, if it is at hand."""
+    return find_config(job.spec.model, base_dir=base_dir_of(args.file), hub_dir=_hub_dir())
 
 
 def _hub_dir() -> Path:

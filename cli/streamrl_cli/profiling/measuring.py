@@ -1,0 +1,305 @@
+"""Runs the probes: a process for each pool and for each number of trainer processes, one after the other.
+
+      JOB ─▶ run folder, initial model ─▶ MEASURING ══ probe decode   (one generator)
+                                              ║   ══ probe train    (rank 0, beside the trainer's other ranks)
+                                              ▼
+                                           Profile
+
+Loop: `_lines` consumes a probe's JSON lines; waits for each at most as long as the deadline lets a probe take, and longer
+for the first (a model is loaded); unblocked by the line, the probe's end or the time limit, which ends the probe.
+
+Invariant: no probe outlives this process (lifeline) or its part of the measurement. One stage at a time has the machine,
+with the cores and GPUs that `streamrl run` would give it.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, UserError
+from streamrl.spec import RLJob, parse_job
+from streamrl.spec.generators import GeneratorPool
+from streamrl_cli.profiling.record import BatchPoint, Lengths, PoolProfile, Profile, StepPoint, TrainerProfile, model_of
+from streamrl_cli.runner.failure import failed
+from streamrl_cli.runner.folder import RunFolder, create_folder
+from streamrl_cli.runner.gpus import visible_gpus
+from streamrl_cli.runner.placement import usable_cpus
+from streamrl_cli.runner.plan import LOOPBACK, ProcessPlan, plan_run
+from streamrl_cli.runner.prepare import STREAM_LIMIT_BYTES, prepare_model
+
+_PROBE = "streamrl_cli.profiling.probe"
+_RANK = "streamrl_workers.trainer"
+_START_S = 900.0
+"""For a probe's first line beyond the deadline: a large model takes minutes to load."""
+_GRACE_S = 60.0
+"""For any later line beyond the deadline: one step that began within it must end."""
+_NO_SCHEDULER = f"{LOOPBACK}:1"
+"""A trainer's settings name one; a probe never dials it."""
+_LENGTHS_WITHOUT_ANSWERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is measured, and for how long."""
+
+    pools: tuple[str, ...]
+    batches: tuple[int, ...]
+    """Empty: powers of two up to the pool's slots, and all slots."""
+    processes: tuple[int, ...]
+    """Numbers of trainer processes; empty: the trainer is not measured."""
+    windows: int
+    repeats: int
+    samples: int
+    """Answers whose lengths are taken."""
+    deadline_s: float
+    """Of one point."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Where the measuring is done."""
+
+    folder: Path
+    """For run folders and logs."""
+    base_dir: Path
+    say: Callable[[str], None]
+    prepared: Callable[[Mapping[str, Any]], None]
+    """Progress of the model's preparation."""
+
+
+async def measure(job: RLJob, *, wanted: Wanted, bench: Bench, known: Profile | None = None) -> Profile:
+    """Measure what is wanted; `known` has the lengths of answers if only the trainer is measured.
+
+    Raises:
+        UserError, RunFailedError: a probe refused the job, failed, or took too long.
+    """
+    run = create_folder(job, base_dir=bench.base_dir, parent=bench.folder, path=bench.folder / "job")
+    simulated = job.spec.trainer.engine.simulated is not None
+    model = "" if simulated else await prepare_model(run, report=bench.prepared)
+    pools = [pool for pool in job.spec.generators if pool.name in wanted.pools]
+    measured = [await _pool(pool, run=run, model=model, wanted=wanted, bench=bench) for pool in pools]
+    profile = Profile(job=job.metadata.name, model=model_of(job), pools=tuple(measured))
+    lengths = _lengths(job, profile if measured else known)
+    points = [
+        point
+        for count in wanted.processes
+        for point in await _trainer(job, count, lengths=lengths, model=model, wanted=wanted, bench=bench)
+    ]
+    trainer = TrainerProfile(engine=job.spec.trainer.engine.key, points=tuple(points)) if points else None
+    return profile.model_copy(update={"trainer": trainer})
+
+
+def batches_of(pool: GeneratorPool, *, given: Sequence[int] = ()) -> tuple[int, ...]:
+    """Batch sizes to measure, rising. Raises `UserError` for one that the pool's engine has no slots for."""
+    slots = int(pool.engine.value.slots)
+    for batch in given:
+        if not 1 <= batch <= slots:
+            rule = f"must be from 1 to the {slots} slots of pool {pool.name}"
+            raise UserError(field="--batches", rule=rule, got=batch)
+    doubled = [2**power for power in range(slots.bit_length()) if 2**power <= slots]
+    return tuple(sorted({*given} or {*doubled, slots}))
+
+
+def step_sizes(batch_groups: int) -> tuple[int, ...]:
+    """Groups of the steps to measure: a sixteenth, a quarter and the whole of the job's batch."""
+    return tuple(sorted({max(1, batch_groups // part) for part in (16, 4, 1)}))
+
+
+def _lengths(job: RLJob, known: Profile | None) -> tuple[int, ...]:
+    """Lengths of the answers that training is timed with; where none were measured, evenly up to the longest allowed."""
+    if known is not None and known.pools:
+        return known.pools[0].lengths.tokens
+    most = job.spec.task.sampling.max_tokens
+    parts = range(1, _LENGTHS_WITHOUT_ANSWERS + 1)
+    return tuple(max(1, most * part // _LENGTHS_WITHOUT_ANSWERS) for part in parts)
+
+
+async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Wanted, bench: Bench) -> PoolProfile:
+    task = {
+        "pool": pool.name,
+        "batches": batches_of(pool, given=wanted.batches),
+        "windows": wanted.windows,
+        "samples": wanted.samples,
+        "deadline_s": wanted.deadline_s,
+        "base_dir": str(run.base_dir),
+    }
+    plan = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).generator(pool.name, ordinal=0)
+    log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
+    points: list[BatchPoint] = []
+    answers: Mapping[str, Any] = {}
+    async with _lifeline() as lifeline:
+        process = await _spawn(
+            _PROBE, "decode", json.dumps(task), env=_env(plan, run=run, model=model, lifeline=lifeline), log=log
+        )
+        async for event in _lines(process, log=log, what=f"pool {pool.name}", deadline_s=wanted.deadline_s):
+            if event["event"] == "answers":
+                answers = event
+                bench.say(f"pool {pool.name}: {len(event['lengths'])} answers, {event['unfinished']} of them cut off")
+            else:
+                points.append(_batch_point(event))
+                bench.say(f"pool {pool.name}: batch {event['batch']}, {event['median']:.3g} ms a step")
+    turns = 1 if run.job.spec.task.environment is None else run.job.spec.task.environment.max_turns
+    lengths = Lengths(tokens=tuple(answers["lengths"]), unfinished=answers["unfinished"], turns=turns)
+    return PoolProfile(
+        name=pool.name,
+        engine=pool.engine.key,
+        latency=tuple(points),
+        fill_milliseconds=answers["fill_ms"],
+        lengths=lengths,
+    )
+
+
+async def _trainer(
+    job: RLJob, count: int, *, lengths: Sequence[int], model: str, wanted: Wanted, bench: Bench
+) -> list[StepPoint]:
+    """Steps with `count` processes."""
+    run = create_folder(
+        with_processes(job, count), base_dir=bench.base_dir, parent=bench.folder, path=bench.folder / f"train-{count}"
+    )
+    task = {
+        "groups": step_sizes(job.spec.pipeline.batch_groups),
+        "repeats": wanted.repeats,
+        "lengths": list(lengths),
+        "deadline_s": wanted.deadline_s,
+        "base_dir": str(run.base_dir),
+    }
+    ranks = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).ranks
+    log = run.file(keys.DIR_LOGS, "trainer-0.log")
+    what = f"trainer with {count} {'process' if count == 1 else 'processes'}"
+    points: list[StepPoint] = []
+    async with _lifeline() as lifeline:
+        shared = {keys.ENV_MASTER_PORT: str(_free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
+        envs = [_env(plan, run=run, model=model, lifeline=lifeline) | shared for plan in ranks]
+        others = [
+            await _spawn(_RANK, env=env, log=run.file(keys.DIR_LOGS, f"trainer-{rank}.log"))
+            for rank, env in enumerate(envs[1:], start=1)
+        ]
+        try:
+            process = await _spawn(_PROBE, "train", json.dumps(task), env=envs[0], log=log)
+            async for event in _lines(process, log=log, what=what, deadline_s=wanted.deadline_s):
+                if event["event"] == "step":
+                    points.append(_step_point(event, processes=count))
+                    bench.say(f"{what}: {event['tokens']} tokens, {event['median']:.3g} s a step")
+        finally:
+            await _end(others)
+    return points
+
+
+def with_processes(job: RLJob, count: int) -> RLJob:
+    """The same job with so many trainer processes. Raises `UserErrors` where the specification does not allow them."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["trainer"]["processesPerNode"] = count
+    return parse_job(document)
+
+
+def _batch_point(event: Mapping[str, Any]) -> BatchPoint:
+    return BatchPoint(
+        batch=event["batch"],
+        milliseconds=event["median"],
+        lowest_milliseconds=event["lowest"],
+        highest_milliseconds=event["highest"],
+        steps=event["steps"],
+    )
+
+
+def _step_point(event: Mapping[str, Any], *, processes: int) -> StepPoint:
+    return StepPoint(
+        processes=processes,
+        samples=event["samples"],
+        tokens=event["tokens"],
+        seconds=event["median"],
+        lowest_seconds=event["lowest"],
+        highest_seconds=event["highest"],
+        repeats=event["repeats"],
+    )
+
+
+def _env(plan: ProcessPlan, *, run: RunFolder, model: str, lifeline: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        **plan.env,
+        keys.ENV_RUN_DIR: str(run.path),
+        keys.ENV_MODEL_PATH: model,
+        keys.ENV_CODE_DIR: str(run.base_dir),
+        keys.ENV_SCHEDULER_ADDRESS: _NO_SCHEDULER,
+        keys.ENV_TOKEN: "",
+        keys.ENV_GRPC_PORT: "0",
+        keys.ENV_SIGNALS_PORT: "0",
+        keys.ENV_LIFELINE_FD: str(lifeline),
+        "PYTHONHASHSEED": "0",  # as for `prepare`: the items of some data sets follow it
+    }
+
+
+async def _spawn(module: str, *arguments: str, env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
+    with log.open("ab") as errors:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, *arguments),
+            env=env,
+            pass_fds=(int(env[keys.ENV_LIFELINE_FD]),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if module == _PROBE else errors,
+            stderr=errors,
+            limit=STREAM_LIMIT_BYTES,
+            start_new_session=True,  # Ctrl-C reaches us alone
+        )
+
+
+async def _lines(
+    process: asyncio.subprocess.Process, *, log: Path, what: str, deadline_s: float
+) -> AsyncIterator[Mapping[str, Any]]:
+    """Events of a probe until its good end; it is ended in any case."""
+    assert process.stdout is not None
+    limit_s = deadline_s + _START_S
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(limit_s):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                rule = f"was overrun: {what} gave no number for {limit_s:g} s"
+                raise UserError(
+                    field="--deadline-seconds", rule=rule, fix="raise it, or measure less at once"
+                ) from None
+            if not line:
+                break
+            yield json.loads(line)
+            limit_s = 2 * deadline_s + _GRACE_S  # a point warms up within one deadline and is measured within another
+        code = await process.wait()
+    finally:
+        await _end([process])
+    if code != EXIT_DONE:
+        raise failed(reason=f"{what} could not be measured (exit code {code})", exit_code=code, log=log)
+
+
+async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    for process in processes:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def _lifeline() -> AsyncIterator[int]:
+    """The end of a pipe at which a child sees that this process is gone."""
+    ends = os.pipe()
+    try:
+        yield ends[0]
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        return int(listener.getsockname()[1])

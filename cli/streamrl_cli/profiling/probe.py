@@ -1,0 +1,273 @@
+"""The process that measures one stage: `python -m streamrl_cli.profiling.probe decode|train TASK`.
+
+Consumes the environment of a worker (run folder, model, threads, cores, rank) and TASK, a JSON object. Produces JSON lines
+on standard output, one for each thing measured, flushed as it is known. A user's mistake is one line on standard error and
+exit code 2. It ends at once when its parent is gone. The one module of the command line that may load torch, which its
+imports do when a stage is measured.
+
+`train` with several processes is rank 0; the others are the trainer's own (`python -m streamrl_workers.trainer`).
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, TextIO
+
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.keys import ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
+from streamrl.spec import RLJobSpec, read_job
+from streamrl.spec.generators import GeneratorPool
+from streamrl_cli.profiling import decoding, training
+from streamrl_workers.generator.engine import Engine, Sampling
+from streamrl_workers.stream.environ import integer, pin_to_cpus, required
+from streamrl_workers.stream.lifeline import watch_lifeline
+
+_ENDLESS_TOKENS = 1_000_000
+"""Answers of a simulated engine while its steps are timed: none ends."""
+_PROMPTS = 64
+"""Of the job's; more are asked with other seeds."""
+_SIMULATED_VOCABULARY = 256
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTask:
+    """What is measured of a pool."""
+
+    pool: str
+    batches: tuple[int, ...]
+    windows: int
+    samples: int
+    deadline_s: float
+    base_dir: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTask:
+    """What is measured of the trainer."""
+
+    groups: tuple[int, ...]
+    repeats: int
+    lengths: tuple[int, ...]
+    deadline_s: float
+    base_dir: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure one stage as the environment and the task say; the exit code."""
+    role, task = argv
+    output = sys.stdout
+    measures: dict[str, Callable[[Mapping[str, Any], Say], None]] = {
+        "decode": lambda given, say: decode(DecodeTask(**given), say=say),
+        "train": lambda given, say: train(TrainTask(**given), say=say),
+    }
+    try:
+        pin_to_cpus(os.environ)
+        watch_lifeline(os.environ)
+        with contextlib.redirect_stdout(sys.stderr):  # what user code prints must not get between our lines
+            measures[role](json.loads(task), lambda event: _say(event, output))
+    except (UserError, UserErrors) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_USER_ERROR
+    except (decoding.TooSlowError, training.TooSlowError) as error:
+        sys.stderr.write(f"--deadline-seconds: was too short: {error}; raise it, or measure less at once\n")
+        return EXIT_USER_ERROR
+    except MemoryError as error:
+        sys.stderr.write(f"out of memory: {error}\n")
+        return EXIT_FAULT
+    return EXIT_DONE
+
+
+def _say(event: Mapping[str, Any], output: TextIO) -> None:
+    output.write(json.dumps(event) + "\n")
+    output.flush()
+
+
+def decode(task: DecodeTask, *, say: Say) -> None:
+    """Answers of the initial model, then steps at each batch size."""
+    spec = _spec()
+    pool = next(pool for pool in spec.generators if pool.name == task.pool)
+    clock = decoding.Clock(now_s=_clock(spec), sleep=time.sleep)
+    prompts = _prompts(spec, base_dir=Path(task.base_dir))
+    source = decoding.Source(prompts=prompts, sampling=_sampling(spec), seed=spec.seed)
+    engine = _answering_engine(spec, pool)
+    answers = decoding.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
+    lengths = [len(answer) for answer in answers.tokens]
+    say({"event": "answers", "lengths": lengths, "unfinished": answers.unfinished, "fill_ms": 1e3 * answers.fill_s})
+    if pool.engine.simulated is not None:
+        engine, source = _endless_engine(spec, pool), _endless(source)
+    else:
+        source = source.starting_within(answers.tokens)
+    for batch in task.batches:
+        windows = decoding.measure_batch(
+            engine, source, batch=batch, windows=task.windows, deadline_s=task.deadline_s, clock=clock
+        )
+        milliseconds = [1e3 * seconds for seconds in windows.seconds]
+        say({"event": "batch", "batch": batch, "steps": windows.steps, **_spread(milliseconds)})
+
+
+def train(task: TrainTask, *, say: Say) -> None:
+    """Steps of each number of groups."""
+    from streamrl_workers.trainer.engines import EngineSetup, engine_creator
+    from streamrl_workers.trainer.leading import Leading
+    from streamrl_workers.trainer.settings import read_settings
+
+    settings = read_settings(os.environ)
+    spec = settings.spec
+    leading = Leading(settings)
+    try:
+        setup = EngineSetup(
+            spec=spec,
+            model_path=settings.model_path,
+            threads=settings.threads,
+            place=settings.place,
+            ranks=leading.gather(),
+        )
+        engine = engine_creator(spec.trainer.engine.key)(setup)
+        shape = _shape(spec, task=task, model_path=settings.model_path)
+        say({"event": "ready", "prompt_tokens": shape.prompt_tokens})
+        for steps in training.measure_steps(
+            engine,
+            shape,
+            counts=task.groups,
+            repeats=task.repeats,
+            deadline_s=task.deadline_s,
+            now_s=_clock(spec),
+        ):
+            measured = {"samples": steps.samples, "tokens": steps.tokens, "repeats": len(steps.seconds)}
+            say({"event": "step", **measured, **_spread(steps.seconds)})
+    finally:
+        leading.end()
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": median(values), "lowest": min(values), "highest": max(values)}
+
+
+def _spec() -> RLJobSpec:
+    return read_job(Path(required(os.environ, ENV_RUN_DIR)) / FILE_JOB).spec
+
+
+def _is_simulated(spec: RLJobSpec) -> bool:
+    return spec.trainer.engine.simulated is not None
+
+
+def _clock(spec: RLJobSpec) -> Callable[[], float]:
+    """Seconds; on a GPU, once it has done what it was given: calls return before their kernels have run."""
+    if _is_simulated(spec):
+        return time.perf_counter
+    import torch
+
+    if not torch.cuda.is_available():
+        return time.perf_counter
+
+    def now_s() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return now_s
+
+
+def _prompts(spec: RLJobSpec, *, base_dir: Path) -> list[str]:
+    """Of the job's data set; a simulated engine does not read them, but draws a length for each."""
+    if _is_simulated(spec):
+        return [f"prompt {number}" for number in range(_PROMPTS)]
+    from streamrl_workers.tasks.registry import open_dataset
+
+    model_path = required(os.environ, ENV_MODEL_PATH)
+    dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path)
+    return [dataset.item("train", index).prompt for index in range(_PROMPTS)]
+
+
+def _sampling(spec: RLJobSpec) -> Sampling:
+    given = spec.task.sampling
+    return Sampling(
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=given.top_k,
+        max_tokens=given.max_tokens,
+        stop=tuple(given.stop),
+    )
+
+
+def _endless(source: decoding.Source) -> decoding.Source:
+    given = source.sampling
+    sampling = Sampling(
+        temperature=given.temperature, top_p=given.top_p, top_k=given.top_k, max_tokens=_ENDLESS_TOKENS, stop=()
+    )
+    return decoding.Source(prompts=source.prompts, sampling=sampling, seed=source.seed)
+
+
+def _answering_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
+    """The pool's engine with the initial weights; a simulated one gives its answers at once."""
+    if pool.engine.simulated is not None:
+        return _simulated(spec, pool, time_scale=0.0)
+    return _loaded_engine(spec, pool)
+
+
+def _endless_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
+    return _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
+
+
+def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine:
+    from streamrl_workers.generator.engines import create_simulated
+
+    assert pool.engine.simulated is not None
+    given = pool.engine.simulated.model_copy(update=changes)
+    engine = create_simulated(spec=given, slots=given.slots, seed=spec.seed)
+    engine.load_weights(version=0, tensors={})
+    return engine
+
+
+def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
+    from streamrl_workers.generator.engines import engine_creator
+    from streamrl_workers.generator.engines.hf.parameters import Parameters
+    from streamrl_workers.models.load import load_model
+
+    model_path = required(os.environ, ENV_MODEL_PATH)
+    engine = engine_creator(pool.engine.key)(
+        model_path=model_path,
+        slots=pool.engine.value.slots,
+        max_total_tokens=None,
+        threads=integer(os.environ, ENV_THREADS),
+        add_special_tokens=spec.task.chat is None,
+        precision=spec.trainer.precision,
+    )
+    model = load_model(model_path)
+    if spec.trainer.precision == "BF16":
+        model.bfloat16()
+    engine.load_weights(version=0, tensors=Parameters(model).snapshot())
+    return engine
+
+
+def _shape(spec: RLJobSpec, *, task: TrainTask, model_path: str | None) -> training.Shape:
+    group_size, seed = spec.task.group_size, spec.seed
+    if model_path is None:
+        return training.Shape(
+            group_size=group_size, prompt_tokens=1, lengths=task.lengths, vocabulary=_SIMULATED_VOCABULARY, seed=seed
+        )
+    from streamrl_workers.models.load import load_config, load_tokenizer
+
+    tokenizer = load_tokenizer(model_path)
+    prompts = _prompts(spec, base_dir=Path(task.base_dir))
+    prompt_tokens = max(1, round(fmean(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)))
+    config = load_config(model_path).get_text_config()
+    room = getattr(config, "max_position_embeddings", _ENDLESS_TOKENS) - prompt_tokens
+    return training.Shape(
+        group_size=group_size,
+        prompt_tokens=prompt_tokens,
+        lengths=tuple(max(1, min(length, room)) for length in task.lengths),
+        vocabulary=config.vocab_size,
+        seed=seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

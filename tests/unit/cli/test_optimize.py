@@ -1,0 +1,258 @@
+"""`streamrl plan --optimize`: the sizes that a profile says are best, filled into the objects, and why."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from support.command import Outcome, streamrl
+from support.jobs import simulated_job, write_prompts
+
+SLOTS = 8
+SAMPLES = 64
+
+
+def job(*, replicas: int = 1, mode: str = "StreamAsync", **pool: Any) -> dict[str, Any]:
+    """A real job (its trainer may have several processes) of 16 groups of 4."""
+    made = simulated_job(replicas=replicas, batch_groups=16)
+    spec = made["spec"]
+    spec["pipeline"] = {"batchGroups": 16, "steps": 20, "mode": mode}
+    spec["generators"][0] |= {"engine": {"hf": {"slots": SLOTS}}, "costPerHour": "1.00", **pool}
+    spec["trainer"] = {"costPerHour": "2.00", "processesPerNode": 1}
+    return made
+
+
+def pool_profile(name: str = "sim", *, milliseconds: float = 10.0, tokens: tuple[int, ...] = (100,)) -> dict[str, Any]:
+    point = {"milliseconds": milliseconds, "lowestMilliseconds": milliseconds, "highestMilliseconds": milliseconds}
+    latency = [{"batch": batch, "steps": 80, **point} for batch in (1, SLOTS)]
+    return {"name": name, "engine": "hf", "latency": latency, "fillMilliseconds": 0.0, "lengths": {"tokens": tokens}}
+
+
+def profile(
+    *, training: dict[int, float] | None = None, pools: list[dict[str, Any]] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Generation takes 8 s on one replica; training takes what `training` says, by processes, for the job's step."""
+    times = training or {1: 4.0, 4: 1.0}
+    points = [
+        {
+            "processes": n,
+            "samples": SAMPLES,
+            "tokens": 6400,
+            "seconds": s,
+            "lowestSeconds": s,
+            "highestSeconds": s,
+            "repeats": 3,
+        }
+        for n, s in times.items()
+    ]
+    model = {"scratch": {"hiddenSize": 128, "layers": 2, "heads": 4, "intermediateSize": 256, "maxPositions": 512}}
+    trainer = {"engine": "torch", "points": points}
+    return {
+        "version": 1,
+        "job": "simulated",
+        "model": model,
+        "pools": pools or [pool_profile()],
+        "trainer": trainer,
+        **changes,
+    }
+
+
+class Files:
+    """Where a test's job and profile lie."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+        self.job, self.profile = folder / "job.yaml", folder / "profile.json"
+        write_prompts(folder / "prompts.jsonl")
+        self.write(job(), profile())
+
+    def write(self, document: dict[str, Any], measured: dict[str, Any]) -> None:
+        self.job.write_text(json.dumps(document))
+        self.profile.write_text(json.dumps(measured))
+
+    def plan(self, *arguments: str) -> Outcome:
+        return streamrl(self.capsys, "plan", str(self.job), *arguments)
+
+    def optimise(self, *arguments: str) -> Outcome:
+        return self.plan("--optimize", "--profile", str(self.profile), *arguments)
+
+    def chosen(self, *arguments: str) -> tuple[int, int]:
+        """Generators and trainer processes in the objects."""
+        done = self.optimise(*arguments, "-o", "json")
+        assert done.code == 0, done.err
+        items = json.loads("\n".join(done.out))["items"]
+        pool = next(one for one in items if one["kind"] == "GeneratorPool")
+        jobs = [line for line in done.err if line.startswith("WHY ")]
+        processes = int(jobs[0].split(" and ")[1].split()[0])
+        return pool["spec"]["replicas"], processes
+
+
+@pytest.fixture
+def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Files:
+    return Files(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("devices", "chosen"),
+    [
+        (("--devices", "6"), (4, 2)),  # 8/4 = 4/2 = 2 s
+        (("--devices", "3"), (2, 1)),
+        (("--generator-devices", "8", "--trainer-devices", "2"), (4, 2)),  # eight could generate in 1 s
+        (("--generator-devices", "2", "--trainer-devices", "4"), (2, 1)),
+    ],
+)
+def test_the_sizes_that_match_both_stages_are_filled_in(
+    files: Files, devices: tuple[str, ...], chosen: tuple[int, int]
+) -> None:
+    assert files.chosen(*devices) == chosen
+
+
+def test_why_shows_the_choice_beside_its_neighbours_with_times_and_costs(files: Files) -> None:
+    done = files.optimise("--devices", "6")
+    assert (done.code, done.err) == (0, [])
+    assert done.out[0].startswith("simulated: ")
+    text = done.out[done.out.index("WHY 4 generators in pool sim and 2 trainer processes") :]
+    rows = [line.split() for line in text[2:9]]
+    assert [row[:2] for row in rows] == [
+        ["3", "2"],
+        ["3", "3"],
+        ["4", "1"],
+        ["4", "2"],
+        ["4", "3"],
+        ["5", "1"],
+        ["5", "2"],
+    ]
+    assert " ".join(text[5].split()) == "4 2 2 s 2 s 2 s 8.00 0.06944 <- chosen"  # 8 an hour, 2 s, 64 samples a step
+    assert text[6].endswith("more devices than there are")
+    assert text[9].strip().startswith("the stages are balanced: generation 2 s, training 2 s")
+    assert text[10].strip().endswith("6 of 6 devices")
+    assert text[-1] == (
+        f"to use it: streamrl submit {files.job} --set 'spec.generators[0].scaling.static.replicas=4' "
+        "--set spec.trainer.processesPerNode=2 --set 'spec.trainer.costPerHour=\"4.00\"'"
+    )
+    assert "trainer: 2 ranks" in "\n".join(done.out)
+    assert done.out[-1] == text[-1]
+
+
+def test_the_flags_that_it_names_give_the_same_objects(files: Files) -> None:
+    chosen = files.optimise("--devices", "6", "-o", "json").out
+    named = files.plan(
+        "-o", "json", "--set", "spec.generators[0].scaling.static.replicas=4",
+        "--set", "spec.trainer.processesPerNode=2", "--set", 'spec.trainer.costPerHour="4.00"',
+    ).out  # fmt: skip
+    assert chosen == named
+
+
+def test_where_the_longest_answer_bounds_it_no_generator_is_added(files: Files) -> None:
+    files.write(job(), profile(pools=[pool_profile(tokens=(10,) * 62 + (1000, 1000))], training={1: 1.0}))
+    done = files.optimise("--devices", "20")
+    text = "\n".join(done.out)
+    assert "WHY 1 generator in pool sim and 1 trainer process\n" in text
+    assert "the longest answer alone takes 10 s, so more generators would not help" in text
+
+
+def test_training_beyond_what_was_measured_is_said(files: Files) -> None:
+    files.write(job(), profile(training={1: 8.0}))
+    done = files.optimise("--devices", "6")
+    line = f"numbers of processes that training was measured with: 1; 3 is extrapolated (streamrl profile {files.job} --trainer --processes 1,3)"
+    assert f"  {line}" in done.out
+
+
+def test_longer_answers_shift_devices(files: Files) -> None:
+    measured = profile(training={1: 4.0, 2: 3.5, 4: 3.4})
+    points = measured["trainer"]["points"]
+    points += [point | {"tokens": 3200} for point in points]  # training takes as long for half of the tokens
+    files.write(job(), measured)
+    assert files.chosen("--devices", "8", "--length-factor", "0.5")[0] < files.chosen("--devices", "8")[0]
+
+
+def test_bounds_of_an_elastic_pool_are_kept(files: Files) -> None:
+    scaling = {"auto": {"initialReplicas": 2, "minReplicas": 2, "maxReplicas": 3}}
+    files.write(job(scaling=scaling), profile())
+    assert files.chosen("--devices", "10")[0] == 3
+    flags = files.optimise("--devices", "10").out[-1]
+    assert "--set 'spec.generators[0].scaling.auto.initialReplicas=3'" in flags
+
+
+def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: Files) -> None:
+    pod = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    document = job(pod=pod)
+    document["spec"]["trainer"]["pod"] = {"resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}}}
+    files.write(document, profile())
+    done = files.optimise("--devices", "10", "-o", "yaml")
+    assert done.err[0] == "WHY 4 generators in pool sim and 2 trainer processes"
+    objects = list(YAML(typ="safe", pure=True).load_all("\n".join(done.out)))
+    sets = {one["metadata"]["name"]: one for one in objects if one["kind"] == "StatefulSet"}
+    trainer = sets["simulated-trainer"]
+    limits = trainer["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": "2", "memory": "8Gi"}
+
+
+def test_other_pools_keep_their_sizes_and_take_their_part(files: Files) -> None:
+    document = job()
+    other = document["spec"]["generators"][0] | {"name": "other", "scaling": {"static": {"replicas": 2}}}
+    document["spec"]["generators"].append(other)
+    files.write(document, profile(pools=[pool_profile(), pool_profile("other")]))
+    assert files.chosen("--pool", "sim", "--devices", "4") == (
+        2,
+        2,
+    )  # two and two generate: 2 s, as two processes train
+    line = files.optimise("--devices", "4").err
+    assert line == ["--pool: must name one of sim, other; the others keep their sizes"]
+
+
+def test_memory_of_a_device_asks_for_more_processes(files: Files) -> None:
+    document = job()
+    document["spec"]["model"] = {"scratch": {"hiddenSize": 4096, "layers": 32, "heads": 32, "intermediateSize": 11008}}
+    document["spec"]["trainer"] |= {"microBatchTokens": 1024, "activationCheckpointing": True}
+    measured = profile(training={1: 0.4, 4: 0.1})
+    measured["model"] = {"scratch": document["spec"]["model"]["scratch"] | {"maxPositions": 512}}
+    files.write(document, measured)
+    assert files.chosen("--devices", "40")[1] == 1
+    processes = files.chosen("--devices", "40", "--device-memory", "80Gi")[1]
+    assert 2 <= processes <= 12
+    refused = files.optimise("--devices", "40", "--device-memory", "1Gi")
+    assert refused.err == [
+        "--device-memory: must hold a part of the trainer; 64 processes do not fit either, got '1Gi'"
+    ]
+
+
+MEASURE = "measure one: streamrl profile {job}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--optimize", "--devices", "4"), f"--optimize: needs a profile of the job; {MEASURE}, then give --profile profile.json"),
+        (("--profile", "{profile}"), "--profile: is used with --optimize; add --optimize"),
+        (("--optimize", "--profile", "{profile}"), "--optimize: needs the devices that there are; give --devices N, or --generator-devices M and --trainer-devices N where they are of two kinds"),
+        (("--optimize", "--profile", "{profile}", "--generator-devices", "4"), "--optimize: needs the devices that there are; give --devices N, or --generator-devices M and --trainer-devices N where they are of two kinds"),
+        (("--optimize", "--profile", "{profile}", "--devices", "1"), "devices: must be at least 2 for one of each stage, got 1"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--pool", "x"), "--pool: must be one of sim, got 'x'"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--length-factor", "0"), "--length-factor: must be above 0, got 0.0"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--device-memory", "much"), "--device-memory: must be a byte quantity such as 80Gi, got 'much'"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.pipeline.mode=Colocated"), "--optimize: balances stages that work at the same time; with mode Colocated they take turns; set spec.pipeline.mode to StreamAsync or StreamSync"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.generators[0].name=gpu"), f"--profile: has nothing of pool gpu with engine hf; {MEASURE}"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.model.scratch.layers=9"), f"--profile: was measured with another model, for job simulated, got '{{profile}}'; {MEASURE}"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_one_line(files: Files, arguments: tuple[str, ...], line: str) -> None:
+    places = {"job": str(files.job), "profile": str(files.profile)}
+    done = files.plan(*(argument.format(**places) for argument in arguments))
+    assert (done.code, done.out, done.err) == (2, [], [line.format(**places)])
+
+
+def test_a_broken_profile_is_told_line_by_line(files: Files) -> None:
+    files.write(job(), profile(version=9))
+    done = files.optimise("--devices", "4")
+    assert (done.code, len(done.err)) == (2, 1)
+    assert "version: must be 1" in done.err[0]
+    assert "streamrl profile" in done.err[0]
+
+
+def test_several_jobs_in_a_file_are_refused(files: Files) -> None:
+    files.job.write_text(f"{json.dumps(job())}\n---\n{json.dumps(job())}\n")
+    done = files.optimise("--devices", "4")
+    assert done.err == [f"--optimize: needs a file with one job, {files.job} holds 2"]
