@@ -17,6 +17,7 @@ from streamrl.spec.parse import suggest
 from streamrl.spec.task import ReasoningGymDataset
 from streamrl_cli.local_task import task_problems
 from streamrl_cli.user_function import check_function, functions_of
+from streamrl_workers.scheduler.lengths.rankers.files import open_ranker
 
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
@@ -42,6 +43,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_functions,
         _check_patterns,
         _check_processes,
+        _check_ranker,
     )
     return [problem for check in checks for problem in check(job, base_dir)]
 
@@ -75,6 +77,13 @@ def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
             yield UserError(
                 field="spec.trainer.engine", rule=f"needs the package {package}, which is not installed", fix=fix
             )
+
+
+def _check_ranker(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    try:
+        open_ranker(job.spec.scheduling.ranker, base_dir=base_dir)
+    except UserError as problem:
+        yield problem
 
 
 def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:

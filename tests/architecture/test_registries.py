@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.generators import GeneratorEngine, Scaling
-from streamrl.spec.scheduling import Dispatch
+from streamrl.spec.scheduling import Dispatch, Ranker
 from streamrl.spec.task import Dataset, Environment, Reward
 from streamrl.spec.training import Algorithm, Correction, TrainerEngine
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
@@ -14,6 +14,7 @@ from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.scheduler.dispatch import POLICIES
+from streamrl_workers.scheduler.lengths.rankers import RANKERS
 from streamrl_workers.tasks.registry import DATASETS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
 from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
@@ -26,6 +27,7 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     Dispatch: POLICIES,
     Environment: ENVIRONMENTS,
     GeneratorEngine: GENERATOR_ENGINES,
+    Ranker: RANKERS,
     Reward: REWARDS,
     Scaling: SCALING_POLICIES,
     TrainerEngine: TRAINER_ENGINES,

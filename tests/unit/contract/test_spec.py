@@ -174,7 +174,12 @@ def test_errors_say_field_rule_value_and_remedy() -> None:
             "per hour",
         ),
         ("spec.task.sampling.stop", "[]string", "a list of at most 16 items", ""),
-        ("spec.scheduling.dispatch", "object", "a mapping with fields of fifo, lateBinding", ""),
+        (
+            "spec.scheduling.dispatch",
+            "object",
+            "a mapping with fields of fifo, lateBinding, skewAware, tailIsolation, auto",
+            "",
+        ),
         ("spec.task.dataset.reasoningGym.parameters", "object", "a mapping of at most 64 entries", ""),
     ],
 )

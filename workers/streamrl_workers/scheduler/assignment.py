@@ -1,14 +1,20 @@
 """Who takes what: fills free slots from the evaluation and the central queue.
 
-Owns the binding of samples to generators, late: nothing is bound before a slot is free. The least
-loaded generator is served first, one group at a time, so that a group's samples share a prefill and
-the load stays even. Tells generators without work why there is none.
+Owns the binding of samples to generators, late: nothing is bound before a slot is free. The generator
+on which a sample would run fastest is served first (by its pool's curve, with one more active; of equal
+ones the emptier), one group at a time, so that a group's samples share a prefill and the load stays even.
+Tells generators without work why there is none.
 
     1. samples of the evaluation, at its version
     2. samples of begun groups, oldest version first
-    3. the next group by the policy, if the staleness window and the buffer let one begin
+    3. the next group by the plan, if the staleness window and the buffer let one begin
+
+A plan may have two sides, each with generators of its own. What is left of one side goes to a generator of the
+other when nobody of its own could take it: under a strict plan nobody who serves and may begin a group, else
+nobody with a free slot. So no group waits for ever for generators that are gone.
 """
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
@@ -38,24 +44,23 @@ class Assignment:
     def fill(self) -> None:
         """Give every free slot what it can take."""
         candidates = self._candidates()
-        heap = [(_load(generator), generator.generator_id) for generator in candidates]
-        heapify(heap)
-        while heap:
-            generator = self._fleet.free[heappop(heap)[1]]
-            if self._give(generator):
-                if generator.free > 0:
-                    heappush(heap, (_load(generator), generator.generator_id))
-            else:
-                self._tell_idle(generator)
-        waiting = self._waiting.samples + self._evaluator.waiting > 0
+        left = self._serve(candidates, crossing=False)
+        if left and self._waiting.plan.tail_generators:
+            left = self._cross(left)
+        for generator in left:
+            self._tell_idle(generator)
+        waiting = {tail: self._waits_for(tail=tail) for tail in (False, True)}
         for generator in candidates:
-            self._tell_waiting(generator, waiting=waiting)
+            self._tell_waiting(generator, waiting=waiting[self._of_tail(generator)])
 
     def _candidates(self) -> list[Generator]:
         """Generators to look at: all with free slots if anything changed that bears on them, else those whose slots did."""
         situation = (
             self._waiting.revision,
             self._waiting.samples > 0,
+            self._sides(),
+            self._waits_for(tail=False),
+            self._waits_for(tail=True),
             self._evaluator.version,
             self._evaluator.waiting,
             self._window.situation(),
@@ -74,8 +79,26 @@ class Assignment:
 
     # ---- inside
 
-    def _give(self, generator: Generator) -> bool:
-        """One portion for the generator, if there is any."""
+    def _serve(self, generators: Iterable[Generator], *, crossing: bool) -> list[Generator]:
+        """Fill slots until they are full or nothing is left for them; those with free slots at the end."""
+        heap = [self._offer(generator) for generator in generators]
+        heapify(heap)
+        left = []
+        while heap:
+            generator = self._fleet.free[heappop(heap)[2]]
+            if not self._give(generator, crossing=crossing):
+                left.append(generator)
+            elif generator.free > 0:
+                heappush(heap, self._offer(generator))
+        return left
+
+    def _offer(self, generator: Generator) -> tuple[float, float, str]:
+        """How fast one more sample would run there."""
+        active = len(generator.leases)
+        return self._fleet.curve(generator).at(active + 1), active / generator.slots, generator.generator_id
+
+    def _give(self, generator: Generator, *, crossing: bool) -> bool:
+        """One portion for the generator, if there is any; `crossing`: from the other side."""
         version = generator.step
         if version is None or version > self._window.step or self.ended:
             return False
@@ -86,7 +109,8 @@ class Assignment:
             return False
         group = self._waiting.first_open()
         if group is None or not self._may_go_on(group, version=version):
-            group = self._waiting.first_fresh()
+            tail = self._of_tail(generator) != crossing
+            group = self._waiting.first_fresh(tail=tail)
             if group is None or not self._may_begin(version):
                 return False
         self._give_group(group, generator)
@@ -109,6 +133,43 @@ class Assignment:
         full = self._groups.buffered_bytes > self._settings.max_buffer_bytes
         return full and self._window.live >= self._window.room
 
+    # ---- sides
+
+    def _of_tail(self, generator: Generator) -> bool:
+        return generator.generator_id in self._waiting.plan.tail_generators
+
+    def _cross(self, generators: list[Generator]) -> list[Generator]:
+        """Let generators take from the other side what nobody of that side takes; those with free slots at the end."""
+        rest, tail = ((waits and not served) for waits, served in self._sides())
+        takers: list[Generator] = []
+        others: list[Generator] = []
+        for generator in generators:
+            deserted = rest if self._of_tail(generator) else tail
+            (takers if deserted else others).append(generator)
+        return others + self._serve(takers, crossing=True)
+
+    def _sides(self) -> tuple[tuple[bool, bool], ...]:
+        """Of the rest and of the tail: whether groups wait, and are served. () without sides."""
+        if not self._waiting.plan.tail_generators:
+            return ()
+        waits = [self._waiting.first_fresh(tail=tail) is not None for tail in (False, True)]
+        return tuple((waits[tail], waits[tail] and self._served(tail=tail)) for tail in (False, True))
+
+    def _served(self, *, tail: bool) -> bool:
+        """Whether a generator of the side takes its groups: with a free slot now, or under a strict plan later."""
+        window = self._window
+        usable = {version for version in range(window.oldest, window.step + 1) if window.may_begin(version)}
+        among = self._fleet if self._waiting.plan.strict else self._fleet.free.values()
+        return bool(usable) and any(
+            generator.serves and generator.step in usable and self._of_tail(generator) == tail for generator in among
+        )
+
+    def _waits_for(self, *, tail: bool) -> bool:
+        """Whether samples wait that a generator of the side may take."""
+        if self._evaluator.waiting or not self._waiting.plan.tail_generators:
+            return self._waiting.samples + self._evaluator.waiting > 0
+        return self._waiting.first_open() is not None or self._waiting.first_fresh(tail=tail) is not None
+
     # ---- why nothing
 
     def _tell_idle(self, generator: Generator) -> None:
@@ -124,6 +185,8 @@ class Assignment:
             return "ended"
         if generator.step is None or not self.open:
             return "no_weights"
+        if self._waiting.samples and not self._waits_for(tail=self._of_tail(generator)):
+            return "no_prompts"  # what waits is for the other side's generators
         if self._waiting.samples:
             return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else self._not_yet
         return "no_prompts" if self._planner.may_plan() else self._not_yet
@@ -137,7 +200,3 @@ class Assignment:
         if generator.told_waiting != waiting:
             generator.told_waiting = waiting
             self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(queue=pb.QueueState(waiting=waiting)))
-
-
-def _load(generator: Generator) -> float:
-    return len(generator.leases) / generator.slots

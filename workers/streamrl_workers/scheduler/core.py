@@ -8,6 +8,7 @@ out in order (`shell/executor.py`). The parts decide one thing each:
     assignment.py   who takes what                      production.py   a group from planned to scored
     evaluation.py   held-out evaluation                 announce.py     which weights generators use
     handover.py     trainer, steps, attempts            life.py         which event may follow which state
+    dispatch/       in which order, and on which side
 
 Invariants: those of design.md section 7, numbers 1 and 2 first of all; every method leaves a state in
 which nothing that can be done now is left undone.
@@ -20,7 +21,10 @@ from streamrl_workers.scheduler.accounting import StepSummary
 from streamrl_workers.scheduler.announce import Announcer
 from streamrl_workers.scheduler.assignment import Assignment
 from streamrl_workers.scheduler.core_view import CoreView
-from streamrl_workers.scheduler.dispatch import policy
+from streamrl_workers.scheduler.dispatch import Plan, policy
+from streamrl_workers.scheduler.dispatch.measured import Curves, Reading
+from streamrl_workers.scheduler.dispatch.policy import IN_ORDER
+from streamrl_workers.scheduler.dispatch.replanning import Replanning
 from streamrl_workers.scheduler.effects import (
     Dropped,
     Effect,
@@ -57,20 +61,37 @@ MIN_DROPS_TO_FAIL = 16
 class Core:
     """Every method takes one event and returns its effects, in order."""
 
-    def __init__(self, settings: Settings, recovered: Recovered, *, first_lease: int = 1) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        recovered: Recovered,
+        *,
+        first_lease: int = 1,
+        lengths: Lengths | None = None,
+        curves: Curves | None = None,
+    ) -> None:
         """Take up a run where its journal ends; `replay([])` is an empty one.
 
         Args:
             settings: the job.
             recovered: what the journal holds.
             first_lease: leases are numbered from here; above every number of an earlier scheduler of the run.
+            lengths: what predicts completion lengths; None: the signals of the job, over the journal's history.
+            curves: what is known of the pools' speed; None: nothing, it is measured.
         """
         self._settings = settings
         self._recovered = recovered
-        self._parts = _make_parts(settings, recovered, first_lease=first_lease)
+        self._parts = _make_parts(settings, recovered, first_lease=first_lease, lengths=lengths, curves=curves)
         self._outbox = self._parts.outbox
         self._handover = HandOver(self._parts, recovered)
         self._announcer = Announcer(self._outbox, fleet=self._parts.fleet, evaluator=self._parts.evaluator)
+        self._replanning = Replanning(
+            policy(settings.dispatch, settings.dispatch_options),
+            waiting=self._parts.waiting,
+            fleet=self._parts.fleet,
+            groups=self._parts.groups,
+            group_size=settings.group_size,
+        )
         self._assignment = Assignment(self._parts)
         self._parts.production.on_scored = self._handover.scored
         self._exported = False
@@ -162,9 +183,11 @@ class Core:
             self._progress(generator_id, item)
         return self._settle()
 
-    def generator_alive(self, generator_id: str, *, now_s: float) -> list[Effect]:
-        """A heartbeat."""
+    def generator_alive(self, generator_id: str, *, now_s: float, reading: Reading | None = None) -> list[Effect]:
+        """A heartbeat; `reading`: what it says of the generator's speed."""
         generator = self._parts.fleet.get(generator_id)
+        if generator is not None and reading is not None:
+            self._parts.fleet.beat(generator, reading)
         if generator is None or not generator.silent:
             if generator is not None:
                 generator.heard_s = now_s
@@ -283,6 +306,11 @@ class Core:
         """Newest evaluation recorded by this scheduler."""
         return self._parts.evaluator.last
 
+    @property
+    def plan(self) -> Plan:
+        """How dispatch goes now, and why."""
+        return self._parts.waiting.plan
+
     def view(self) -> CoreView:
         """The state in numbers."""
         parts, announced, evaluating = self._parts, self._announcer.announced, self._parts.evaluator.version
@@ -290,6 +318,7 @@ class Core:
             attempt=self._handover.attempt,
             step=self._handover.step,
             steps=self._settings.steps,
+            lengths=parts.production.lengths.view(),
             ended=self._ended,
             groups_by_state={state.value: parts.groups.counts[state] for state in State},
             waiting_samples=parts.waiting.samples + parts.evaluator.waiting,
@@ -371,6 +400,7 @@ class Core:
             self._announcer.advance(recorded_steps=self._handover.step)
             self._parts.planner.plan()
             self._handover.hand_over()
+            self._replanning.refresh()
             self._assignment.fill()
             self._fail_if_hopeless()
             self._end_if_done()
@@ -410,18 +440,16 @@ class Core:
         return PATIENCE_LEASES * self._settings.lease_s
 
 
-def _make_parts(settings: Settings, recovered: Recovered, *, first_lease: int) -> Parts:
+def _make_parts(
+    settings: Settings, recovered: Recovered, *, first_lease: int, lengths: Lengths | None, curves: Curves | None
+) -> Parts:
     outbox = Outbox()
     window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
     groups = GroupTable(window)
-    fleet = Fleet(first_lease=first_lease)
-    lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
-    waiting = WaitingGroups(
-        groups,
-        policy=policy(settings.dispatch),
-        lengths=lengths,
-        batch_groups=settings.batch_groups,
-    )
+    fleet = Fleet(first_lease=first_lease, curves=curves)
+    if lengths is None:
+        lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
+    waiting = WaitingGroups(groups, plan=IN_ORDER, lengths=lengths, batch_groups=settings.batch_groups)
     first = recovered.next_group_id
     production = Production(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths)
     return Parts(

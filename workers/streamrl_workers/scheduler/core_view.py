@@ -4,8 +4,9 @@ Owns the values; the core fills them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from streamrl_workers.scheduler.lengths import LengthsView
 from streamrl_workers.scheduler.pool_view import PoolView
 
 
@@ -45,3 +46,5 @@ class CoreView:
     """Reason -> groups, since the start."""
     score_failures: Mapping[str, int]
     """Kind -> samples that got no reward, training and held-out ones, since the start."""
+    lengths: LengthsView = field(default_factory=LengthsView)
+    """What is predicted of lengths, and how well."""

@@ -4,12 +4,15 @@ Owns leases: which sample is with which generator, under which number. A lease e
 finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
 Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
 can be told apart. Owns nothing of groups: what a lost lease means is decided by `production.py`.
+Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/measured.py`).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.dispatch.measured import Curves, Reading
 from streamrl_workers.scheduler.effects import GeneratorInfo
 
 Version = tuple[int, int]
@@ -57,6 +60,10 @@ class Generator:
     idle_cause: str = ""
     """The cause last told; empty: it has work."""
     told_waiting: bool | None = None
+    reading: Reading | None = None
+    """Of its last heartbeat."""
+    counted: bool = False
+    """Whether it served when `Fleet.changes` last rose for it."""
 
     @property
     def step(self) -> int | None:
@@ -69,21 +76,30 @@ class Generator:
         return self.highest_told if self.version is None else max(self.version[1], self.highest_told)
 
     @property
+    def serves(self) -> bool:
+        """Whether it takes samples, now or when a slot frees."""
+        return not (self.silent or self.leaving or self.drained)
+
+    @property
     def free(self) -> int:
         """Slots without a lease that can be filled."""
-        return 0 if self.silent or self.leaving or self.drained else self.slots - len(self.leases)
+        return self.slots - len(self.leases) if self.serves else 0
 
 
 class Fleet:
     """All connected generators, and all leases."""
 
-    def __init__(self, *, first_lease: int) -> None:
+    def __init__(self, *, first_lease: int, curves: Curves | None = None) -> None:
+        """`curves`: what is known of the pools' speed; None: nothing yet."""
         self._next_lease = first_lease
+        self._curves = Curves() if curves is None else curves
         self._generators: dict[str, Generator] = {}
         self._leases: dict[int, Lease] = {}
         self.free: dict[str, Generator] = {}
         """Generators with free slots."""
         self._touched: set[str] = set()
+        self.changes = 0
+        """Rises when a generator begins or ceases to serve."""
 
     def __iter__(self) -> Iterator[Generator]:
         return iter(self._generators.values())
@@ -111,16 +127,28 @@ class Fleet:
 
     def remove(self, generator_id: str) -> None:
         """The generator is gone; its leases were revoked before."""
-        del self._generators[generator_id]
+        self.changes += self._generators.pop(generator_id).counted
         self.free.pop(generator_id, None)
 
     def settle(self, generator: Generator) -> None:
         """Its slots or its version may have changed."""
         self._touched.add(generator.generator_id)
+        self.changes += generator.counted != generator.serves
+        generator.counted = generator.serves
         if generator.free > 0:
             self.free[generator.generator_id] = generator
         else:
             self.free.pop(generator.generator_id, None)
+
+    def beat(self, generator: Generator, reading: Reading) -> None:
+        """Its heartbeat says how much it has made."""
+        if generator.reading is not None:
+            self._curves.observe(generator.pool, before=generator.reading, now=reading)
+        generator.reading = reading
+
+    def curve(self, generator: Generator) -> LatencyCurve:
+        """Seconds of its decoding step by active samples, as far as known."""
+        return self._curves.curve(generator.pool, slots=generator.slots)
 
     def take_touched(self) -> set[str]:
         """Names of the generators whose slots or versions changed since the last call."""

@@ -36,6 +36,8 @@ from streamrl_workers.scheduler.effects import Recovered
 from streamrl_workers.scheduler.environment import Environment
 from streamrl_workers.scheduler.journal import Journal, JournalListener
 from streamrl_workers.scheduler.journal_store import JournalFaultError
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
+from streamrl_workers.scheduler.lengths.rankers.files import open_ranker
 from streamrl_workers.scheduler.service import Parts, SchedulerService
 from streamrl_workers.scheduler.settings import Settings
 from streamrl_workers.scheduler.shell.ending import Ending, EndingBox
@@ -170,12 +172,18 @@ class Run:
 
 
 async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
-    """1 task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
+    """1 ranker and task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
     remove_result(run.environment.run_dir)
+    try:
+        ranker = open_ranker(run.job.spec.scheduling.ranker, base_dir=run.environment.code_dir)
+    except UserError as error:
+        return _failed(run, Ending(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run)
     if early is not None:
         return _failed(run, early)
-    core = Core(_settings(run), recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
+    settings = _settings(run)
+    lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals, ranker=ranker)
+    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
     switchboard = Switchboard()
     front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
     front.fault = run.journal.fault

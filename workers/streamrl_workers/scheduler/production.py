@@ -48,7 +48,8 @@ class Production:
         self._groups = groups
         self._fleet = fleet
         self._waiting = waiting
-        self._lengths = lengths
+        self.lengths = lengths
+        """Predicts, and learns from what is made here."""
         self._dynamic = DynamicSampling(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
@@ -73,6 +74,7 @@ class Production:
         sample.issues += 1
         if group.state is State.PLANNED:
             self._groups.follow(group, Event.ISSUE)
+            self.lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
         if not sample.spans:
             self._groups.rebound(group, sample, to=lease.version_step)
         self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
@@ -218,6 +220,7 @@ class Production:
                 if lease is not None:
                     self._outbox.cancel(lease.generator_id, lease.number)
         self._waiting.discard(group)
+        self.lengths.forget(group.group_id)
         self._groups.drop(group, event)
         self._outbox.write(Dropped(group_id=group.group_id, reason=event.value))
 
@@ -244,6 +247,7 @@ class Production:
             self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
             self._drop(group, Event.REWARD_FAILED)
             return
+        self._learn_lengths(group)
         if self._dynamic.drops([sample.reward for sample in group.samples], step=self._groups.filling_step):
             self._drop(group, Event.ZERO_VARIANCE)
             self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
@@ -251,7 +255,6 @@ class Production:
         assert group.begun is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
         group.stats = stats_of(trajectories, begun=group.begun)
-        self._lengths.learn(group.prompt_key, mean_tokens=group.stats.tokens_sum / group.stats.samples)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
         group.samples, group.prompt = [], ""
@@ -260,6 +263,11 @@ class Production:
         self._groups.follow(group, Event.SCORE)
         self._groups.drops_in_a_row.clear()
         self._record(group, begun=group.begun)
+
+    def _learn_lengths(self, group: Group) -> None:
+        """A group with equal rewards is dropped, but its lengths are as true as any."""
+        tokens = [len(sample.tokens) >> 2 for sample in group.samples]
+        self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
 
     def _record(self, group: Group, *, begun: int) -> None:
         record = Scored(

@@ -19,6 +19,7 @@ import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.dispatch.measured import GENERATING_PARTS, Reading
 from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.shell.connection import Events, Handlers, dispatch, greeting, log, serve_peer
@@ -129,7 +130,7 @@ class _Generator:
         self._entry.beats.add(
             Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds, tokens=heartbeat.tokens)
         )
-        self._run(self._core.generator_alive(self._id, now_s=self._now_s()))
+        self._run(self._core.generator_alive(self._id, now_s=self._now_s(), reading=_reading(heartbeat)))
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
         self._entry.version_step = loaded.version.step
@@ -192,6 +193,16 @@ class _Trainer:
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
         self._entry.heartbeat = heartbeat
         self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds))
+
+
+def _reading(heartbeat: pb.Heartbeat) -> Reading:
+    parts = heartbeat.bubble_seconds
+    return Reading(
+        active=heartbeat.active,
+        tokens=heartbeat.tokens,
+        generating_s=sum(parts[part] for part in GENERATING_PARTS if part in parts),
+        wall_s=heartbeat.wall_seconds,
+    )
 
 
 def _info(hello: pb.GeneratorHello) -> GeneratorInfo:

@@ -6,7 +6,7 @@ Owns no behaviour beyond reading it out of the specification.
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.base import parse_bytes
+from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.task import Sampling
 from streamrl.spec.training import Algorithm, DynamicSampling, Mode
@@ -43,6 +43,8 @@ class Settings:
     max_buffer_bytes: int
     dispatch: str
     """Key of the dispatch registry."""
+    dispatch_options: SpecModel | None = None
+    """Its member of the contract; None: the defaults."""
     length_signals: tuple[str, ...]
     """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
     prompt_look_ahead: int
@@ -77,6 +79,7 @@ class Settings:
             lease_s=scheduling.lease_seconds,
             max_buffer_bytes=parse_bytes(scheduling.max_buffer_bytes),
             dispatch=scheduling.dispatch.key,
+            dispatch_options=scheduling.dispatch.value,
             length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,

@@ -1,14 +1,16 @@
 """The central queue: groups with samples that wait for a slot.
 
-Owns the order. Two heaps: `open` groups have begun (or a sample of theirs is out), their other
-samples go first, the oldest version first, since the staleness rule waits for them; `fresh` groups
-go in the order of the dispatch policy. Entries that are out of date are left in the heaps and
-skipped, so that every operation is O(log n).
+Owns the order, by the plan in force. Three heaps: `open` groups have begun (or a sample of theirs is out), their
+other samples go first, the oldest version first, since the staleness rule waits for them; `fresh` groups go in the
+order of the plan, those of the tail and those of the rest apart. Entries that are out of date are left in the heaps
+and skipped, so that every operation is O(log n); a new plan sorts again what waits.
+
+Owns what was predicted of each group when it began to wait, and which batch was last planned whole.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
-from streamrl_workers.scheduler.dispatch import Candidate, Key, Policy
+from streamrl_workers.scheduler.dispatch import Candidate, Key, Plan
 from streamrl_workers.scheduler.groups import Group, GroupTable
 from streamrl_workers.scheduler.lengths import Lengths
 
@@ -16,19 +18,29 @@ _Heap = list[tuple[Key, int]]
 
 
 class WaitingGroups:
-    """All groups that wait, by policy."""
+    """All groups that wait, by plan."""
 
-    def __init__(self, groups: GroupTable, *, policy: Policy, lengths: Lengths, batch_groups: int) -> None:
+    def __init__(self, groups: GroupTable, *, plan: Plan, lengths: Lengths, batch_groups: int) -> None:
         self._groups = groups
-        self._policy = policy
         self._lengths = lengths
         self._batch_groups = batch_groups
         self._open: _Heap = []
-        self._fresh: _Heap = []
+        self._fresh: dict[bool, _Heap] = {False: [], True: []}
+        """By whether they are of the tail's side."""
+        self._candidates: dict[int, Candidate] = {}
+        """By group: what was predicted when it first waited; until it is in a step's record or in an older batch."""
+        self._wave_sizes: dict[int, int] = {}
+        """Wave -> groups of it that have waited, until it is whole."""
+        self._whole_wave: int | None = None
+        self.plan = plan
         self.samples = 0
         """Samples that wait."""
         self.revision = 0
         """Rises when a group gets a place in the queue."""
+        self.batches = 0
+        """Rises when the first group of all waits, and when a batch has been planned whole: moments for a plan."""
+
+    # ---- groups come and go
 
     def put(self, group: Group, indices: list[int]) -> None:
         """These samples of the group wait (again); its place follows from its state now."""
@@ -41,15 +53,6 @@ class WaitingGroups:
         if group.waiting:
             self._place(group)
 
-    def _place(self, group: Group) -> None:
-        self.revision += 1
-        if group.begun is not None:
-            group.entry = ((group.begun,), group.group_id)
-            heappush(self._open, group.entry)
-        else:
-            group.entry = (self._fresh_key(group), group.group_id)
-            heappush(self._fresh, group.entry)
-
     def take(self, group: Group) -> int:
         """The next waiting sample of the group leaves the queue."""
         self.samples -= 1
@@ -60,24 +63,113 @@ class WaitingGroups:
         self.samples -= len(group.waiting)
         group.waiting.clear()
 
+    # ---- who is next
+
     def first_open(self) -> Group | None:
         """The begun group whose sample is next."""
         return self._first(self._open)
 
-    def first_fresh(self) -> Group | None:
-        """The group that begins next."""
-        return self._first(self._fresh)
+    def first_fresh(self, *, tail: bool) -> Group | None:
+        """The group of this side that begins next."""
+        return self._first(self._fresh[tail])
+
+    # ---- plans
+
+    @property
+    def trusted(self) -> bool:
+        """Whether predictions have proved good enough to be used."""
+        return self._lengths.trusted
+
+    def adopt(self, plan: Plan) -> None:
+        """This plan is in force now."""
+        waiting = [self._groups[group_id] for heap in self._fresh.values() for group_id in self._valid(heap)]
+        self.plan = plan
+        self.revision += 1
+        self._fresh = {False: [], True: []}
+        for group in waiting:
+            candidate = self._candidate(group)
+            group.entry = (plan.key(candidate), group.group_id)
+            self._fresh[plan.is_tail(candidate)].append(group.entry)
+        for heap in self._fresh.values():
+            heapify(heap)
+
+    def batch(self) -> list[Candidate]:
+        """What a plan is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
+
+        As long as none is whole, all that is known. In the order of planning.
+        """
+        newest = self._whole_wave
+        waiting = {group_id for heap in self._fresh.values() for group_id in self._valid(heap)}
+        found = (
+            candidate
+            for group_id, candidate in self._candidates.items()
+            if newest is None or candidate.wave == newest or (candidate.wave < newest and group_id in waiting)
+        )
+        return sorted(found, key=lambda candidate: candidate.group_id)
+
+    def running_before(self, group_id: int) -> float | None:
+        """Predicted tokens of a group that is older than that batch; None for the others: they are in the batch."""
+        candidate = self._candidates.get(group_id)
+        if candidate is None or self._whole_wave is None or candidate.wave >= self._whole_wave:
+            return None
+        return candidate.predicted_tokens
+
+    # ---- inside
+
+    def _place(self, group: Group) -> None:
+        self.revision += 1
+        if group.begun is not None:
+            group.entry = ((group.begun,), group.group_id)
+            heappush(self._open, group.entry)
+        else:
+            candidate = self._candidate(group)
+            group.entry = (self.plan.key(candidate), group.group_id)
+            heappush(self._fresh[self.plan.is_tail(candidate)], group.entry)
 
     def _first(self, heap: _Heap) -> Group | None:
         while heap:
-            group = self._groups.get(heap[0][1])
-            if group is not None and group.waiting and group.entry is heap[0]:
+            group = self._current(heap[0])
+            if group is not None:
                 return group
             heappop(heap)
         return None
 
-    def _fresh_key(self, group: Group) -> Key:
-        predicted = self._lengths.predict(group.prompt_key).tokens
-        return self._policy(
-            Candidate(group_id=group.group_id, wave=group.group_id // self._batch_groups, predicted_tokens=predicted)
+    def _current(self, entry: tuple[Key, int]) -> Group | None:
+        """The group of an entry, unless the entry is out of date."""
+        group = self._groups.get(entry[1])
+        return group if group is not None and group.waiting and group.entry is entry else None
+
+    def _valid(self, heap: _Heap) -> list[int]:
+        return [entry[1] for entry in heap if self._current(entry) is not None]
+
+    def _candidate(self, group: Group) -> Candidate:
+        """What was predicted when it first waited: a place in the queue that wanders would be no order."""
+        known = self._candidates.get(group.group_id)
+        if known is not None:
+            return known
+        wave, place = divmod(group.group_id, self._batch_groups)
+        predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt)
+        candidate = Candidate(
+            group_id=group.group_id, wave=wave, place=place, predicted_tokens=max(0.0, predicted.tokens)
         )
+        self._candidates[group.group_id] = candidate
+        self._count(wave)
+        return candidate
+
+    def _count(self, wave: int) -> None:
+        """One more group of the batch has waited."""
+        self.batches += len(self._candidates) == 1
+        self._wave_sizes[wave] = self._wave_sizes.get(wave, 0) + 1
+        if self._wave_sizes[wave] == self._batch_groups:
+            self.batches += 1
+            self._whole_wave = wave if self._whole_wave is None else max(wave, self._whole_wave)
+            self._wave_sizes = {other: size for other, size in self._wave_sizes.items() if other > self._whole_wave}
+            self._candidates = {
+                group_id: candidate
+                for group_id, candidate in self._candidates.items()
+                if candidate.wave >= self._whole_wave or self._is_live(group_id)
+            }
+
+    def _is_live(self, group_id: int) -> bool:
+        group = self._groups.get(group_id)
+        return group is not None and not group.recorded

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streamrl.spec.generators import PtlPoint
 from streamrl.spec.generators import SimulatedEngine as Spec
 from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
-from streamrl_workers.generator.engines.simulated import SimulatedEngine, step_ms
+from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.engines.simulated_samples import WRONG_TEXT
 from streamrl_workers.weights.hashing import tensors_hash
 
@@ -76,9 +76,11 @@ def joined(deltas: list[Delta]) -> dict[int, tuple[list[int], list[float]]]:
     return dict(by_request)
 
 
-def test_the_curve_is_linear_between_its_points_and_constant_outside() -> None:
-    assert [step_ms(CURVE, batch=b) for b in (1, 2, 3, 5, 99)] == [10, 15, 20, 30, 30]
-    assert step_ms((PtlPoint(batch=4, milliseconds=7.0),), batch=1) == 7
+@pytest.mark.parametrize(("active", "milliseconds"), [(1, 10), (2, 15), (3, 20), (5, 30), (8, 45)])
+def test_the_curve_is_linear_between_its_points_and_goes_on_behind_the_last(active: int, milliseconds: float) -> None:
+    engine = make(clock=Clock(), mean_tokens=1000, sigma=0)
+    engine.add([request(number) for number in range(active)])
+    assert engine.step_seconds() == pytest.approx(milliseconds / 1e3)
 
 
 def test_time_goes_by_the_batch_of_the_moment() -> None:

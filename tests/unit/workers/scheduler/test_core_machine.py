@@ -1,7 +1,8 @@
 """The core under arbitrary orders of events: staleness, exactly once, no deadlock.
 
 Random lengths, deaths, joins and leaves of generators, lagging and failing weights, failing rewards, lost links,
-trainers that go back to a checkpoint, schedulers that restart from what was durable. `World` checks each
+trainers that go back to a checkpoint, schedulers that restart from what was durable; every dispatch policy, with
+length predictions that win and lose trust. `World` checks each
 step as the trainer takes it; at the end of every example the run is driven to its end with everybody alive.
 """
 
@@ -11,12 +12,34 @@ from typing import Any, ClassVar
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from streamrl.spec.scheduling import TailIsolation
+from streamrl_workers.scheduler.dispatch import replanning
 from streamrl_workers.scheduler.effects import Evaluated, StepTaken
-from support.core_world import World, settings
+from support.core_world import KnownLengths, World, settings
 
 NAMES = ("a", "b", "c")
+DISPATCHES = {
+    "fifo": None,
+    "lateBinding": None,
+    "skewAware": None,
+    "tailIsolation": TailIsolation.model_validate({"gainPercent": 0}),
+    "auto": None,
+}
+EXAMPLES = hypothesis_settings(
+    max_examples=40,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
 FAILURES = 10
 """Failed samples allowed in one example: more in a row would end the run, as they should."""
 
@@ -28,15 +51,21 @@ class CoreMachine(RuleBasedStateMachine):
     demands: ClassVar[dict[str, Any]] = {}
 
     @initialize(
-        dispatch=st.sampled_from(["fifo", "lateBinding"]),
+        dispatch=st.sampled_from(sorted(DISPATCHES)),
+        known=st.booleans(),
         buffer_bytes=st.sampled_from([1, 600, 1 << 20, 1 << 20]),
         slots=st.sampled_from([(1, 2), (3, 2), (8, 6), (12, 12)]),
     )
-    def begin(self, dispatch: str, buffer_bytes: int, slots: tuple[int, int]) -> None:
+    def begin(self, dispatch: str, known: bool, buffer_bytes: int, slots: tuple[int, int]) -> None:
         job = settings(
-            staleness=self.staleness, steps=6, dispatch=dispatch, max_buffer_bytes=buffer_bytes, **self.demands
+            staleness=self.staleness,
+            steps=6,
+            dispatch=dispatch,
+            dispatch_options=DISPATCHES[dispatch],
+            max_buffer_bytes=buffer_bytes,
+            **self.demands,
         )
-        self.world = World(job, slots=slots)
+        self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)
         self.failures = 0
         self.world.start_trainer()
         self.world.join_generator("a")
@@ -193,6 +222,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     # ---- the scheduler
 
+    @precondition(lambda self: self.world.lengths is not None)
+    @rule(sure=st.booleans())
+    def trust(self, sure: bool) -> None:
+        """Predictions win or lose trust; the next event finds it so."""
+        self.world.lengths.sure = sure
+
     @rule(trainer_too=st.booleans())
     def crash(self, trainer_too: bool) -> None:
         self.world.boot()
@@ -224,12 +259,7 @@ def machine(staleness: int, **demands: Any) -> type[RuleBasedStateMachine]:
     """The machine for one S, and what else the job demands, as a test case."""
     name = "_".join([f"Staleness{staleness}", *(f"{key}_{value}" for key, value in demands.items())])
     found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands})
-    found.TestCase.settings = hypothesis_settings(
-        max_examples=40,
-        stateful_step_count=60,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-    )
+    found.TestCase.settings = EXAMPLES
     return found.TestCase
 
 
@@ -246,3 +276,8 @@ TestBatchOfStaleness3 = machine(3, whole_batches=True)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)
+
+
+def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
+    monkeypatch.setattr(replanning, "FLEET_SHARE", 1)  # all of the generators must change before there is a new plan
+    run_state_machine_as_test(CoreMachine, settings=EXAMPLES)

@@ -1,13 +1,38 @@
-"""Order of the central queue: policies, length history, seeds."""
+"""Policies by their plans, and what a job may ask of them; length history and seeds."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch
-from streamrl_workers.scheduler.dispatch import POLICIES, Candidate, policy
+from streamrl_workers.scheduler.dispatch import POLICIES, Candidate, Work, policy
+from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
+from streamrl_workers.scheduler.dispatch.modelled import plan_seconds
+from streamrl_workers.scheduler.dispatch.policy import IN_ORDER
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 from streamrl_workers.scheduler.seeds import sample_seed
 
-LENGTHS = {0: 5.0, 1: 50.0, 2: 20.0, 3: 90.0, 4: 20.0}
+LENGTHS = [5.0, 50.0, 20.0, 90.0, 20.0]
+STEEP = LatencyCurve.of_milliseconds([(1, 8), (64, 40)])
+FLAT = LatencyCurve.of_milliseconds([(1, 8), (64, 9)])
+
+
+def candidates(lengths: list[float], *, batch_groups: int = 3) -> list[Candidate]:
+    return [
+        Candidate(group_id=number, wave=number // batch_groups, place=number % batch_groups, predicted_tokens=tokens)
+        for number, tokens in enumerate(lengths)
+    ]
+
+
+def instances(count: int, *, slots: int = 8, curve: LatencyCurve = STEEP) -> list[Instance]:
+    return [Instance(generator_id=f"g{number}", slots=slots, curve=curve) for number in range(count)]
+
+
+def order(key: str, lengths: list[float], *, trusted: bool = True) -> list[int]:
+    work = Work(trusted=trusted, groups=candidates(lengths), instances=instances(2))
+    plan = policy(key).plan(work, previous=IN_ORDER)
+    return [candidate.group_id for candidate in sorted(work.groups, key=plan.key)]
 
 
 @pytest.mark.parametrize(
@@ -15,27 +40,82 @@ LENGTHS = {0: 5.0, 1: 50.0, 2: 20.0, 3: 90.0, 4: 20.0}
     [
         ("fifo", [0, 1, 2, 3, 4]),
         ("lateBinding", [1, 2, 0, 3, 4]),  # longest first within each batch of three
+        ("skewAware", [1, 2, 0, 3, 4]),
+        ("tailIsolation", [1, 2, 0, 3, 4]),
     ],
 )
 def test_order(key, expected):
-    candidates = [
-        Candidate(group_id=group_id, wave=group_id // 3, predicted_tokens=tokens)
-        for group_id, tokens in LENGTHS.items()
-    ]
-    assert [candidate.group_id for candidate in sorted(candidates, key=policy(key))] == expected
+    assert order(key, LENGTHS) == expected
 
 
-def test_without_predictions_the_order_is_that_of_planning():
-    candidates = [Candidate(group_id=group_id, wave=0, predicted_tokens=0.0) for group_id in (2, 0, 1)]
-    assert [candidate.group_id for candidate in sorted(candidates, key=policy("lateBinding"))] == [0, 1, 2]
+@pytest.mark.parametrize("key", POLICIES)
+def test_without_trust_every_policy_is_fifo(key):
+    work = Work(trusted=False, groups=candidates(LENGTHS), instances=instances(4))
+    plan = policy(key).plan(work, previous=IN_ORDER)
+    assert [plan.key(group) for group in work.groups] == [IN_ORDER.key(group) for group in work.groups]
+    assert not plan.tail_generators
+
+
+@pytest.mark.parametrize("key", POLICIES)
+def test_without_predictions_the_order_is_that_of_planning(key):
+    assert order(key, [0.0] * 5) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "fleet", "expected"),
+    [
+        ([10.0] * 4 + [90.0] + [10.0] * 3, instances(1, slots=2), "longest predicted first"),  # requests queue
+        ([20_000.0, *[1_000.0] * 63], instances(4, slots=64), "alone on"),  # nothing queues, and it pays
+        ([20_000.0, *[1_000.0] * 63], instances(4, slots=64, curve=FLAT), "longest predicted first"),
+        ([1.0], [], "in the order of planning"),
+        ([], instances(2), "in the order of planning"),
+    ],
+)
+def test_auto_takes_what_pays(lengths, fleet, expected):
+    work = Work(trusted=True, groups=candidates(lengths, batch_groups=64), instances=fleet)
+    assert expected in policy("auto").plan(work, previous=IN_ORDER).why
+
+
+@given(
+    st.lists(st.integers(1, 20_000).map(float), min_size=1, max_size=60),
+    st.lists(
+        st.tuples(
+            st.sampled_from([STEEP, FLAT, STEEP.scaled(2)]),
+            st.sampled_from([2, 4, 16]),
+            st.lists(st.integers(1, 9_000).map(float), max_size=2),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 4),
+)
+def test_auto_is_never_worse_than_fifo_by_the_model(lengths, fleet, samples):
+    work = Work(
+        trusted=True,
+        groups=candidates(lengths, batch_groups=len(lengths)),
+        samples=samples,
+        instances=fastest_first(
+            Instance(generator_id=f"g{number}", slots=slots, curve=curve, running=tuple(running))
+            for number, (curve, slots, running) in enumerate(fleet)
+        ),
+    )
+    plan = policy("auto").plan(work, previous=IN_ORDER)
+    assert plan_seconds(plan, work) <= plan_seconds(IN_ORDER, work)
 
 
 def test_registry_and_contract_agree():
     assert tuple(POLICIES) == Dispatch.choices()
 
 
+def test_options_are_those_of_the_job():
+    asked = Dispatch.model_validate({"tailIsolation": {"gainPercent": 50}})
+    work = Work(trusted=True, groups=candidates([20_000.0, *[1_000.0] * 63]), instances=instances(4, slots=64))
+    assert policy("tailIsolation").plan(work, previous=IN_ORDER).tail_generators
+    assert not policy(asked.key, asked.value).plan(work, previous=IN_ORDER).tail_generators
+
+
 def test_unknown_policy_names_the_known():
-    with pytest.raises(ValueError, match="unknown dispatch policy 'random'; known: fifo, lateBinding"):
+    with pytest.raises(ValueError, match="unknown dispatch policy 'random'; known: fifo, lateBinding, skewAware"):
         policy("random")
 
 

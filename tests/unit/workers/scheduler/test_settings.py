@@ -29,7 +29,11 @@ def job_settings(**spec) -> Settings:
 def test_settings_from_a_job():
     found = job_settings()
     assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
-    assert (found.dispatch, found.length_signals, found.prompt_look_ahead) == ("lateBinding", ("History",), 64)
+    assert (found.dispatch, found.length_signals, found.prompt_look_ahead) == (
+        "lateBinding",
+        ("History", "Siblings"),
+        64,
+    )
     assert found.max_buffer_bytes == 256 * 2**20
     assert found.draws_per_step == 1
 

@@ -1,19 +1,107 @@
-"""What a dispatch policy sees and answers."""
+"""What a dispatch policy sees and answers.
 
-from collections.abc import Callable
+A policy answers with a plan: the order of the groups that wait, and perhaps two sides, each with generators
+of its own. A plan is made rarely (`replanning.py`); between plans a dispatch is one pop of a heap.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from streamrl_workers.scheduler.dispatch.makespan import Instance
+
+Key = tuple[float, ...]
+"""Place in the order of waiting groups: the smallest goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A planned group that begins to wait."""
+    """A planned group that waits, before its first sample is out."""
 
     group_id: int
     wave: int
     """Which batch of B groups it was planned in: group_id // B."""
+    place: int
+    """In that batch: group_id % B."""
     predicted_tokens: float
     """Of one completion; 0 if nothing is known."""
 
+    @property
+    def rank(self) -> Key:
+        """Smaller for longer ones; equal ones in the order of planning."""
+        return (-self.predicted_tokens, self.place)
 
-Key = tuple[float, ...]
-Policy = Callable[[Candidate], Key]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What holds until the next plan."""
+
+    longest_first: bool
+    """Within the batch that a group was planned in; else the order of planning."""
+    cutoff: Key = (-inf,)
+    """Groups whose rank is not above it are the tail; by default none is."""
+    tail_generators: frozenset[str] = frozenset()
+    """They take the tail, the others the rest."""
+    strict: bool = False
+    """A free slot stays empty while a generator of the other side can serve what waits, if only later."""
+    why: str
+    """For people."""
+
+    def key(self, candidate: Candidate) -> Key:
+        """Its place in the queue of its side."""
+        if self.longest_first:
+            return (candidate.wave, -candidate.predicted_tokens, candidate.group_id)
+        return (candidate.group_id,)
+
+    def is_tail(self, candidate: Candidate) -> bool:
+        """Whether the group belongs to the tail's side."""
+        return bool(self.tail_generators) and candidate.rank <= self.cutoff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a plan is made for: a batch as it was planned, and the generators that may take it."""
+
+    trusted: bool
+    """Whether predicted lengths have proved to be better than chance."""
+    groups: Sequence[Candidate] = ()
+    """In the order of planning."""
+    samples: int = 1
+    """Of each group."""
+    instances: Sequence[Instance] = ()
+    """Fastest first (`makespan.fastest_first`)."""
+
+
+class Policy(Protocol):
+    """One way to dispatch."""
+
+    @property
+    def models(self) -> bool:
+        """Whether its plan looks at groups and instances; if not, they are not collected."""
+
+    def plan(self, work: Work, *, previous: Plan) -> Plan:
+        """The plan from now on."""
+
+
+IN_ORDER = Plan(longest_first=False, why="in the order of planning")
+LONGEST_FIRST = Plan(longest_first=True, why="longest predicted first")
+DISTRUST = Plan(longest_first=False, why="in the order of planning: length predictions have not proved to be good")
+
+
+def tail_plan(tail: Sequence[Candidate], generators: Sequence[Instance], *, strict: bool, why: str) -> Plan:
+    """A plan with two sides.
+
+    Args:
+        tail: its groups, longest predicted first; at least one.
+        generators: its generators; at least one.
+        strict: see `Plan`.
+        why: for people.
+    """
+    return Plan(
+        longest_first=True,
+        cutoff=tail[-1].rank,
+        tail_generators=frozenset(instance.generator_id for instance in generators),
+        strict=strict,
+        why=why,
+    )

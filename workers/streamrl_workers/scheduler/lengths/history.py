@@ -35,6 +35,10 @@ class LengthHistory:
         known = self._means.get(key)
         self._put(key, mean_tokens if known is None else known + WEIGHT * (mean_tokens - known))
 
+    def known(self, key: int) -> float | None:
+        """Expected completion tokens of this prompt; None of one never seen."""
+        return self._means.get(key)
+
     def predict(self, key: int) -> float:
         """Expected completion tokens: of this prompt, else of all prompts, else 0."""
         known = self._means.get(key)

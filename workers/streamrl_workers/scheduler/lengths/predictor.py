@@ -1,13 +1,45 @@
-"""The ladder of length signals: the first one that knows a prompt predicts its completions."""
+"""The ladder of length signals: the first one that knows a prompt predicts its completions.
 
-from collections.abc import Collection
-from dataclasses import dataclass
+    History    past lengths of the same prompt             a score: the moving mean, in tokens
+    Siblings   finished completions of the same group      tokens, shrunk towards what was thought before
+    Ranker     a learned function of the prompt            a score without a unit
+
+Owns the order of the signals, the way from a score to tokens, and the judgement of each signal.
+
+A score is never believed as a number. It is turned into its place among the recent scores of the same
+signal, and that into the empirical quantile of recent completions: only the ranks come from the signal.
+So lengths that grow under training, and a ranker that is off by a factor, do no harm.
+
+The prediction that a group gets when it begins to wait is the one that is judged (`guard.py`), for each
+signal that knew the prompt, used or not. As long as no signal is trusted, `trusted` is False and a
+prediction is that of the first signal that knows; once one is, signals that are not trusted are passed over.
+
+Everything is bounded: the windows, the predictions kept for groups that live, the history.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from streamrl_workers.scheduler.lengths.guard import Guard
 from streamrl_workers.scheduler.lengths.history import LengthHistory
+from streamrl_workers.scheduler.lengths.quality import Quality
+from streamrl_workers.scheduler.lengths.quantiles import UNKNOWN_PLACE, SlidingQuantiles
+from streamrl_workers.scheduler.lengths.rankers.protocol import Ranker
+from streamrl_workers.scheduler.lengths.siblings import expected_tokens
 
-Source = Literal["History", "Nothing"]
+Source = Literal["History", "Siblings", "Ranker", "Nothing"]
 """Which signal a prediction rests on."""
+SOURCES: tuple[Source, ...] = ("History", "Siblings", "Ranker", "Nothing")
+JUDGED: tuple[Source, ...] = ("History", "Ranker")
+"""Signals that predict before a group begins: what they say orders the queue, so they are judged."""
+COMPLETIONS_WINDOW = 4096
+"""Finished completions that make the distribution of lengths: a few steps, so that it follows the policy."""
+SCORES_WINDOW = 1024
+"""Recent scores of a signal among which a new one has its place."""
+MAX_GROUPS = 65_536
+"""Predictions kept for groups that live; far above what admission lets live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,23 +47,155 @@ class Prediction:
     """What is expected of one completion."""
 
     tokens: float
-    """0 if nothing is known."""
+    """The recent completions' quantile at `share` (of Siblings what they say themselves); 0 while none has finished."""
     source: Source
+    share: float = UNKNOWN_PLACE
+    """Place in the length distribution, 0..1: 0.9 = longer than 90 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsView:
+    """What metrics read of the length signals."""
+
+    trusted: bool = False
+    """Whether dispatch may use predictions."""
+    trusted_signals: frozenset[str] = frozenset()
+    predictions: Mapping[str, int] = field(default_factory=dict)
+    """Source -> groups that began with its prediction, since the start."""
+    quality: Mapping[str, Quality] = field(default_factory=dict)
+    """Of each signal that is judged and used by the job."""
+
+
+@dataclass(slots=True)
+class _Signal:
+    """One judged signal."""
+
+    source: Source
+    score: Callable[[int, str], float | None]
+    """(prompt key, prompt) -> score; None: the prompt is not known."""
+    recent: SlidingQuantiles
+    guard: Guard = field(default_factory=Guard)
+
+
+_Places = tuple[tuple[Source, float], ...]
+"""What each signal that knows a prompt says, in the ladder's order."""
 
 
 class Lengths:
     """Predicts by the signals of the job, and learns from what becomes of the samples."""
 
-    def __init__(self, history: LengthHistory, *, signals: Collection[str]) -> None:
-        """`signals`: `scheduling.lengthSignals`; what is not among them is learnt all the same, and not used."""
+    def __init__(self, history: LengthHistory, *, signals: Collection[str], ranker: Ranker | None = None) -> None:
+        """`signals`: `scheduling.lengthSignals`, first one first; history is learnt all the same, and not used, without `History`.
+
+        `ranker`: what the signal `Ranker` asks; without one that signal knows nothing.
+        """
         self._history = history
-        self._signals = frozenset(signals)
+        self._ranker = ranker
+        self._uses_siblings = "Siblings" in signals
+        newest = list(history.means().values())[-SCORES_WINDOW:]
+        made = {
+            "History": lambda: _Signal(
+                "History", lambda key, _: history.known(key), SlidingQuantiles(newest, window=SCORES_WINDOW)
+            ),
+            "Ranker": lambda: _Signal("Ranker", self._ask_ranker, SlidingQuantiles(window=SCORES_WINDOW)),
+        }
+        self._ladder = [made[name]() for name in dict.fromkeys(signals) if name in made]
+        self._completions = SlidingQuantiles(newest, window=COMPLETIONS_WINDOW)
+        self._places: OrderedDict[int, _Places] = OrderedDict()
+        """By prompt key, from its first prediction until a group of it has finished."""
+        self._begun: OrderedDict[int, _Places] = OrderedDict()
+        """By group, what is to be judged."""
+        self._predictions: Counter[str] = Counter()
 
-    def predict(self, key: int) -> Prediction:
-        """For a completion of the prompt with this key (`prompt_key`)."""
-        tokens = self._history.predict(key) if "History" in self._signals else 0.0
-        return Prediction(tokens=tokens, source="History" if tokens else "Nothing")
+    @property
+    def trusted(self) -> bool:
+        """Whether predictions may decide anything: False until at least one signal has shown that it knows."""
+        return any(signal.guard.trusted for signal in self._ladder)
 
-    def learn(self, key: int, *, mean_tokens: float) -> None:
-        """A group of this prompt is finished; its completions had so many tokens on average."""
+    def predict(self, key: int, *, prompt: str = "", siblings: Sequence[int] = ()) -> Prediction:
+        """For a completion of the prompt with this key (`prompt_key`).
+
+        Asked again for a prompt whose groups have not finished, it answers from memory: the prompt is scored once.
+
+        Args:
+            key: of the prompt.
+            prompt: its text, for a ranker.
+            siblings: tokens of the group's completions that have finished.
+        """
+        source, share = self._choose(self._places_of(key, prompt))
+        if siblings and self._uses_siblings:
+            tokens = expected_tokens(siblings, prior_tokens=self._prior_tokens(key, source, share))
+            return Prediction(tokens=tokens, source="Siblings", share=self._completions.place(tokens))
+        return Prediction(tokens=self._completions.at(share), source=source, share=share)
+
+    def began(self, group_id: int, *, key: int, prompt: str = "") -> None:
+        """A first sample of the group is issued: what was predicted for it will be judged. Again after a loss: nothing changes."""
+        if group_id in self._begun:
+            return
+        places = self._places_of(key, prompt)
+        self._begun[group_id] = places
+        if len(self._begun) > MAX_GROUPS:
+            self._begun.popitem(last=False)
+        self._predictions[self._choose(places)[0]] += 1
+
+    def learn(self, key: int, *, tokens: Sequence[int], prompt: str = "", group_id: int | None = None) -> None:
+        """A group of this prompt is finished; `tokens` of each of its completions, at least one."""
+        mean_tokens = sum(tokens) / len(tokens)
+        judged = dict(self._begun.pop(group_id, ())) if group_id is not None else {}
+        for signal in self._ladder:
+            if signal.source in judged:
+                signal.guard.add(judged[signal.source], tokens=mean_tokens)
+        for count in tokens:
+            self._completions.add(count)
         self._history.learn(key, mean_tokens=mean_tokens)
+        if self._ranker is not None and prompt:
+            self._ranker.learn(prompt, mean_tokens)
+        self._places.pop(key, None)
+
+    def forget(self, group_id: int) -> None:
+        """The group will not finish: its prediction is not judged."""
+        self._begun.pop(group_id, None)
+
+    def view(self) -> LengthsView:
+        """The signals in numbers."""
+        return LengthsView(
+            trusted=self.trusted,
+            trusted_signals=frozenset(signal.source for signal in self._ladder if signal.guard.trusted),
+            predictions=dict(self._predictions),
+            quality={signal.source: signal.guard.quality for signal in self._ladder},
+        )
+
+    # ---- inside
+
+    def _ask_ranker(self, _key: int, prompt: str) -> float | None:
+        return self._ranker.score(prompt) if self._ranker is not None and prompt else None
+
+    def _places_of(self, key: int, prompt: str) -> _Places:
+        """From memory, or made now."""
+        found = self._places.get(key)
+        if found is None:
+            found = tuple(self._score(key, prompt))
+            if prompt or self._ranker is None:
+                self._places[key] = found
+            if len(self._places) > MAX_GROUPS:
+                self._places.popitem(last=False)
+        return found
+
+    def _score(self, key: int, prompt: str) -> list[tuple[Source, float]]:
+        places: list[tuple[Source, float]] = []
+        for signal in self._ladder:
+            score = signal.score(key, prompt)
+            if score is not None:
+                signal.recent.add(score)
+                places.append((signal.source, signal.recent.place(score)))
+        return places
+
+    def _choose(self, places: _Places) -> tuple[Source, float]:
+        """The first signal that knows and, once any is trusted, is trusted."""
+        trusted = {signal.source for signal in self._ladder if signal.guard.trusted}
+        usable = (place for place in places if not trusted or place[0] in trusted)
+        return next(usable, ("Nothing", UNKNOWN_PLACE))
+
+    def _prior_tokens(self, key: int, source: Source, share: float) -> float:
+        """What was thought of the prompt before its siblings: its own past or the mean of all, or what the ranker says."""
+        return self._completions.at(share) if source == "Ranker" else self._history.predict(key)

@@ -22,6 +22,7 @@ from streamrl_workers.scheduler.accounting import DROP_REASONS, FAILURE_KINDS, S
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.effects import Evaluated
+from streamrl_workers.scheduler.shell.length_page import LengthGauges, length_numbers
 from streamrl_workers.scheduler.shell.rates import StepClock, tokens_per_s
 from streamrl_workers.scheduler.shell.scaling_page import scaling
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
@@ -119,6 +120,7 @@ class Numbers:
             "score_failures": whole(view.score_failures, FAILURE_KINDS),
             "reissued": view.reissued_samples,
             "idle": dict(view.fleet.idle),
+            "lengths": length_numbers(view.lengths),
             "announced_step": view.announced_step,
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
@@ -283,6 +285,7 @@ class _Gauges:
         self._held_out = gauge(
             "evaluation_reward_mean", help_text="Mean reward of the last evaluation; NaN while there is none."
         )
+        self._lengths = LengthGauges(self._metrics)
 
     def render(self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bytes:
         self._step.set(view.step)
@@ -297,6 +300,7 @@ class _Gauges:
         self._failures(view.score_failures)
         self._reward.set(step.get("reward_mean", 0.0))
         self._staleness.set(step.get("staleness_max", 0))
+        self._lengths.set(view.lengths)
         held_out = evaluation.get("mean_reward")
         self._held_out.set(math.nan if held_out is None else held_out)
         return self._metrics.render()

@@ -1,0 +1,145 @@
+"""Curves out of heartbeats."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamrl.latency import LatencyCurve
+from streamrl_workers.scheduler.dispatch.measured import (
+    MIN_READINGS,
+    Curves,
+    PoolPoints,
+    Reading,
+    fitted,
+    rising,
+    step_seconds,
+)
+
+H800 = LatencyCurve.of_milliseconds(
+    [(1, 8.3), (2, 8.7), (4, 8.9), (8, 9.0), (16, 9.4), (32, 10.2), (64, 11.7), (128, 15.2), (256, 21.7)]
+)
+
+
+def reading(active: int, tokens: int, *, generating_s: float, wall_s: float | None = None) -> Reading:
+    wall_s = generating_s if wall_s is None else wall_s
+    return Reading(active=active, tokens=tokens, generating_s=generating_s, wall_s=wall_s)
+
+
+START = reading(8, 1000, generating_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [
+        (reading(8, 1800, generating_s=11.0), (8.0, 0.01)),  # 8 x 1 s / 800 tokens
+        (reading(10, 1900, generating_s=11.0), (9.0, 0.01)),
+        (reading(4, 1600, generating_s=11.0), None),  # the batch fell by half
+        (reading(8, 1800, generating_s=11.0, wall_s=12.0), None),  # half of the time it waited
+        (reading(8, 1000, generating_s=11.0), None),  # nothing made
+        (reading(8, 900, generating_s=11.0), None),
+        (reading(8, 1800, generating_s=10.0), None),
+        (reading(0, 1800, generating_s=11.0), None),
+    ],
+)
+def test_two_heartbeats(now, found):
+    assert step_seconds(START, now) == (None if found is None else pytest.approx(found))
+
+
+def test_an_empty_generator_tells_nothing():
+    assert step_seconds(reading(0, 0, generating_s=0.0), reading(0, 10, generating_s=1.0)) is None
+
+
+points = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.1, 10.0)), min_size=1, max_size=8).map(
+    lambda found: [(batch, seconds, weight) for batch, (seconds, weight) in enumerate(found, start=1)]
+)
+
+
+@given(points)
+def test_the_fit_rises_and_is_a_weighted_mean_of_what_it_pools(found):
+    fit = rising(found)
+    values = [seconds for _, seconds in fit]
+    assert [batch for batch, _ in fit] == [batch for batch, _, _ in found]
+    assert values == sorted(values)
+    assert sum(s * w for s, (_, _, w) in zip(values, found, strict=True)) == pytest.approx(
+        sum(seconds * weight for _, seconds, weight in found)
+    )
+    errors = sum(w * (seconds - s) ** 2 for s, (_, seconds, w) in zip(values, found, strict=True))
+    flat = sum(seconds * w for _, seconds, w in found) / sum(w for _, _, w in found)
+    assert errors <= sum(w * (seconds - flat) ** 2 for _, seconds, w in found) + 1e-9
+    if [seconds for _, seconds, _ in found] == sorted(seconds for _, seconds, _ in found):
+        assert values == pytest.approx([seconds for _, seconds, _ in found])
+
+
+def test_violators_are_pooled_by_weight():
+    assert rising([(1, 1.0, 1.0), (2, 3.0, 1.0), (4, 2.0, 3.0), (8, 5.0, 1.0)]) == [
+        (1, 1.0),
+        (2, 2.25),
+        (4, 2.25),
+        (8, 5.0),
+    ]
+
+
+def test_beyond_what_was_seen_a_batch_is_neither_free_nor_forbidden():
+    curve = fitted([(16, 0.010, 1.0), (32, 0.010, 1.0)], slots=64)
+    assert curve.at(16) == curve.at(32) == 0.010
+    assert curve.at(1) == pytest.approx(0.010 * (1 + 1 / 64) / (1 + 16 / 64))
+    assert curve.at(64) == pytest.approx(0.010 * 2 / 1.5)
+
+
+def beats(curves: Curves, pool: str, curve: LatencyCurve, *, batches: list[int], noise: float = 0.0) -> None:
+    """Heartbeats of a generator of the pool, 5 s apart, at these batches."""
+    chance = Random(1)
+    for batch in batches:
+        tokens = round(batch * 5.0 / curve.at(batch) * (1 + noise * (2 * chance.random() - 1)))
+        curves.observe(
+            pool, before=reading(batch, 10, generating_s=1.0), now=reading(batch, 10 + tokens, generating_s=6.0)
+        )
+
+
+def test_a_known_engine_is_found_again():
+    curves = Curves()
+    chance = Random(2)
+    beats(curves, "p", H800, batches=[chance.randint(1, 128) for _ in range(400)], noise=0.1)
+    found = curves.curve("p", slots=128)
+    for batch in (4, 8, 16, 32, 64, 128):
+        assert found.at(batch) == pytest.approx(H800.at(batch), rel=0.06)
+
+
+def test_a_curve_follows_an_engine_that_becomes_slower():
+    curves = Curves()
+    beats(curves, "p", H800, batches=[64] * 100)
+    beats(curves, "p", H800.scaled(2), batches=[64] * 200)
+    assert curves.curve("p", slots=64).at(64) == pytest.approx(2 * H800.at(64), rel=0.05)
+
+
+def test_a_batch_that_never_comes_again_is_forgotten():
+    pool = PoolPoints()
+    pool.add(2, 9.0)
+    for _ in range(5000):
+        pool.add(64, 1.0)
+    assert [(batch, seconds) for batch, seconds, _ in pool.points()] == [(64, 1.0)]
+
+
+def test_few_readings_are_not_used():
+    curves = Curves()
+    beats(curves, "p", H800, batches=[8] * (MIN_READINGS - 1))
+    assert not curves.measured("p")
+    assert curves.curve("p", slots=8).at(4) == 1.5  # the default shape, without a unit
+    beats(curves, "p", H800, batches=[8])
+    assert curves.curve("p", slots=8).at(8) == pytest.approx(H800.at(8), rel=1e-3)
+
+
+def test_a_pool_without_readings_is_as_fast_as_the_others():
+    curves = Curves({"fast": H800, "slow": H800.scaled(3)})
+    assert curves.curve("new", slots=64).at(1) == pytest.approx(2 * H800.at(1))
+    beats(curves, "fast", H800.scaled(2), batches=[64] * 50)
+    assert curves.curve("fast", slots=64).at(64) == pytest.approx(2 * H800.at(64), rel=1e-3)  # measured beats given
+
+
+@pytest.mark.parametrize("slots", [1, 2, 64])
+def test_the_default_prefers_the_emptier(slots):
+    curve = Curves().curve("p", slots=slots)
+    steps = [curve.at(active) for active in range(1, slots + 1)]
+    assert steps == sorted(set(steps))

@@ -1,0 +1,68 @@
+"""What the core tells the length signals: each group that is made is predicted once and learnt once."""
+
+from collections import Counter
+
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
+from support.core_world import World, settings
+
+
+class Recorder:
+    """A ranker that remembers what it was asked and taught."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.taught: list[tuple[str, float]] = []
+
+    def score(self, prompt: str) -> float:
+        self.asked[prompt] += 1
+        return float(len(prompt))
+
+    def learn(self, prompt: str, tokens: float) -> None:
+        self.taught.append((prompt, tokens))
+
+
+def world_with(ranker: Recorder, **changes: int) -> tuple[World, Lengths]:
+    lengths = Lengths(LengthHistory(), signals=("History", "Ranker"), ranker=ranker)
+    return World(settings(evaluation_prompts=0, **changes), lengths=lengths), lengths
+
+
+def scored(world: World) -> list[fx.Scored]:
+    return [record for record in world.durable if isinstance(record, fx.Scored)]
+
+
+def test_every_group_is_predicted_and_learnt_once() -> None:
+    ranker = Recorder()
+    world, lengths = world_with(ranker)
+    world.run_out()
+    assert len(ranker.taught) == len(scored(world)) == 12
+    assert sum(lengths.view().predictions.values()) == 12
+    assert all(tokens == 1.0 for _, tokens in ranker.taught), "each sample of this world has one token"
+    keys = {record.prompt_key for record in world.durable if isinstance(record, fx.Planned)}
+    assert {prompt_key(prompt) for prompt, _ in ranker.taught} <= keys
+
+
+def test_groups_with_equal_rewards_are_learnt_too_and_failed_ones_are_not() -> None:
+    ranker = Recorder()
+    world, _ = world_with(ranker, draws_per_step=2)
+    world.reward = lambda group_id, sample_index: float(sample_index if group_id % 2 else 0)
+    world.run_out()
+    dropped = [
+        record for record in world.durable if isinstance(record, fx.Dropped) and record.reason == "zero_variance"
+    ]
+    assert dropped
+    assert len(ranker.taught) == len(scored(world)) + len(dropped)
+
+
+def test_a_lost_group_is_predicted_once() -> None:
+    ranker = Recorder()
+    world, lengths = world_with(ranker)
+    world.start_trainer()
+    world.join_generator("a")
+    for _ in range(3):
+        world.progress_once()
+    begun = sum(lengths.view().predictions.values())
+    assert begun > 0
+    world.kill_generator("a")
+    world.run_out()
+    assert sum(lengths.view().predictions.values()) == 12

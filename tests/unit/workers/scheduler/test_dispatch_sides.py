@@ -1,0 +1,201 @@
+"""Plans in the core: who takes what under sides, when plans are made, speed as heartbeats tell it."""
+
+from collections import deque
+
+import pytest
+
+from streamrl.spec.scheduling import SkewAware, TailIsolation
+from streamrl_workers.scheduler.dispatch.measured import Reading
+from streamrl_workers.scheduler.dispatch.policy import IN_ORDER
+from streamrl_workers.scheduler.dispatch.replanning import Replanning
+from streamrl_workers.scheduler.effects import GeneratorInfo
+from streamrl_workers.scheduler.evaluation import GROUP_BASE
+from streamrl_workers.scheduler.fleet import Fleet
+from streamrl_workers.scheduler.groups import GroupTable
+from streamrl_workers.scheduler.lengths import prompt_key
+from streamrl_workers.scheduler.staleness import Window
+from streamrl_workers.scheduler.waiting import WaitingGroups
+from support.core_events import Always
+from support.core_world import KnownLengths, World, settings
+
+
+def ready(*, pools: dict[str, str], slots: int, loaded: tuple[str, ...] | None = None, **changes) -> World:
+    """Generators with weights, and nothing to do yet; `loaded`: those with weights, None for all."""
+    job = settings(**{"evaluation_prompts": 0, "staleness": 0, "prompt_look_ahead": 64, **changes})
+    run = World(job, slots=(slots,), lengths=KnownLengths())
+    asked, run.prompts = run.prompts, deque()
+    run.start_trainer()
+    for name, pool in pools.items():
+        run.join_generator(name, pool=pool)
+    while run.trainer.inbox:
+        run.deliver_trainer()
+    run.commit(100)
+    while run.trainer.inbox:
+        run.deliver_trainer()
+    for name in pools if loaded is None else loaded:
+        load(run, name)
+    run.prompts = asked
+    return run
+
+
+def load(run: World, name: str) -> None:
+    generator = run.generators[name]
+    while generator.inbox:
+        run.deliver_generator(generator)
+    run.load_weights(generator)
+
+
+def go(run: World) -> dict[str, list[int]]:
+    """Plan what can be planned; the groups that each generator holds then."""
+    while run.prompts:
+        run.deliver_prompts()
+    return held(run)
+
+
+def held(run: World) -> dict[str, list[int]]:
+    for generator in run.generators.values():
+        while generator.inbox:
+            run.deliver_generator(generator)
+    return {
+        name: sorted(request.group_id for request in generator.active.values())
+        for name, generator in run.generators.items()
+    }
+
+
+def longest(groups: int) -> list[int]:
+    """Groups by predicted length, the longest first, as the world's prompts have it."""
+    return sorted(range(groups), key=lambda group: (-(prompt_key(f"train {group % 5}") % 97), group))
+
+
+PAIR = {"g0": "p", "g1": "p"}
+STATIC = {"dispatch": "skewAware", "dispatch_options": SkewAware(), "batch_groups": 5}
+
+
+def test_static_sides_keep_to_themselves():
+    run = ready(pools=PAIR, slots=4, **STATIC)
+    order = longest(5)
+    found = go(run)
+    assert found["g0"] == [order[0]] * 2  # the tail: one group of two samples
+    assert found["g1"] == sorted(order[1:3] * 2)  # the longest of the rest
+    view = run.core.view()
+    assert (view.waiting_samples, view.fleet.free_slots, view.fleet.idle["no_prompts"]) == (4, 2, 1)
+    assert run.core.plan.strict
+
+
+def test_a_side_without_weights_is_served_by_the_other():
+    run = ready(pools=PAIR, slots=4, loaded=("g0",), **STATIC)
+    order = longest(5)
+    assert go(run) == {"g0": sorted(order[:2] * 2), "g1": []}
+    load(run, "g1")
+    assert held(run)["g1"] == sorted(order[2:4] * 2)
+
+
+@pytest.mark.parametrize("gone", ["g0", "g1"])
+def test_a_side_whose_generator_dies_is_served_by_the_other(gone):
+    run = ready(pools=PAIR, slots=4, **STATIC)
+    go(run)
+    other = {"g0": "g1", "g1": "g0"}[gone]
+    run.kill_generator(gone)
+    assert len(held(run)[other]) == 4
+    while run.core.view().waiting_samples:
+        for lease in list(run.generators[other].active):
+            run.make_token(run.generators[other], lease, finish="stop")
+        held(run)
+    assert run.core.view().active_leases > 0
+
+
+def test_sides_that_isolate_leave_no_slot_empty_beside_a_waiting_group():
+    options = {
+        "dispatch": "tailIsolation",
+        "dispatch_options": TailIsolation.model_validate({"gainPercent": 0}),
+        "batch_groups": 5,
+    }
+    run = ready(pools={"g0": "p", "g1": "p", "g2": "p"}, slots=4, group_size=1, **options)
+    go(run)
+    assert run.core.plan.tail_generators
+    tail = run.core.plan.tail_generators
+    assert all(len(groups) > 0 for groups in held(run).values())
+    for name in sorted(set(run.generators) - tail)[1:] + sorted(tail):
+        run.kill_generator(name)
+    assert sum(map(len, held(run).values())) == 4
+    assert run.core.view().waiting_samples == 1  # for want of a slot, not of a generator
+
+
+def test_trust_makes_a_plan_and_its_loss_ends_it():
+    run = ready(pools=PAIR, slots=4, **STATIC)
+    run.lengths.sure = False
+    assert go(run)["g0"] == [0, 0, 2, 2]
+    assert not run.core.plan.longest_first
+    run.lengths.sure = True
+    run.do(run.core.tick(run.now_s))
+    assert run.core.plan.tail_generators
+    run.lengths.sure = False
+    run.do(run.core.tick(run.now_s))
+    assert "not proved" in run.core.plan.why
+
+
+@pytest.mark.parametrize("dispatch", ["lateBinding", "skewAware", "tailIsolation", "auto"])
+def test_without_trust_every_policy_issues_what_fifo_does(dispatch):
+    issues = []
+    for key in ("fifo", dispatch):
+        run = ready(pools=PAIR, slots=2, dispatch=key, batch_groups=5)
+        run.lengths.sure = False
+        go(run)
+        seen = []
+        for _ in range(40):
+            for generator in run.generators.values():
+                seen += [(generator.name, r.group_id, r.sample_index) for r in generator.active.values()]
+            run.progress_some(Always(), pace=1.0, finish=1.0)
+        assert any(group_id < GROUP_BASE for _, group_id, _ in seen)
+        issues.append(seen)
+    assert issues[0] == issues[1]
+
+
+def test_the_faster_generator_takes_the_sample():
+    run = ready(pools={"g0": "slow", "g1": "fast"}, slots=4, group_size=1, batch_groups=5, dispatch="fifo")
+    for name, step_s in {"g0": 0.040, "g1": 0.010}.items():
+        for beat in range(10):
+            reading = Reading(active=1, tokens=round(beat / step_s), generating_s=float(beat), wall_s=float(beat))
+            run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
+    assert go(run) == {"g0": [4], "g1": [0, 1, 2, 3]}
+
+
+def test_without_heartbeats_the_load_is_even():
+    run = ready(pools={"g0": "slow", "g1": "fast"}, slots=4, group_size=1, batch_groups=4, dispatch="fifo")
+    assert go(run) == {"g0": [0, 2], "g1": [1, 3]}
+
+
+class Counting:
+    """Counts the plans that are asked for."""
+
+    models = True
+
+    def __init__(self) -> None:
+        self.plans = 0
+
+    def plan(self, work, *, previous):
+        self.plans += 1
+        return previous
+
+
+def test_many_generators_that_join_do_not_cost_as_many_plans():
+    groups = GroupTable(Window(batch_groups=5, staleness=0, step=0))
+    fleet, policy = Fleet(first_lease=1), Counting()
+    waiting = WaitingGroups(groups, plan=IN_ORDER, lengths=KnownLengths(), batch_groups=5)
+    replanning = Replanning(policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2)
+    plans = []
+    for number in range(200):
+        info = GeneratorInfo(generator_id=f"g{number}", instance="1", pool="p", slots=4, step=None, attempt=None)
+        generator = fleet.join(info, now_s=0.0)
+        replanning.refresh()
+        replanning.refresh()
+        plans.append(policy.plans)
+    assert plans[14] == 15, "few generators: a plan for each"
+    assert plans[-1] < 60
+    before = policy.plans
+    for _ in range(20):  # one that comes and goes
+        generator.leaving = not generator.leaving
+        fleet.settle(generator)
+        fleet.settle(generator)
+        replanning.refresh()
+    assert before < policy.plans <= before + 2

@@ -1,0 +1,195 @@
+"""Per-token latency of each pool, as its generators' heartbeats show it.
+
+    PTL(BS) = BS * seconds of generating / tokens,      BS = mean active samples between two heartbeats
+
+Owns the points and the curve fitted to them: moving means by batch bucket, made to rise with the batch by pooling
+adjacent violators, and beyond what was seen continued in a default shape, so that a batch that nobody measured looks
+neither free nor forbidden. Pure; a new scheduler measures anew. Prefill is part of what is measured: per-token times
+here are those of the job's own mix.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import log2
+
+from streamrl.latency import LatencyCurve
+
+GENERATING_PARTS = ("busy", "skew")
+"""Parts of a generator's wall in which it decodes."""
+BUCKETS_PER_DOUBLING = 2
+MEMORY = 32
+"""Readings of a bucket that count, roughly: samples get longer as training goes on, and steps with them slower."""
+FORGET = 4096
+"""Readings of a pool after which a batch that never came again is forgotten."""
+MIN_READINGS = 8
+"""Of a pool, before its curve is used: a first reading often holds a warm-up."""
+MIN_GENERATING_SHARE = 0.8
+"""Of the wall between two heartbeats: in less, idle times and swaps of weights weigh too much."""
+STEADY_SHARE = 0.25
+"""How much `active` may change between two heartbeats, of the larger one: else the mean batch is a guess."""
+FULL_FACTOR = 2.0
+"""Default shape: a step with all slots taken takes about so many times that of an empty batch."""
+_STALE_SHARE = 8
+"""A curve is fitted again when an eighth more readings are there, and at least every 64."""
+_MAX_STALE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One heartbeat of one generator; all but `active` only grow while its process lives."""
+
+    active: int
+    """Samples in the engine."""
+    tokens: int
+    generating_s: float
+    """Of the wall: GENERATING_PARTS."""
+    wall_s: float
+
+
+def step_seconds(before: Reading, now: Reading) -> tuple[float, float] | None:
+    """Mean batch and seconds of a decoding step between two heartbeats; None if they tell nothing sure."""
+    wall_s, generating_s = now.wall_s - before.wall_s, now.generating_s - before.generating_s
+    tokens, larger = now.tokens - before.tokens, max(before.active, now.active)
+    batch = (before.active + now.active) / 2
+    if tokens <= 0 or wall_s <= 0 or batch < 1 or generating_s < MIN_GENERATING_SHARE * wall_s:
+        return None
+    if abs(now.active - before.active) > max(1.0, STEADY_SHARE * larger):
+        return None
+    return batch, batch * generating_s / tokens
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Moving means over the readings of similar batches."""
+
+    batch: float = 0.0
+    seconds: float = 0.0
+    weight: float = 0.0
+    newest: int = 0
+    """Number of its newest reading in the pool."""
+
+    def add(self, batch: float, seconds: float, *, number: int) -> None:
+        self.weight = min(self.weight + 1, MEMORY)
+        self.batch += (batch - self.batch) / self.weight
+        self.seconds += (seconds - self.seconds) / self.weight
+        self.newest = number
+
+
+class PoolPoints:
+    """What is known of one pool's speed."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self._buckets: dict[int, _Bucket] = {}
+
+    def add(self, batch: float, seconds: float) -> None:
+        """One reading."""
+        self.readings += 1
+        bucket = self._buckets.setdefault(round(BUCKETS_PER_DOUBLING * log2(batch)), _Bucket())
+        bucket.add(batch, seconds, number=self.readings)
+        old = [key for key, bucket in self._buckets.items() if self.readings - bucket.newest > FORGET]
+        for key in old:
+            del self._buckets[key]
+
+    def points(self) -> list[tuple[float, float, float]]:
+        """(batch, seconds, weight), by rising batch, each whole batch once."""
+        found: dict[int, tuple[float, float]] = {}
+        for bucket in self._buckets.values():
+            batch = max(1, round(bucket.batch))
+            seconds, weight = found.get(batch, (0.0, 0.0))
+            total = weight + bucket.weight
+            found[batch] = ((seconds * weight + bucket.seconds * bucket.weight) / total, total)
+        return [(batch, seconds, weight) for batch, (seconds, weight) in sorted(found.items())]
+
+
+def rising(points: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """The nearest (weighted least squares) seconds that never fall with the batch: pool adjacent violators.
+
+    Args:
+        points: (batch, seconds, weight) by rising batch.
+    """
+    blocks: list[tuple[list[float], float, float]] = []
+    for batch, value, mass in points:
+        batches, seconds, weight = [batch], value, mass
+        while blocks and blocks[-1][1] >= seconds:
+            before, other_s, other = blocks.pop()
+            seconds = (seconds * weight + other_s * other) / (weight + other)
+            batches, weight = before + batches, weight + other
+        blocks.append((batches, seconds, weight))
+    return [(batch, seconds) for batches, seconds, _ in blocks for batch in batches]
+
+
+def default_shape(batch: float, *, slots: int) -> float:
+    """1 for an empty batch, rising evenly to FULL_FACTOR with all slots taken."""
+    return 1.0 + (FULL_FACTOR - 1.0) * batch / slots
+
+
+def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> LatencyCurve:
+    """A curve through the points, in the default shape below the first and above the last of them.
+
+    Args:
+        points: (whole batch, seconds, weight) by rising batch, at least one.
+        slots: of the generators it is for: the default shape is stretched over them.
+    """
+    known = rising(points)
+    (first, first_s), (last, last_s) = known[0], known[-1]
+    if first > 1:
+        known.insert(0, (1, first_s * default_shape(1, slots=slots) / default_shape(first, slots=slots)))
+    if last < slots:
+        known.append((slots, last_s * default_shape(slots, slots=slots) / default_shape(last, slots=slots)))
+    return LatencyCurve(tuple(int(batch) for batch, _ in known), tuple(seconds for _, seconds in known))
+
+
+class Curves:
+    """The curve of each pool: given, measured, or guessed from the others."""
+
+    def __init__(self, known: Mapping[str, LatencyCurve] | None = None) -> None:
+        """`known`: pools whose curve was measured before the run; it holds until enough is measured in it."""
+        self._known = dict(known or {})
+        self._pools: dict[str, PoolPoints] = {}
+        self._fitted: dict[tuple[str, int], tuple[int, LatencyCurve]] = {}
+        """(pool, slots) -> readings when it was fitted, curve."""
+        self._guessed: dict[int, tuple[int, LatencyCurve]] = {}
+        """Slots -> fits when it was guessed, curve."""
+        self._fits = 0
+
+    def observe(self, pool: str, *, before: Reading, now: Reading) -> None:
+        """Two heartbeats of one generator of the pool, in a row."""
+        found = step_seconds(before, now)
+        if found is not None:
+            self._pools.setdefault(pool, PoolPoints()).add(*found)
+
+    def measured(self, pool: str) -> bool:
+        """Whether enough is known of the pool to use it."""
+        points = self._pools.get(pool)
+        return points is not None and points.readings >= MIN_READINGS
+
+    def curve(self, pool: str, *, slots: int) -> LatencyCurve:
+        """Seconds of a step by active samples, for the pool's generators with so many slots."""
+        if self.measured(pool):
+            return self._fit(pool, slots=slots)
+        return self._known.get(pool) or self._guess(slots)
+
+    def _fit(self, pool: str, *, slots: int) -> LatencyCurve:
+        points = self._pools[pool]
+        seen, curve = self._fitted.get((pool, slots), (0, None))
+        if curve is None or points.readings - seen >= min(_MAX_STALE, max(1, seen // _STALE_SHARE)):
+            curve = fitted(points.points(), slots=slots)
+            self._fitted[pool, slots] = (points.readings, curve)
+            self._fits += 1
+        return curve
+
+    def _guess(self, slots: int) -> LatencyCurve:
+        """The default shape, as fast as the others are on average where others are known."""
+        fits, curve = self._guessed.get(slots, (-1, None))
+        if curve is None or fits != self._fits:
+            curve = self._shape(slots)
+            self._guessed[slots] = (self._fits, curve)
+        return curve
+
+    def _shape(self, slots: int) -> LatencyCurve:
+        others = [name for name in sorted({*self._known, *self._pools}) if name in self._known or self.measured(name)]
+        empty_s = [self.curve(name, slots=slots).at(1) for name in others]
+        base_s = sum(empty_s) / len(empty_s) / default_shape(1, slots=slots) if empty_s else 1.0
+        batches = (1,) if slots == 1 else (1, slots)
+        return LatencyCurve(batches, tuple(base_s * default_shape(batch, slots=slots) for batch in batches))

@@ -1,0 +1,84 @@
+"""When a plan is made anew, and from what.
+
+A plan is made when a batch has been planned whole, when predictions become trusted or lose it, and when the generators
+that may take samples change: at once while they are few, else with every sixteenth of them, so that a thousand that
+join one by one do not cost a thousand plans. A new plan moves no sample that is out.
+
+Owns the moment, and gathering what the policy looks at. Decides nothing itself.
+"""
+
+from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
+from streamrl_workers.scheduler.dispatch.policy import Policy, Work
+from streamrl_workers.scheduler.fleet import Fleet, Generator
+from streamrl_workers.scheduler.groups import GroupTable
+from streamrl_workers.scheduler.waiting import WaitingGroups
+
+FLEET_SHARE = 16
+"""One in so many generators must have come or gone since the last plan."""
+OUTLIVED_SHARE = 0.1
+"""A sample that is longer than was predicted is taken to go on for this share of what it has: long ones tend to."""
+
+
+class Replanning:
+    """Keeps the plan in force up to date."""
+
+    def __init__(
+        self, policy: Policy, *, waiting: WaitingGroups, fleet: Fleet, groups: GroupTable, group_size: int
+    ) -> None:
+        self._policy = policy
+        self._waiting = waiting
+        self._fleet = fleet
+        self._groups = groups
+        self._group_size = group_size
+        self._planned: tuple[bool, int] | None = None
+        """Trust and batches at the last plan."""
+        self._fleet_changes = 0
+
+    def refresh(self) -> None:
+        """Make a plan if something that bears on it has changed."""
+        now = (self._waiting.trusted, self._waiting.batches)
+        if now == self._planned and not self._fleet_differs():
+            return
+        self._planned, self._fleet_changes = now, self._fleet.changes
+        before = self._waiting.plan
+        plan = self._policy.plan(self._work(), previous=before)
+        if plan != before:
+            self._waiting.adopt(plan)
+
+    # ---- inside
+
+    def _fleet_differs(self) -> bool:
+        if not self._policy.models:
+            return False
+        return self._fleet.changes - self._fleet_changes > len(self._fleet) // FLEET_SHARE
+
+    def _work(self) -> Work:
+        if not (self._policy.models and self._waiting.trusted):
+            return Work(trusted=self._waiting.trusted)
+        return Work(
+            trusted=True,
+            groups=self._waiting.batch(),
+            samples=self._group_size,
+            instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
+        )
+
+    def _instance(self, generator: Generator) -> Instance:
+        running = [
+            left
+            for lease in generator.leases.values()
+            if (left := self._left(lease.group_id, lease.sample_index)) is not None
+        ]
+        return Instance(
+            generator_id=generator.generator_id,
+            slots=generator.slots,
+            curve=self._fleet.curve(generator),
+            running=tuple(running),
+        )
+
+    def _left(self, group_id: int, sample_index: int) -> float | None:
+        """Tokens that a running sample of an earlier batch is expected to have before it."""
+        predicted = self._waiting.running_before(group_id)
+        if predicted is None:
+            return None
+        tokens = len(self._groups[group_id].samples[sample_index].tokens) >> 2
+        return max(predicted - tokens, tokens * OUTLIVED_SHARE)
