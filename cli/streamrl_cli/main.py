@@ -24,6 +24,9 @@ COMMANDS = {
     "report": "write report.html of a run",
     "journal": "check or show the journal of a run",
     "generate": "try a trained model",
+    "profile": "measure how fast this machine generates and trains for a job",
+    "simulate": "play a scenario in virtual time, with the real scheduler",
+    "rank": "fit, use or judge a predictor of completion lengths",
     "plan": "show the objects that a job becomes on Kubernetes, with memory and cost",
     "submit": "give a job to a cluster",
     "status": "jobs of a cluster, or one in detail",
@@ -33,7 +36,10 @@ COMMANDS = {
     "scale": "set the size of a generator pool",
     "cancel": "delete a job",
 }
-"""Name -> what it does. The module of a command has its name."""
+"""Name -> what it does. The module of a command has its name, but for `MODULES`."""
+
+MODULES = {"profile": "profile_command"}
+"""Commands whose module has another name: that of the standard library is taken."""
 
 ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
 """Commands whose modules are in `streamrl_cli.cluster`."""
@@ -90,7 +96,7 @@ def _run_command(name: str, argv: list[str]) -> int:
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
     package = "streamrl_cli.cluster" if name in ON_CLUSTERS else "streamrl_cli"
-    command = importlib.import_module(f"{package}.{name}")
+    command = importlib.import_module(f"{package}.{MODULES.get(name, name)}")
     parser = _Parser(
         prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

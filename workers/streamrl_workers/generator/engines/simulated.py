@@ -3,7 +3,8 @@
 Owns: simulated time and slots. Does not own: what a sample is (simulated_samples), sleeping (the caller waits
 `step_seconds`). Imports no torch.
 
-- A decode step takes `ptl(active) * time_scale`, read from the latency curve at the moment's batch size.
+- A decode step takes `ptl(active) * time_scale`, read from the latency curve at the moment's batch size
+  (`streamrl.latency`: above the last point it goes on with the slope of the last two).
   `step` gives what fits into the time since the last one, sequence ends and the faster steps behind them
   included. With time_scale 0 it gives everything at once.
 - The length is log-normal with median `mean_tokens`, cut at max_tokens (finish reason "length"). Half of its
@@ -16,11 +17,10 @@ Owns: simulated time and slots. Does not own: what a sample is (simulated_sample
 
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from streamrl.spec.generators import PtlPoint
+from streamrl.latency import LatencyCurve
 from streamrl.spec.generators import SimulatedEngine as SimulatedSpec
 from streamrl_workers.generator.engine import Delta, Request, TensorBytes, TensorSpec
 from streamrl_workers.generator.engines.simulated_samples import Sample, draw_sample
@@ -43,16 +43,6 @@ class _Active:
         return self.sample.length - self.done
 
 
-def step_ms(curve: Sequence[PtlPoint], *, batch: int) -> float:
-    """Time of one decode step: linear between the curve's points, constant outside of them."""
-    place = bisect_left(curve, batch, key=lambda point: point.batch)
-    if place == 0 or place == len(curve):
-        return curve[min(place, len(curve) - 1)].milliseconds
-    low, high = curve[place - 1], curve[place]
-    share = (batch - low.batch) / (high.batch - low.batch)
-    return low.milliseconds + share * (high.milliseconds - low.milliseconds)
-
-
 class SimulatedEngine:
     """Takes time, gives noise."""
 
@@ -67,8 +57,9 @@ class SimulatedEngine:
         self._now_s = clock()  # the moment up to which tokens have been given
         self._active: dict[int, _Active] = {}  # by request, oldest first
         self._weights: dict[str, TensorBytes] = {}
+        curve = LatencyCurve.of_milliseconds((point.batch, point.milliseconds) for point in spec.latency)
         # Seconds per step at 0..slots active sequences.
-        self._step_s = [step_ms(spec.latency, batch=max(n, 1)) * spec.time_scale / 1e3 for n in range(slots + 1)]
+        self._step_s = [curve.at(batch) * spec.time_scale for batch in range(slots + 1)]
 
     def active(self) -> int:
         return len(self._active)

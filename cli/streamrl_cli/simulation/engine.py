@@ -1,0 +1,118 @@
+"""Continuous batching, by events instead of tokens. Pure: instants are parameters.
+
+With a sequences active and K tokens of context in the batch, one decoding step takes
+
+    tau(a, K) = PTL(a) + c K          PTL by `streamrl.latency.LatencyCurve`, c seconds a token of context
+
+and adds a tokens to K. As long as a stays, n steps take n (PTL(a) + c K) + c a n^2 / 2 seconds (c a n (n - 1) / 2 to
+the token; n is not whole here). So nothing has to happen between two ends of sequences: `made` counts decoding steps
+since the start, and a sequence that joins at `made` m and has L tokens to go ends at m + L.
+"""
+
+import math
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+
+class Engine:
+    """The active sequences of one replica."""
+
+    def __init__(self, step_s: Sequence[float], *, kv_s: float) -> None:
+        """New and empty.
+
+        Args:
+            step_s: seconds of a decoding step at 0 .. slots active sequences.
+            kv_s: seconds that a token of context adds to a decoding step.
+        """
+        self._step_s = step_s
+        self._kv_s = kv_s
+        self._kv_tokens = 0.0
+        self._now_s = 0.0
+        self._paused = False
+        self._ends: list[tuple[float, int]] = []
+        """(`made` at its end, lease); those of sequences that have left are skipped."""
+        self._active: dict[int, tuple[float, float]] = {}
+        """Lease -> (`made` at its end, context at its end)."""
+        self.made = 0.0
+        """Decoding steps since the start."""
+        self.tokens = 0.0
+        """Tokens since the start, of all sequences."""
+        self.revision = 0
+        """Rises when the next end may be another."""
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    def advance(self, now_s: float) -> None:
+        """Time has gone by; no sequence ends before `now_s`."""
+        elapsed_s = now_s - self._now_s
+        self._now_s = now_s
+        if elapsed_s > 0 and self._active and not self._paused:
+            self._go_on(self._steps_in(elapsed_s))
+
+    def admit(self, lease: int, *, tokens: int, context: int) -> None:
+        """A sequence with so many tokens to go begins, at the moment of the last `advance`."""
+        end = self.made + tokens
+        self._active[lease] = (end, context + tokens)
+        self._kv_tokens += context
+        heappush(self._ends, (end, lease))
+        self.revision += 1
+
+    def cancel(self, lease: int) -> None:
+        """A sequence leaves before its end, at the moment of the last `advance`."""
+        self._drop(lease, left=self._active[lease][0] - self.made)
+
+    def pause(self, *, paused: bool) -> None:
+        """Stop or go on, at the moment of the last `advance`."""
+        self._paused = paused
+        self.revision += 1
+
+    def next_end_s(self) -> float | None:
+        """When the next sequence ends if nothing changes; None: none will."""
+        ends = self._ends
+        while ends and ends[0][1] not in self._active:
+            heappop(ends)
+        if not ends or self._paused:
+            return None
+        return self._now_s + self._seconds_of(ends[0][0] - self.made)
+
+    def end(self, now_s: float) -> list[int]:
+        """The time of `next_end_s` has come: who ends now, oldest first."""
+        ends = self._ends
+        target = ends[0][0]
+        self._go_on(target - self.made)
+        self.made = target  # exactly, whatever rounding said
+        self._now_s = now_s
+        ended = []
+        while ends and ends[0][0] <= target:
+            lease = heappop(ends)[1]
+            if lease in self._active:
+                ended.append(lease)
+        for lease in ended:
+            self._drop(lease, left=0.0)
+        return ended
+
+    # ---- inside
+
+    def _drop(self, lease: int, *, left: float) -> None:
+        _, context = self._active.pop(lease)
+        self._kv_tokens = self._kv_tokens - context + left if self._active else 0.0
+        self.revision += 1
+
+    def _go_on(self, steps: float) -> None:
+        tokens = steps * len(self._active)
+        self.made += steps
+        self.tokens += tokens
+        self._kv_tokens += tokens
+
+    def _seconds_of(self, steps: float) -> float:
+        active = len(self._active)
+        one_s = self._step_s[active] + self._kv_s * self._kv_tokens
+        return steps * (one_s + self._kv_s * active * steps / 2)
+
+    def _steps_in(self, seconds: float) -> float:
+        active = len(self._active)
+        one_s = self._step_s[active] + self._kv_s * self._kv_tokens
+        if not self._kv_s:
+            return seconds / one_s
+        return 2 * seconds / (one_s + math.sqrt(one_s * one_s + 2 * self._kv_s * active * seconds))

@@ -1,0 +1,194 @@
+"""A scenario: everything that a simulation is made of, as users write it.
+
+Owns fields, units, bounds and rules. Parts that an RLJob has too (pipeline, scheduling, scaling) are the contract's own
+models. Does not own reading (`reading.py`).
+"""
+
+from itertools import pairwise
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different
+from streamrl.spec.generators import PoolName, PtlPoint, Scaling
+from streamrl.spec.scheduling import Scheduling
+from streamrl.spec.training import Pipeline
+from streamrl_cli.simulation.lengths_spec import MOST_TOKENS, Lengths
+
+ReplicaName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=64)]
+_DAY_S = 86_400.0
+
+
+class Pool(SpecModel):
+    """Generators of one kind."""
+
+    name: PoolName = Field(description="Name of the pool, at most 11 characters.")
+    scaling: Scaling = Field(
+        default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
+    )
+    slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
+    latency: tuple[PtlPoint, ...] = Field(
+        min_length=1,
+        max_length=64,
+        description="Per-token latency by batch size, linear between its points, by rising batch.",
+    )
+    kv_nanoseconds: float = Field(
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="Added to a decoding step for each token of context in the batch, in nanoseconds.",
+    )
+    cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
+    start_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=_DAY_S,
+        description="Before a new replica connects; those of the start are there at once.",
+    )
+    bandwidth: ByteQuantity | None = Field(
+        default=None, description="Bytes a second at which one replica fetches weights; absent = no time."
+    )
+    load_seconds: float = Field(
+        default=0.0, ge=0, le=3600, description="Pause of generation while fetched weights go into the engine."
+    )
+    link_seconds: float = Field(default=0.0, ge=0, le=60, description="One way between scheduler and replica.")
+
+    @model_validator(mode="after")
+    def _curve_rises(self) -> Self:
+        batches = [point.batch for point in self.latency]
+        if batches != sorted(set(batches)):
+            raise ValueError(f"latency must be given by rising batch, got {batches}")
+        if any(one.milliseconds > other.milliseconds for one, other in pairwise(self.latency)):
+            raise ValueError(f"milliseconds must not fall with the batch, got {[p.milliseconds for p in self.latency]}")
+        return self
+
+
+class Trainer(SpecModel):
+    """Takes time, learns nothing."""
+
+    seconds_per_token: float = Field(default=0.0, ge=0, le=1, description="Time of one trained token.")
+    seconds_per_step: float = Field(default=0.0, ge=0, le=_DAY_S, description="Time of one optimiser step.")
+    weight_bytes: int = Field(default=1, ge=1, le=2**50, description="Size of one version of the weights.")
+    publish_seconds: float = Field(
+        default=0.0, ge=0, le=3600, description="Pause of training after a step, until its weights can be fetched."
+    )
+    checkpoint_interval_steps: int = Field(default=10, ge=1, le=1_000_000, description="Steps between checkpoints.")
+    checkpoint_seconds: float = Field(default=0.0, ge=0, le=_DAY_S, description="Pause of training for a checkpoint.")
+    cost_per_hour: CostQuantity = Field(default="1.00", description="Cost; weighs its bubbles.")
+
+
+class Rewards(SpecModel):
+    """Scoring."""
+
+    seconds: float = Field(
+        default=0.0, ge=0, le=3600, description="Time of scoring; samples that end meanwhile are scored together next."
+    )
+
+
+class Journal(SpecModel):
+    """The scheduler's record."""
+
+    commit_seconds: float = Field(
+        default=0.0, ge=0, le=60, description="Time of one commit; what comes meanwhile goes with the next."
+    )
+
+
+class Kill(SpecModel):
+    """A replica dies; what it held is issued again."""
+
+    generator: ReplicaName = Field(description="Its name, such as `generator-POOL-0`.")
+    returns: bool = Field(default=True, description="Whether a new one is started in its place.")
+
+
+class Leave(SpecModel):
+    """A replica is told to go: it finishes what it holds, and takes nothing more."""
+
+    generator: ReplicaName = Field(description="Its name, such as `generator-POOL-0`.")
+    returns: bool = Field(default=False, description="Whether a new one is started in its place.")
+
+
+class RestartTrainer(SpecModel):
+    """The trainer dies; a new one begins at the newest checkpoint."""
+
+    down_seconds: float = Field(default=10.0, ge=0, le=_DAY_S, description="Until the new one connects.")
+
+
+class ModelledRanker(SpecModel):
+    """Orders prompts never seen, as well as it is said to."""
+
+    recall_percent: float = Field(
+        default=87.0, ge=20, le=100, description="Share of the longest 20 % of prompts that it finds; 20 is chance."
+    )
+    inverted: bool = Field(default=False, description="Whether it takes the longest for the shortest.")
+    flips_at_step: int | None = Field(default=None, ge=0, description="From this step on its order is reversed.")
+
+
+class Event(OneOf):
+    """Something that happens to the run from outside."""
+
+    one_of = ("kill", "leave", "restart_trainer")
+
+    at_seconds: float = Field(ge=0, description="When, in virtual time.")
+    kill: Kill | None = Field(default=None, description="A replica dies.")
+    leave: Leave | None = Field(default=None, description="A replica goes in peace.")
+    restart_trainer: RestartTrainer | None = Field(default=None, description="The trainer dies and comes back.")
+
+
+class Scenario(SpecModel):
+    """One simulation."""
+
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Of all that is drawn.")
+    group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
+    prompt_tokens: int = Field(
+        default=0, ge=0, le=MOST_TOKENS, description="Length of a prompt; counts as context only."
+    )
+    max_tokens: int = Field(default=MOST_TOKENS, ge=1, le=MOST_TOKENS, description="Longest completion.")
+    resolution_tokens: int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="The scheduler is told lengths in units of so many tokens: long completions then take less memory.",
+    )
+    pipeline: Pipeline = Field(description="As in an RLJob.")
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="As in an RLJob.")
+    pools: tuple[Pool, ...] = Field(min_length=1, max_length=64, description="Generator pools.")
+    lengths: Lengths = Field(description="How long completions are.")
+    ranker: ModelledRanker | None = Field(
+        default=None, description="A modelled ranker behind scheduling.lengthSignals; absent = none."
+    )
+    curves_known: bool = Field(
+        default=False, description="Whether the scheduler knows the latency curves at the start, or measures them."
+    )
+    trainer: Trainer = Field(default=Trainer(), description="The trainer.")
+    rewards: Rewards = Field(default=Rewards(), description="Scoring.")
+    journal: Journal = Field(default=Journal(), description="The scheduler's record.")
+    events: tuple[Event, ...] = Field(default=(), max_length=10_000, description="What happens from outside.")
+    limit_seconds: float = Field(
+        default=1e8, gt=0, le=1e12, description="In virtual time; a run that is not over by then is an error."
+    )
+
+    @model_validator(mode="after")
+    def _pools_differ(self) -> Self:
+        demand_different("names of pools", (pool.name for pool in self.pools))
+        return self
+
+    @model_validator(mode="after")
+    def _ranker_is_modelled(self) -> Self:
+        if self.scheduling.ranker is not None:
+            raise ValueError("scheduling.ranker reads real prompts; give the scenario's own ranker")
+        return self
+
+    @model_validator(mode="after")
+    def _named_pools_exist(self) -> Self:
+        known = [pool.name for pool in self.pools]
+        for event in self.events:
+            named = getattr(event.value, "generator", None)
+            if named is not None and pool_of(named) not in known:
+                raise ValueError(f"generator of an event must be generator-POOL-N of {', '.join(known)}, got {named}")
+        return self
+
+
+def pool_of(generator: str) -> str | None:
+    """Pool that a replica's name names; None if it is no such name."""
+    prefix, _, ordinal = generator.rpartition("-")
+    return prefix.removeprefix("generator-") if prefix.startswith("generator-") and ordinal.isdigit() else None

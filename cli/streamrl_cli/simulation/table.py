@@ -1,0 +1,69 @@
+"""A simulation's result as lines for people. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamrl_cli.cluster.table import columns
+from streamrl_cli.runner.progress import bubble_shares, format_count
+from streamrl_workers.metrics.bubbles import CAUSES
+
+_PARTS = ("busy", "pipeline", "weights", "skew", "other")
+_MOST_SIZES = 40
+"""Changes of size that are shown; the JSON file has all."""
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Of what `results.summary` gives."""
+    yield from columns(("", "", ""), list(_totals(found)))[1:]
+    yield ""
+    yield from columns(("process", "hours", *_PARTS, "pipeline, main cause"), list(_walls(found)))
+    yield ""
+    ages = ", ".join(f"{age}: {count}" for age, count in found["staleness"].items())
+    yield f"staleness in steps: groups  {ages}"
+    if found["dropped_groups"]:
+        yield "dropped groups  " + ", ".join(f"{reason} {count}" for reason, count in found["dropped_groups"].items())
+    if found["lost_samples"] or found["reissued_samples"]:
+        yield f"samples lost with their replica {found['lost_samples']}, issued again {found['reissued_samples']}"
+    yield from _sizes(found)
+
+
+def _totals(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    steady_s = found["steady_step_s"]
+    after = "" if steady_s is None else f"{steady_s:.4g} s without the first"
+    yield "steps", str(found["steps"]), f"in {found['trained_s']:.6g} s of virtual time"
+    yield "step", f"{found['step_s']:.4g} s", after
+    yield (
+        "makespan of generation",
+        f"{found['makespan_s']:.4g} s",
+        "first admission to last end of a step's samples, mean",
+    )
+    yield "samples/s", f"{found['samples_per_s'] or 0:.4g}", f"{found['samples']} samples"
+    yield "tokens/s", format_count(found["tokens_per_s"]), f"{format_count(found['tokens'])} tokens"
+    yield "cost", f"{found['cost']:.4g}", "of all processes, by costPerHour"
+
+
+def _walls(found: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for kind, seconds in found["seconds"].items():
+        parts = {part: value for part, value in seconds.items() if part != "wall"}
+        shares = bubble_shares(parts, wall_s=seconds["wall"])
+        causes = {cause: parts[f"pipeline_{cause}"] for cause in CAUSES}
+        main = max(causes, key=lambda cause: causes[cause])
+        cells = [f"{shares[part]:.1%}" for part in _PARTS]
+        yield (kind, f"{seconds['wall'] / 3600:.4g}", *cells, main if causes[main] else "-")
+    ratios = found["bubbles"]["all"]
+    yield ("all, by cost", "", *(f"{ratios[part]:.1%}" for part in _PARTS), "")
+
+
+def _sizes(found: Mapping[str, Any]) -> Iterator[str]:
+    sizes: dict[str, int] = {}
+    changes = []
+    for change in found["sizes"]:
+        before = sizes.get(change["pool"])
+        sizes[change["pool"]] = change["replicas"]
+        if before is not None:
+            step = sum(row["at_s"] <= change["at_s"] for row in found["by_step"])
+            text = f"{before} -> {change['replicas']} at {change['at_s']:.6g} s, step {step}"
+            changes.append(f"pool {change['pool']}: {text} ({change['reason']})")
+    yield from changes[:_MOST_SIZES]
+    if len(changes) > _MOST_SIZES:
+        yield f"... and {len(changes) - _MOST_SIZES} more changes of size"
