@@ -83,6 +83,9 @@ async def test_token_and_hello_are_demanded(workers: Workers) -> None:
         await _first_answer(workers, token="wrong", event=HELLO)
     with pytest.raises(grpc.aio.AioRpcError, match="must be its hello"):
         await _first_answer(workers, token=workers.token, event=pb.GeneratorEvent(heartbeat=pb.Heartbeat()))
+    with pytest.raises(grpc.aio.AioRpcError, match="at least one slot"):
+        hello = pb.GeneratorHello(generator_id="g", instance="j", pool="sim", slots=0)
+        await _first_answer(workers, token=workers.token, event=pb.GeneratorEvent(hello=hello))
     assert workers.token not in workers.text("scheduler")
 
 

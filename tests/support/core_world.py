@@ -246,6 +246,7 @@ class World:
         command = generator.inbox.popleft()
         match command.WhichOneof("command"):
             case "issue":
+                generator.idle = ""
                 for request in command.issue.items:
                     generator.active[request.lease] = request
             case "cancel":

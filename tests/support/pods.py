@@ -112,10 +112,11 @@ class Pods:
         return self.start("generator", pod=f"{names.pool(self.name, pool)}-{ordinal}", **changes)
 
     def start_all(self, *, generators: int = 1) -> None:
-        """In the order of a cluster that places all at once: generators do not wait for the others."""
+        """Generators first: they do not wait for the others. The trainer last: so short a run would end without those that start slowly."""
         for ordinal in range(generators):
             self.start_generator(ordinal)
         self.start("scheduler")
+        wait_for(lambda: len(self.numbers().get("generators", ())) == generators, what=f"generators; {self.logs()}")
         self.start("trainer")
 
     def environment(self, container: str, *, pod: str = "") -> dict[str, str | None]:

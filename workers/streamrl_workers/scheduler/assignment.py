@@ -156,13 +156,24 @@ class Assignment:
         return tuple((waits[tail], waits[tail] and self._served(tail=tail)) for tail in (False, True))
 
     def _served(self, *, tail: bool) -> bool:
-        """Whether a generator of the side takes its groups: with a free slot now, or under a strict plan later."""
+        """Whether a generator of the side takes its groups: with a free slot now, or under a strict plan later.
+
+        One that is loading a version under which a group may begin counts: with S = 0 all do so at each step's begin.
+        """
         window = self._window
         usable = {version for version in range(window.oldest, window.step + 1) if window.may_begin(version)}
-        among = self._fleet if self._waiting.plan.strict else self._fleet.free.values()
         return bool(usable) and any(
-            generator.serves and generator.step in usable and self._of_tail(generator) == tail for generator in among
+            generator.serves and (generator.step in usable or generator.highest_told in usable)
+            for generator in self._of_side(tail=tail)
         )
+
+    def _of_side(self, *, tail: bool) -> Iterable[Generator]:
+        """Generators of the side that count: under a strict plan all, else those with a free slot."""
+        among = self._fleet.connected if self._waiting.plan.strict else self._fleet.free
+        names = self._waiting.plan.tail_generators
+        if tail:
+            return (generator for name in names if (generator := among.get(name)) is not None)
+        return (generator for name, generator in among.items() if name not in names)
 
     def _waits_for(self, *, tail: bool) -> bool:
         """Whether samples wait that a generator of the side may take."""
@@ -176,7 +187,7 @@ class Assignment:
         cause = self._cause(generator)
         if generator.idle_cause != cause:
             generator.idle_cause = cause
-            self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(idle=pb.Idle(cause=cause)))
+            self._outbox.idle(generator.generator_id, cause)
 
     def _cause(self, generator: Generator) -> str:
         if self._production.answering and not (self.ended or self._waiting.samples):

@@ -7,7 +7,7 @@ can be told apart. Owns nothing of groups: what a lost lease means is decided by
 Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/measured.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from streamrl.latency import LatencyCurve
@@ -106,6 +106,11 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self._generators)
+
+    @property
+    def connected(self) -> Mapping[str, Generator]:
+        """All, by name."""
+        return self._generators
 
     @property
     def leases(self) -> int:

@@ -175,7 +175,8 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
     """1 ranker and task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
     remove_result(run.environment.run_dir)
     try:
-        ranker = open_ranker(run.job.spec.scheduling.ranker, base_dir=run.environment.code_dir)
+        choice = None if recovered.ended else run.job.spec.scheduling.ranker
+        ranker = open_ranker(choice, base_dir=run.environment.code_dir)
     except UserError as error:
         return _failed(run, Ending(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run)

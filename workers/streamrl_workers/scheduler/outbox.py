@@ -1,7 +1,7 @@
 """The effects of one event, collected, and the records that wait to be durable.
 
 Owns the order of effects: what is said as it happened; issues and cancels of one generator are
-gathered, one `CancelBatch` and then one `IssueBatch` each, at the end. Owns the numbering of records
+gathered, one `CancelBatch` and then one `IssueBatch` each, at the end, and behind them why there is no more. Owns the numbering of records
 and what is to happen once one is durable.
 """
 
@@ -21,6 +21,7 @@ class Outbox:
         self._effects: list[Effect] = []
         self._issues: dict[str, list[pb.SampleRequest]] = {}
         self._cancels: dict[str, list[int]] = {}
+        self._idle: dict[str, str] = {}
         self._sequence = 0
         self._waiting: deque[tuple[int, Callback]] = deque()
         self._durable = 0
@@ -45,8 +46,13 @@ class Outbox:
         """Take a sample from a generator."""
         self._cancels.setdefault(generator_id, []).append(lease)
 
+    def idle(self, generator_id: str, cause: str) -> None:
+        """Why a generator gets nothing more. It is told behind what it gets: an issue takes an earlier cause back."""
+        self._idle[generator_id] = cause
+
     def forget(self, generator_id: str) -> None:
         """The generator is gone: nothing more for it."""
+        self._idle.pop(generator_id, None)
         self._cancels.pop(generator_id, None)
         self._issues.pop(generator_id, None)
 
@@ -75,7 +81,8 @@ class Outbox:
         effects = self._effects
         effects.extend(_cancel_commands(self._cancels.items()))
         effects.extend(_issue_commands(self._issues.items()))
-        self._effects, self._issues, self._cancels = [], {}, {}
+        effects.extend(_idle_commands(self._idle.items()))
+        self._effects, self._issues, self._cancels, self._idle = [], {}, {}, {}
         return effects
 
 
@@ -90,4 +97,10 @@ def _issue_commands(issues: Iterable[tuple[str, list[pb.SampleRequest]]]) -> lis
     return [
         ToGenerator(generator_id=name, command=pb.GeneratorCommand(issue=pb.IssueBatch(items=items)))
         for name, items in issues
+    ]
+
+
+def _idle_commands(causes: Iterable[tuple[str, str]]) -> list[Effect]:
+    return [
+        ToGenerator(generator_id=name, command=pb.GeneratorCommand(idle=pb.Idle(cause=cause))) for name, cause in causes
     ]

@@ -74,7 +74,6 @@ class Production:
         sample.issues += 1
         if group.state is State.PLANNED:
             self._groups.follow(group, Event.ISSUE)
-            self.lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
         if not sample.spans:
             self._groups.rebound(group, sample, to=lease.version_step)
         self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
@@ -220,7 +219,7 @@ class Production:
                 if lease is not None:
                     self._outbox.cancel(lease.generator_id, lease.number)
         self._waiting.discard(group)
-        self.lengths.forget(group.group_id)
+        self.lengths.forget(group.group_id, key=group.prompt_key)
         self._groups.drop(group, event)
         self._outbox.write(Dropped(group_id=group.group_id, reason=event.value))
 

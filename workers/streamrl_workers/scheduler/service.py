@@ -67,6 +67,8 @@ class SchedulerService:
     async def generate(self, events: Events, context: Context) -> None:
         """One generator's connection."""
         hello = await greeting(events, context, kind="generator")
+        if hello.slots < 1:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a generator must have at least one slot")
         await serve_peer(_Generator(self._parts, hello), events, context=context, ending=self._parts.ending)
 
     async def train(self, events: Events, context: Context) -> None:

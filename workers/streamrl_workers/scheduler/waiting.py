@@ -8,6 +8,7 @@ and skipped, so that every operation is O(log n); a new plan sorts again what wa
 Owns what was predicted of each group when it began to wait, and which batch was last planned whole.
 """
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from streamrl_workers.scheduler.dispatch import Candidate, Key, Plan
@@ -114,6 +115,10 @@ class WaitingGroups:
             return None
         return candidate.predicted_tokens
 
+    def expected(self, group: Group, *, siblings: Sequence[int]) -> float:
+        """Tokens of one more completion of a group, of which some have finished with so many."""
+        return self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=siblings).tokens
+
     # ---- inside
 
     def _place(self, group: Group) -> None:
@@ -148,6 +153,7 @@ class WaitingGroups:
         if known is not None:
             return known
         wave, place = divmod(group.group_id, self._batch_groups)
+        self._lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
         predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt)
         candidate = Candidate(
             group_id=group.group_id, wave=wave, place=place, predicted_tokens=max(0.0, predicted.tokens)

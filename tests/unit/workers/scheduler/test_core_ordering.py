@@ -42,6 +42,22 @@ def test_who_takes_turns_waits_for_its_turn(demands, trainer, generator):
         run.progress_some(Always(), pace=1.0, finish=0.0)
     assert run.trainer.idle == trainer
     assert run.core.view().fleet.idle[generator] == 1
+    assert run.generators["g0"].idle == generator
+
+
+def test_a_generator_with_slots_left_is_told_why_behind_what_it_gets():
+    run = World(settings(evaluation_prompts=0, staleness=0), slots=(12,))
+    run.start_trainer()
+    run.join_generator("g0")
+    told = []
+    while not told or told[-1][0] != "idle" or told[-1][1] != "staleness":
+        generator = run.generators["g0"]
+        for command in generator.inbox:
+            kind = command.WhichOneof("command")
+            told.append((kind, command.idle.cause if kind == "idle" else ""))
+        assert run.progress_once(), told
+    kinds = [kind for kind, _ in told if kind in ("issue", "idle")]
+    assert kinds[-2:] == ["issue", "idle"], "the generator forgets a cause when it gets something"
 
 
 def test_a_batch_larger_than_the_credit_goes_on_once_it_has_begun():

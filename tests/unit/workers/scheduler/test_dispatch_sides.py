@@ -82,10 +82,13 @@ def test_static_sides_keep_to_themselves():
     assert run.core.plan.strict
 
 
-def test_a_side_without_weights_is_served_by_the_other():
+def test_a_side_that_is_loading_keeps_its_groups_and_gives_them_up_when_it_cannot_load():
     run = ready(pools=PAIR, slots=4, loaded=("g0",), **STATIC)
     order = longest(5)
-    assert go(run) == {"g0": sorted(order[:2] * 2), "g1": []}
+    assert go(run) == {"g0": order[:1] * 2, "g1": []}
+    run.fail_weights(run.generators["g1"])
+    assert held(run) == {"g0": sorted(order[:2] * 2), "g1": []}
+    run.do(run.core.tick(run.now_s))  # it is told again
     load(run, "g1")
     assert held(run)["g1"] == sorted(order[2:4] * 2)
 

@@ -10,7 +10,7 @@ here are those of the job's own mix.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import log2
+from math import isfinite, log2
 
 from streamrl.latency import LatencyCurve
 
@@ -51,6 +51,8 @@ def step_seconds(before: Reading, now: Reading) -> tuple[float, float] | None:
     wall_s, generating_s = now.wall_s - before.wall_s, now.generating_s - before.generating_s
     tokens, larger = now.tokens - before.tokens, max(before.active, now.active)
     batch = (before.active + now.active) / 2
+    if not (isfinite(wall_s) and isfinite(generating_s)):
+        return None
     if tokens <= 0 or wall_s <= 0 or batch < 1 or generating_s < MIN_GENERATING_SHARE * wall_s:
         return None
     if abs(now.active - before.active) > max(1.0, STEADY_SHARE * larger):

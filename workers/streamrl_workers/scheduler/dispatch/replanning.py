@@ -76,9 +76,13 @@ class Replanning:
         )
 
     def _left(self, group_id: int, sample_index: int) -> float | None:
-        """Tokens that a running sample of an earlier batch is expected to have before it."""
+        """Tokens that a running sample of an earlier batch is expected to have before it; finished siblings tell most."""
         predicted = self._waiting.running_before(group_id)
         if predicted is None:
             return None
-        tokens = len(self._groups[group_id].samples[sample_index].tokens) >> 2
+        group = self._groups[group_id]
+        finished = [len(sample.tokens) >> 2 for sample in group.samples if sample.finish_reason]
+        if finished:
+            predicted = self._waiting.expected(group, siblings=finished)
+        tokens = len(group.samples[sample_index].tokens) >> 2
         return max(predicted - tokens, tokens * OUTLIVED_SHARE)

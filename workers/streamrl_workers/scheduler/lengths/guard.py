@@ -43,6 +43,9 @@ RECALL_BOUND = 0.30
 chance; but it is asked at every look of a long run, and with 256 pairs it takes a recall of .44 to pass: 4.8 standard
 deviations above chance, so that luck does not pass it."""
 
+KEEP_BOUND = 0.25
+"""The bound for one that is trusted: a signal near RECALL_BOUND would else change the plan at every look."""
+
 
 class Guard:
     """The newest pairs of one signal, and what they say of it."""
@@ -69,7 +72,8 @@ class Guard:
         recent = enough and _holds(predicted[-RECENT_PAIRS:], actual[-RECENT_PAIRS:])
         if self.trusted and not recent:
             self._pairs = deque(list(self._pairs)[-RECENT_PAIRS:], maxlen=WINDOW_PAIRS)
-        self.trusted = recent and self.quality.recall[TAIL_PERCENT].lower > RECALL_BOUND
+        bound = KEEP_BOUND if self.trusted else RECALL_BOUND
+        self.trusted = recent and self.quality.recall[TAIL_PERCENT].lower > bound
 
 
 def _holds(predicted: list[float], actual: list[float]) -> bool:

@@ -129,7 +129,7 @@ class Lengths:
         return Prediction(tokens=self._completions.at(share), source=source, share=share)
 
     def began(self, group_id: int, *, key: int, prompt: str = "") -> None:
-        """A first sample of the group is issued: what was predicted for it will be judged. Again after a loss: nothing changes."""
+        """The group begins to wait: what is predicted now orders the queue, and will be judged. Said again, nothing changes."""
         if group_id in self._begun:
             return
         places = self._places_of(key, prompt)
@@ -152,9 +152,10 @@ class Lengths:
             self._ranker.learn(prompt, mean_tokens)
         self._places.pop(key, None)
 
-    def forget(self, group_id: int) -> None:
-        """The group will not finish: its prediction is not judged."""
+    def forget(self, group_id: int, *, key: int) -> None:
+        """The group will not finish: its prediction is not judged, and the next group of its prompt is predicted anew."""
         self._begun.pop(group_id, None)
+        self._places.pop(key, None)
 
     def view(self) -> LengthsView:
         """The signals in numbers."""

@@ -196,7 +196,7 @@ def test_what_is_judged_is_what_was_said_when_the_group_began() -> None:
     ranker.scorer = lambda text: -len(text)
     for group_id in range(40):
         lengths.began(group_id, key=prompt_key("x" * group_id), prompt="x" * group_id)
-    lengths.forget(3)
+    lengths.forget(3, key=prompt_key("xxx"))
     for group_id in range(40):
         lengths.learn(prompt_key("x" * group_id), tokens=[group_id + 1], prompt="x" * group_id, group_id=group_id)
     quality = lengths.view().quality["Ranker"]
