@@ -26,7 +26,11 @@ def environment(own_control_plane: ControlPlane, tmp_path: Path) -> dict[str, st
             (assets / one.name).symlink_to(tools.tool(one.name))
     (assets / "helm").symlink_to("/bin/true")  # `up` makes sure of it and does not use it
     ours = {"KUBEBUILDER_ASSETS": str(assets), "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(TESTS)}
-    return {name: value for name, value in os.environ.items() if name != reaper.MARK_VARIABLE} | ours
+    not_theirs = (
+        reaper.MARK_VARIABLE,
+        "STREAMRL_REQUIRE",
+    )  # tests that need a cluster of their own are to skip on one that is given
+    return {name: value for name, value in os.environ.items() if name not in not_theirs} | ours
 
 
 def run(environment: dict[str, str], *arguments: str) -> str:

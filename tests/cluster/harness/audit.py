@@ -4,7 +4,7 @@ Policy: every request at level Metadata, once it is answered (a watch: once it h
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def uses(log: Path, *, user: str | None = None) -> Iterator[Use]:
             if not line.endswith("\n"):
                 return  # is being written
             event = json.loads(line)
-            if event["auditID"] in begun or user not in (None, event["user"]["username"]):
+            if event["auditID"] in begun or user not in (None, _user(event)):
                 continue
             if event["stage"] == "ResponseStarted":
                 begun.add(event["auditID"])
@@ -57,7 +57,7 @@ def _use(event: dict[str, Any]) -> Use:
     target = event.get("objectRef", {})
     parts = [target.get("resource", ""), target.get("subresource", "")]
     return Use(
-        user=event["user"]["username"],
+        user=_user(event),
         verb=event["verb"],
         group=target.get("apiGroup", ""),
         resource="/".join(part for part in parts if part) or event["requestURI"].split("?")[0],
@@ -66,3 +66,8 @@ def _use(event: dict[str, Any]) -> Use:
         code=event.get("responseStatus", {}).get("code", 0),
         at=event["requestReceivedTimestamp"],
     )
+
+
+def _user(event: Mapping[str, Any]) -> str:
+    """ "" for a caller whom the server could not tell, as while it starts."""
+    return str(event["user"].get("username", ""))
