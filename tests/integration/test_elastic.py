@@ -61,12 +61,12 @@ def restarts_told(run: LocalRun) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_a_queue_brings_generators_and_one_that_dies_is_replaced(tmp_path: Path) -> None:
-    run = start(tmp_path, initial=1, steps=24, step_s=0.05, **SLOW_GENERATION)
+    run = start(tmp_path, initial=1, steps=40, step_s=0.05, **SLOW_GENERATION)
     wait_size(run, 3)
     newest = wait_for(lambda: run.pid_of("generator-sim-2"), what=f"the third generator; {run.logs()}")
     os.kill(newest, signal.SIGKILL)
     wait_for(lambda: run.pid_of("generator-sim-2") not in (None, newest), what=f"a new one; {run.logs()}")
-    assert_ends_exact(run, steps=24)
+    assert_ends_exact(run, steps=40)
     assert sizes(run) == [1, 2, 3]
     assert all("Δ" in line["reason"] and "≥ Δ'" in line["reason"] for line in lines(run)[1:])
     assert restarts_told(run) == ["generator-sim-2"]
@@ -77,13 +77,13 @@ def test_a_queue_brings_generators_and_one_that_dies_is_replaced(tmp_path: Path)
 
 @pytest.mark.timeout(300)
 def test_when_training_is_the_slow_part_generators_go_in_peace(tmp_path: Path) -> None:
-    run = start(tmp_path, initial=3, steps=20, step_s=1.0)
+    run = start(tmp_path, initial=3, steps=30, step_s=1.0)
     wait_size(run, 1)
     wait_for(
         lambda: not run.pid_of("generator-sim-1") and not run.pid_of("generator-sim-2"),
         what=f"two generators to be gone; {run.logs()}",
     )
-    assert_ends_exact(run, steps=20)
+    assert_ends_exact(run, steps=30)
     assert sizes(run) == [3, 2, 1]
     assert all("of T_train" in line["reason"] for line in lines(run)[1:])
     assert restarts_told(run) == [], "an ordered end is no death"
@@ -91,11 +91,11 @@ def test_when_training_is_the_slow_part_generators_go_in_peace(tmp_path: Path) -
 
 @pytest.mark.timeout(300)
 def test_the_scheduler_dies_while_a_generator_leaves(tmp_path: Path) -> None:
-    run = start(tmp_path, initial=3, steps=26, step_s=1.5, slots=8, latency=[{"batch": 1, "milliseconds": 12.0}])
+    run = start(tmp_path, initial=3, steps=40, step_s=1.5, slots=8, latency=[{"batch": 1, "milliseconds": 12.0}])
     wait_for(lambda: sizes(run)[-1:] == [2] or run.process.poll() is not None, what=f"the first to leave; {run.logs()}")
     assert run.kill("scheduler"), run.logs()
     wait_size(run, 1)
-    assert_ends_exact(run, steps=26)
+    assert_ends_exact(run, steps=40)
     assert sizes(run) == [3, 2, 1]
     assert "scheduler" in restarts_told(run)
     assert not {"generator-sim-2"} & set(restarts_told(run))
@@ -103,12 +103,12 @@ def test_the_scheduler_dies_while_a_generator_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_interrupted_while_it_grows_the_run_stops_quickly_and_resumes_at_its_first_size(tmp_path: Path) -> None:
-    run = start(tmp_path, initial=1, steps=20, step_s=0.05, **SLOW_GENERATION)
+    run = start(tmp_path, initial=1, steps=30, step_s=0.05, **SLOW_GENERATION)
     wait_size(run, 2)
     assert run.interrupt() == 130, run.logs()
     assert run.check().returncode == 0
     run.resume()
     wait_for(lambda: sizes(run)[2:3], what=f"the resumed run's first size; {run.logs()}")
-    assert_ends_exact(run, steps=20)
+    assert_ends_exact(run, steps=30)
     assert sizes(run)[:3] == [1, 2, 1]
     assert lines(run)[2]["from"] == 0
