@@ -31,8 +31,9 @@ def ranks(pods: Pods) -> dict[int, psutil.Process]:
     """The living ranks; they wait for the model, which nobody makes here."""
     found = {}
     for child in psutil.Process(pods.processes["trainer"].pid).children():
-        if child.status() != psutil.STATUS_ZOMBIE and "streamrl_workers.trainer" in " ".join(child.cmdline()):
-            found[int(child.environ()[keys.ENV_RANK])] = child
+        # A child that has been forked and not yet replaced still looks like the launcher: it has no rank.
+        if child.status() != psutil.STATUS_ZOMBIE and (rank := child.environ().get(keys.ENV_RANK)) is not None:
+            found[int(rank)] = child
     return found
 
 
