@@ -16,10 +16,9 @@ import asyncio
 import json
 import os
 import secrets
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.generators import GeneratorPool
 from streamrl_cli.profiling.record import BatchPoint, Lengths, PoolProfile, Profile, StepPoint, TrainerProfile, model_of
+from streamrl_cli.runner.children import free_port, open_lifeline
 from streamrl_cli.runner.failure import failed
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.gpus import visible_gpus
@@ -136,7 +136,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Want
     log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
     points: list[BatchPoint] = []
     answers: Mapping[str, Any] = {}
-    async with _lifeline() as lifeline:
+    with open_lifeline() as lifeline:
         process = await _spawn(
             _PROBE, "decode", json.dumps(task), env=_env(plan, run=run, model=model, lifeline=lifeline), log=log
         )
@@ -176,8 +176,8 @@ async def _trainer(
     log = run.file(keys.DIR_LOGS, "trainer-0.log")
     what = f"trainer with {count} {'process' if count == 1 else 'processes'}"
     points: list[StepPoint] = []
-    async with _lifeline() as lifeline:
-        shared = {keys.ENV_MASTER_PORT: str(_free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
+    with open_lifeline() as lifeline:
+        shared = {keys.ENV_MASTER_PORT: str(free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
         envs = [_env(plan, run=run, model=model, lifeline=lifeline) | shared for plan in ranks]
         others = [
             await _spawn(_RANK, env=env, log=run.file(keys.DIR_LOGS, f"trainer-{rank}.log"))
@@ -286,20 +286,3 @@ async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-@asynccontextmanager
-async def _lifeline() -> AsyncIterator[int]:
-    """The end of a pipe at which a child sees that this process is gone."""
-    ends = os.pipe()
-    try:
-        yield ends[0]
-    finally:
-        for end in ends:
-            os.close(end)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return int(listener.getsockname()[1])

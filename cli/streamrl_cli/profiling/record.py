@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from streamrl.errors import UserError, UserErrors
 from streamrl.latency import LatencyCurve
 from streamrl.spec import RLJob
-from streamrl.spec.base import SpecModel
+from streamrl.spec.base import SpecModel, demand_different, demand_rising
 from streamrl.spec.schema import path_text
 
 VERSION: Literal[1] = 1
@@ -60,9 +60,7 @@ class PoolProfile(Record):
 
     @model_validator(mode="after")
     def _batches_rise(self) -> Self:
-        batches = [point.batch for point in self.latency]
-        if batches != sorted(set(batches)):
-            raise ValueError(f"latency must be given by rising batch, got {batches}")
+        demand_rising("latency", by="batch", values=(point.batch for point in self.latency))
         return self
 
     @property
@@ -101,9 +99,7 @@ class Profile(Record):
 
     @model_validator(mode="after")
     def _pools_differ(self) -> Self:
-        names = [pool.name for pool in self.pools]
-        if len(set(names)) != len(names):
-            raise ValueError(f"names of pools must differ, got {', '.join(names)}")
+        demand_different("names of pools", (pool.name for pool in self.pools))
         return self
 
     def pool(self, name: str) -> PoolProfile | None:

@@ -4,12 +4,12 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from streamrl import keys
+from streamrl_cli.runner.children import open_lifeline
 from streamrl_cli.runner.failure import failed
 from streamrl_cli.runner.folder import RunFolder
 
@@ -31,7 +31,7 @@ async def prepare_model(folder: RunFolder, *, report: Callable[[Mapping[str, Any
         RunFailedError: the model or the task cannot be used; the text is the process's own line.
     """
     log = folder.file(keys.DIR_LOGS, "prepare.log")
-    with log.open("ab") as errors, _lifeline() as lifeline:
+    with log.open("ab") as errors, open_lifeline() as lifeline:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "streamrl_workers.models.prepare"),
             *("--job", str(folder.file(keys.FILE_JOB)), "--cache", str(cache_dir() / "models")),
@@ -59,17 +59,6 @@ async def prepare_model(folder: RunFolder, *, report: Callable[[Mapping[str, Any
     if code != 0 or path is None:
         raise failed(reason=f"the model could not be made ready (exit code {code})", exit_code=code, log=log)
     return path
-
-
-@contextmanager
-def _lifeline() -> Iterator[int]:
-    """The end of a pipe at which a child sees that this process is gone."""
-    ends = os.pipe()
-    try:
-        yield ends[0]
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 async def _follow(process: asyncio.subprocess.Process, *, report: Callable[[Mapping[str, Any]], None]) -> str | None:

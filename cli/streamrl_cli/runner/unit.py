@@ -11,15 +11,15 @@ not died, however it ends.
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamrl import keys
 from streamrl.errors import EXIT_USER_ERROR
+from streamrl_cli.runner.children import free_port
 from streamrl_cli.runner.failure import failed
-from streamrl_cli.runner.plan import LOOPBACK, ProcessPlan
+from streamrl_cli.runner.plan import ProcessPlan
 from streamrl_cli.runner.restarts import QUICK_DEATH_S, Verdict, judge_exit
 from streamrl_cli.runner.workers import Workers, wait_for_ends
 
@@ -84,7 +84,8 @@ class Unit:
 
     async def start(self) -> None:
         """Start all of them."""
-        env = {keys.ENV_MASTER_PORT: str(_free_port())} if len(self.plans) > 1 else {}
+        # An attempt that follows quickly must not meet the ranks of the one before.
+        env = {keys.ENV_MASTER_PORT: str(free_port())} if len(self.plans) > 1 else {}
         for plan in self.plans:
             self._running[plan.name] = await self.workers.spawn(plan, env=env)
 
@@ -143,10 +144,3 @@ class Unit:
         codes = {other: self._running[other].returncode for other in others}
         await self.workers.end(others, by=signal.SIGTERM, grace_s=GROUP_END_S)
         return next(((other, EXIT_USER_ERROR) for other in others if codes[other] == EXIT_USER_ERROR), (name, code))
-
-
-def _free_port() -> int:
-    """A port that is free now: an attempt that follows quickly must not meet the ranks of the one before."""
-    with socket.socket() as listener:
-        listener.bind((LOOPBACK, 0))
-        return int(listener.getsockname()[1])

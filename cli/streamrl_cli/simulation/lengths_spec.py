@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import OneOf, SpecModel
+from streamrl.spec.base import OneOf, SpecModel, demand_rising
 
 MOST_TOKENS = 1_048_576
 """As the contract's `maxTokens`."""
@@ -95,7 +95,5 @@ class Lengths(OneOf):
 
     @model_validator(mode="after")
     def _growth_rises(self) -> Self:
-        steps = [point.step for point in self.growth]
-        if steps != sorted(set(steps)):
-            raise ValueError(f"growth must be given by rising step, got {steps}")
+        demand_rising("growth", by="step", values=(point.step for point in self.growth))
         return self

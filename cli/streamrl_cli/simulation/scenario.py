@@ -9,7 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different
+from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different, demand_rising
 from streamrl.spec.generators import PoolName, PtlPoint, Scaling
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.training import Pipeline
@@ -55,9 +55,7 @@ class Pool(SpecModel):
 
     @model_validator(mode="after")
     def _curve_rises(self) -> Self:
-        batches = [point.batch for point in self.latency]
-        if batches != sorted(set(batches)):
-            raise ValueError(f"latency must be given by rising batch, got {batches}")
+        demand_rising("latency", by="batch", values=(point.batch for point in self.latency))
         if any(one.milliseconds > other.milliseconds for one, other in pairwise(self.latency)):
             raise ValueError(f"milliseconds must not fall with the batch, got {[p.milliseconds for p in self.latency]}")
         return self

@@ -19,6 +19,13 @@ def demand_different(what: str, values: Iterable[str]) -> None:
         raise ValueError(f"{what} must differ, got {', '.join(got)}")
 
 
+def demand_rising(what: str, *, by: str, values: Iterable[int | float]) -> None:
+    """Refuse points of a curve that are not given by rising `by`."""
+    got = list(values)
+    if got != sorted(set(got)):
+        raise ValueError(f"{what} must be given by rising {by}, got {got}")
+
+
 def minimal(value: object) -> Any:  # noqa: ANN401 - plain data: what a user would write
     """`value` as a user would write it: only what differs from the defaults."""
     if isinstance(value, BaseModel):

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import CostQuantity, OneOf, SpecModel
+from streamrl.spec.base import CostQuantity, OneOf, SpecModel, demand_rising
 from streamrl.spec.pod import Pod
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=11)]
@@ -44,9 +44,7 @@ class SimulatedEngine(SpecModel):
 
     @model_validator(mode="after")
     def _curve_rises(self) -> Self:
-        batches = [point.batch for point in self.latency]
-        if batches != sorted(set(batches)):
-            raise ValueError(f"latency must be given by rising batch, got {batches}")
+        demand_rising("latency", by="batch", values=(point.batch for point in self.latency))
         return self
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
