@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from run_folders import EXAMPLE, Run, run_job, spread
+from run_folders import EXAMPLE, Run, parts_of_the_wall, run_job, spread
 
 _TWO = ("spec.trainer.processesPerNode=2", "spec.generators[0].scaling={static: {replicas: 2}}")
 MODES: dict[str, tuple[str, ...]] = {
@@ -60,14 +60,9 @@ def print_table(runs: Mapping[str, list[Run]]) -> None:
             spread([run.held_out for run in mine]),
             f"{statistics.median(run.samples_per_s for run in mine):,.0f}",
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            *(_parts(mine, role=role) for role in ("generator", "trainer")),
+            *(parts_of_the_wall(mine, role=role) for role in ("generator", "trainer")),
         ]
         print(f"| {mode} | {' | '.join(columns)} |")
-
-
-def _parts(runs: list[Run], *, role: str) -> str:
-    names = ("busy", "pipeline", "skew", "weights")
-    return " / ".join(f"{100 * statistics.mean(run.shares[role][name] for run in runs):.0f}" for name in names)
 
 
 if __name__ == "__main__":

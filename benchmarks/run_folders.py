@@ -38,8 +38,12 @@ class Run:
     @property
     def samples_per_s(self) -> float:
         """From the end of the third step to the end of the last."""
-        took_s = self.steps[-1]["elapsed_s"] - self.steps[_SKIPPED_STEPS - 1]["elapsed_s"]
-        return float(sum(line["samples"] for line in self.steps[_SKIPPED_STEPS:]) / took_s)
+        return self.samples_per_s_behind(_SKIPPED_STEPS)
+
+    def samples_per_s_behind(self, step: int) -> float:
+        """From the end of the first `step` steps to the end of the last."""
+        took_s = self.steps[-1]["elapsed_s"] - self.steps[step - 1]["elapsed_s"]
+        return float(sum(line["samples"] for line in self.steps[step:]) / took_s)
 
 
 def run_job(job: Path, *, changes: Sequence[str]) -> Run:
@@ -71,6 +75,12 @@ def spread(values: Sequence[float], *, digits: int = 3) -> str:
     """`mean ± standard deviation`."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def parts_of_the_wall(runs: Sequence[Run], *, role: str) -> str:
+    """Mean shares of a role's wall in percent: `busy / pipeline / skew / weights`."""
+    names = ("busy", "pipeline", "skew", "weights")
+    return " / ".join(f"{100 * statistics.mean(run.shares[role][name] for run in runs):.0f}" for name in names)
 
 
 def _shares(files: Sequence[Path]) -> dict[str, float]:
