@@ -1,20 +1,24 @@
-"""From plain data (a parsed YAML or JSON document) to an `RLJob`, or to one line per mistake."""
+"""From plain data (a parsed YAML or JSON document) to a model, above all an `RLJob`, or to one line per mistake."""
 
 import difflib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from streamrl.errors import UserError, UserErrors
 from streamrl.spec.phrases import allowed
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.schema import Schema, children, path_text, schema_at
+from streamrl.spec.schema import Schema, children, path_text, plain_schema, schema_at
 
 DOCUMENT = "(document)"
 """The field of an error about the whole document."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_job(document: object) -> RLJob:
@@ -23,13 +27,28 @@ def parse_job(document: object) -> RLJob:
     Raises:
         UserErrors: one `UserError` for each mistake.
     """
+    return parse_document(document, model=RLJob, rule="must be a mapping with apiVersion, kind, metadata, spec")
+
+
+def parse_document(document: object, *, model: type[Model], rule: str, fix: str = "") -> Model:
+    """Validate `document` as a `model`.
+
+    Args:
+        document: plain data.
+        model: of the contract's base, whose rules are told by the field.
+        rule: what a document that is no mapping breaks.
+        fix: what to do then.
+
+    Raises:
+        UserErrors: one `UserError` for each mistake.
+    """
     if not isinstance(document, Mapping):
-        rule = "must be a mapping with apiVersion, kind, metadata, spec"
-        raise UserErrors([UserError(field=DOCUMENT, rule=rule, got=document)])
+        raise UserErrors([UserError(field=DOCUMENT, rule=rule, got=document, fix=fix)])
     try:
-        return RLJob.model_validate_json(json.dumps(document))
+        return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise UserErrors([_explain(details) for details in _own_mistakes(error.errors())]) from None
+        root = plain_schema(model)
+        raise UserErrors([_explain(details, root=root) for details in _own_mistakes(error.errors())]) from None
     except (TypeError, ValueError) as error:
         raise UserErrors([UserError(field=DOCUMENT, rule=f"must be plain data: {error}")]) from None
 
@@ -64,24 +83,24 @@ class _Null:
         return "null"
 
 
-def _explain(details: ErrorDetails) -> UserError:
+def _explain(details: ErrorDetails, *, root: Schema) -> UserError:
     location = details["loc"]
     field = path_text(location) or DOCUMENT
     kind = details["type"]
+    schema = schema_at(path_text(location), root=root)
     if kind == "missing":
-        return UserError(field=field, rule="is required", fix=f"give {allowed(schema_at(field) or {})}")
+        return UserError(field=field, rule="is required", fix=f"give {allowed(schema or {})}")
     if kind == "extra_forbidden":
-        section = schema_at(path_text(location[:-1])) or {}
+        section = schema_at(path_text(location[:-1]), root=root) or {}
         return UserError(field=field, rule="is not a known field", fix=suggest(str(location[-1]), children(section)))
-    schema = schema_at(field)
     if kind == "value_error" or schema is None:
         return UserError(field=field, rule=details["msg"].removeprefix("Value error, "))
     return _broken_rule(field, schema=schema, got=details["input"])
 
 
 def _broken_rule(field: str, *, schema: Schema, got: object) -> UserError:
-    if "items" in schema and field.endswith("]"):
-        schema = schema["items"]
+    for _ in range(field.count("[", len(field.rstrip("[0123456789]")))):  # one for each index behind the last name
+        schema = schema.get("items", schema)
     shown = _Null() if got is None else got
     return UserError(field=field, rule=f"must be {allowed(schema)}", got=shown, fix=_remedy(schema, got))
 

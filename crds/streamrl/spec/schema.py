@@ -18,14 +18,14 @@ Schema = dict[str, Any]
 _ITEM = re.compile(r"\[\d*\]")
 
 
+@cache
 def plain_schema(model: type[BaseModel]) -> Schema:
-    """Return the schema of `model` without references, titles and alternatives."""
+    """Return the schema of `model` without references, titles and alternatives. Not to be changed by the caller."""
     raw = model.model_json_schema(by_alias=True)
     result: Schema = _inline(raw, raw.get("$defs", {}))
     return result
 
 
-@cache
 def job_schema() -> Schema:
     """Return the schema of an RLJob. Not to be changed by the caller."""
     return plain_schema(RLJob)
@@ -37,9 +37,14 @@ def path_text(location: Iterable[str | int]) -> str:
     return text.removeprefix(".")
 
 
-def schema_at(path: str) -> Schema | None:
-    """Return the schema of the field at `path`; list indices may be left out. None: there is no such field."""
-    node = job_schema()
+def schema_at(path: str, *, root: Schema | None = None) -> Schema | None:
+    """Return the schema of the field at `path`; list indices may be left out. None: there is no such field.
+
+    Args:
+        path: as `path_text` renders it.
+        root: where it begins; None: an RLJob.
+    """
+    node = job_schema() if root is None else root
     for name in [part for part in _ITEM.sub("", path).split(".") if part]:
         if (entry := entries(node)) is not None:
             return entry  # the rest is one key, whose dots are its own
