@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamrl import names
-from streamrl_operator.certificates.secrets import secret_names
+from streamrl_operator.certificates.vault import secret_names
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, STATEFUL_SET, Kind, of

@@ -8,7 +8,7 @@ Waits for: the API server and the other holder's time; unblocked by time or canc
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,7 @@ class Leader:
     _seen: Sighting | None = None
     _lease: dict[str, Any] = field(default_factory=dict)
 
-    async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for the Lease, then work for as long as it is ours.
 
         Raises:
@@ -111,8 +111,8 @@ class Leader:
             begun_s = self.clock.monotonic()
         log.info("leading", extra={"lease": self.name, "holder": self.me})
         self._tell(is_leading=True)
-        task = asyncio.ensure_future(work())
-        renewing = asyncio.ensure_future(self._renew(begun_s))
+        task = asyncio.create_task(work(), name="work of the leader")
+        renewing = asyncio.create_task(self._renew(begun_s), name="renewal of the Lease")
         try:
             await asyncio.wait((task, renewing), return_when=asyncio.FIRST_COMPLETED)
         finally:

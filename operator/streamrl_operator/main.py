@@ -71,7 +71,7 @@ async def _serve(settings: OperatorSettings) -> None:
 
         async with health.serve(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
             log.info("started", extra={"port": port, "identity": settings.identity, "server": client.access.server})
-            await _until(stop, asyncio.ensure_future(leader.lead(handlers.run)))
+            await _until(stop, asyncio.create_task(leader.lead(handlers.run), name="lead"))
     log.info("ended")
 
 
@@ -92,7 +92,7 @@ def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, c
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:
     """Until told to end, or the work has failed."""
-    waiting = asyncio.ensure_future(stop.wait())
+    waiting = asyncio.create_task(stop.wait(), name="told to end")
     try:
         await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamrl import names
 from streamrl_operator import carry, ending
-from streamrl_operator.certificates import secrets
+from streamrl_operator.certificates import vault
 from streamrl_operator.certificates.plan import Lives
 from streamrl_operator.clock import Clock
 from streamrl_operator.events import Events
@@ -171,10 +171,10 @@ class Reconciler:
         for _ in range(_MAX_ROUNDS):
             known = {
                 name: secret
-                for name in secrets.secret_names(plan.name)
+                for name in vault.secret_names(plan.name)
                 if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
             }
-            made, look_again = secrets.due(plan, known, now=self.clock.now(), lives=self.lives)
+            made, look_again = vault.due(plan, known, now=self.clock.now(), lives=self.lives)
             if not made:
                 return look_again
             found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]

@@ -1,6 +1,6 @@
 """Makes and reads certificates, with `cryptography`. EC P-256; the keys never leave these values.
 
-Owns: what stands in a CA and in a leaf. Does not own: when they are made (`plan.py`), where they are kept (`secrets.py`).
+Owns: what stands in a CA and in a leaf. Does not own: when they are made (`plan.py`), where they are kept (`vault.py`).
 """
 
 from collections.abc import Sequence

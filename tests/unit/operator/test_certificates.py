@@ -14,7 +14,7 @@ from cryptography import x509
 
 from streamrl import names
 from streamrl.spec import parse_job
-from streamrl_operator.certificates import issue, secrets
+from streamrl_operator.certificates import issue, vault
 from streamrl_operator.certificates.issue import Holder, Pair
 from streamrl_operator.certificates.plan import (
     ROLES,
@@ -206,7 +206,7 @@ def settle(stored: Secrets, now: datetime) -> tuple[int, datetime]:
     """Write what is due until nothing is; writes, and when to look again."""
     writes = 0
     for _ in range(8):
-        made, again = secrets.due(PLAN, stored, now=now, lives=LIVES)
+        made, again = vault.due(PLAN, stored, now=now, lives=LIVES)
         if not made:
             assert again is not None
             return writes, again
@@ -235,7 +235,7 @@ def test_first_secrets() -> None:
     stored: Secrets = {}
     writes, again = settle(stored, BEGIN)
     assert writes == 4
-    assert set(stored) == set(secrets.secret_names("sums"))
+    assert set(stored) == set(vault.secret_names("sums"))
     assert set(stored["sums-ca"]["data"]) == {"ca.crt", "ca.key"}
     assert all(set(stored[f"sums-tls-{role}"]["data"]) == {"ca.crt", "tls.crt", "tls.key"} for role in ROLES)
     assert all(secret["metadata"]["ownerReferences"][0]["uid"] == "0f3c" for secret in stored.values())
