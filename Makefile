@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint fmt gen verify bench soak images chart test-cluster campaign test-node e2e e2e-faults cluster-up cluster-down clean check-tree
+.PHONY: help install run test lint fmt gen verify bench soak images chart test-cluster campaign test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -73,10 +73,13 @@ test-node: install check-tree ## the tests on a real node, where pods run: needs
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)
 
 e2e: install check-tree ## jobs from end to end on a real node: the chart, the example, scaling, doors, rights (ARGS="-k name" picks)
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --durations=0 $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --ignore=tests/e2e/test_images.py --durations=0 $(ARGS)
 
 e2e-faults: install check-tree ## the same with faults: pods, processes, API server and kubelet go away in the middle
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_faults.py -m e2e --durations=0 $(ARGS)
+
+e2e-images: install check-tree ## the example in the images of all three Dockerfiles: 20 GB of disk, half an hour
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)
 
 cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node; says which kubeconfig
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(LEVEL)
