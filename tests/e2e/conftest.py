@@ -49,7 +49,7 @@ def a_stage(cluster: NodeCluster, name: str) -> Iterator[Stage]:
 @pytest.fixture
 def watched(node_cluster: NodeCluster, node: Node) -> Iterator[tuple[Stage, Operator]]:  # noqa: F811 - a fixture
     """A namespace and the operator of this machine that looks after it, and after nothing else."""
-    with a_stage(node_cluster, "watched") as stage:
+    with Release.absent(node_cluster), a_stage(node_cluster, "watched") as stage:
         operator = Operator(node_cluster, stage.namespace).start().wait_until_leading()
         yield stage, operator
         if not operator.runs:  # a test has ended it: jobs go only with an operator

@@ -1,6 +1,8 @@
 """The chart as a release on the cluster: installed by helm, its operator a pod of the image that `Dockerfile.operator` makes."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,22 @@ class Release:
             "networkPolicy": {"apiServer": {"ports": [443, self.cluster.port]}},
             "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "768Mi"}},
         }
+
+    @staticmethod
+    @contextlib.contextmanager
+    def absent(cluster: NodeCluster) -> Iterator[None]:
+        """For the block no operator of the release runs, if there is one: it looks after all namespaces, and two that look after one job fight."""
+        objects = cluster.the_node.objects
+        if objects.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{NAME}") is None:
+            yield
+            return
+        scale = ("scale", f"deployment/{NAME}", "--namespace", NAMESPACE)
+        cluster.kubectl(*scale, "--replicas=0")
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        wait_until(lambda: not objects.list(path), what="the release's operator to end", deadline_s=READY_S)
+        yield
+        cluster.kubectl(*scale, "--replicas=1")
+        pods.wait_deployment(objects, NAMESPACE, NAME, deadline_s=READY_S)
 
     def wait_ready(self, *, deadline_s: float = READY_S) -> None:
         """Until the operator leads and knows what there is."""

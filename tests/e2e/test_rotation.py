@@ -9,7 +9,7 @@ from cluster.harness.node import Node
 from cluster.operators import Operator
 from e2e.conftest import a_stage
 from e2e.jobs import simulated
-from e2e.release import kill_container
+from e2e.release import Release, kill_container
 from e2e.stage import Stage
 from streamrl import keys, names
 
@@ -29,7 +29,7 @@ def stage(node_cluster: NodeCluster, node: Node) -> Iterator[Stage]:
         keys.ENV_LEAF_LIFE_SECONDS: str(LEAF_S),
         keys.ENV_CA_SETTLE_SECONDS: str(SETTLE_S),
     }
-    with a_stage(node_cluster, "rotation") as made:
+    with Release.absent(node_cluster), a_stage(node_cluster, "rotation") as made:
         operator = Operator(node_cluster, made.namespace, **lives).start().wait_until_leading()
         yield made
         made.close()
