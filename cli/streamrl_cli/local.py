@@ -56,7 +56,17 @@ def run_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         got=True,
         fix="remove it, or add --set spec.suspend=false",
     )
-    return [*([suspended] if job.spec.suspend else []), *local_problems(job, base_dir=base_dir)]
+    nodes = UserError(
+        field="spec.trainer.nodes",
+        rule="must be 1 in a local run: this is one machine",
+        got=job.spec.trainer.nodes,
+        fix="give processesPerNode instead",
+    )
+    return [
+        *([suspended] if job.spec.suspend else []),
+        *([nodes] if job.spec.trainer.nodes > 1 else []),
+        *local_problems(job, base_dir=base_dir),
+    ]
 
 
 def job_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:

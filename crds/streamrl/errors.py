@@ -9,6 +9,8 @@ EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
 EXIT_RETRY = 75
 """The process can be started again and will go on from what is stored."""
+EXIT_RANK_LOST = 76
+"""As EXIT_RETRY, because a rank on another node was lost: what ended that one counts, this does not."""
 
 _MAX_VALUE_CHARS = 120
 

@@ -8,7 +8,7 @@ from streamrl import API_GROUP
 LABEL_JOB = f"{API_GROUP}/job"
 """Name of the RLJob; on every object of the job."""
 LABEL_ROLE = f"{API_GROUP}/role"
-"""`trainer` (with the scheduler in its pod) or `generator`; on pods."""
+"""`trainer` (with the scheduler in its pod), `trainer-worker` (further nodes of ranks) or `generator`; on pods."""
 LABEL_POOL = f"{API_GROUP}/pool"
 """Name of the pool; on all that belongs to one."""
 LABEL_JOB_UID = f"{API_GROUP}/job-uid"
@@ -36,6 +36,8 @@ PORT_GRPC, PORT_SIGNALS, PORT_WEIGHTS, PORT_TRAINER_SIGNALS = 50051, 8080, 50052
 """Scheduler's gRPC and signals; trainer's Weights service and signals. A generator's signals port is PORT_SIGNALS too."""
 PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weights"
 PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
+PORT_RANKS = 50053
+"""Rendezvous of the trainer's ranks, where there are several nodes; the collectives that follow choose their own ports."""
 
 DIR_JOB = "/etc/streamrl/job"
 """ConfigMap of the resolved job: `job.json`."""
@@ -61,6 +63,11 @@ CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR =
 def trainer(job: str) -> str:
     """StatefulSet of the trainer, and the headless Service of its pods."""
     return f"{job}-trainer"
+
+
+def trainer_workers(job: str) -> str:
+    """StatefulSet of the trainer's further nodes, the headless Service of their pods, and their NetworkPolicy."""
+    return f"{job}-trainer-workers"
 
 
 def scheduler(job: str) -> str:

@@ -83,7 +83,7 @@ async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock
 
 def _is_worker(pod: Object) -> bool:
     """Not what somebody runs beside the job under its label: that would count as a failing trainer."""
-    return not pods.is_foreign(pod) and (pods.is_trainer(pod) or pods.is_generator(pod))
+    return not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_generator(pod))
 
 
 def _is_pool(pool: Object, key: Key) -> bool:

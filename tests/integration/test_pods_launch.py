@@ -1,14 +1,15 @@
-"""The ranks of one node, started by the trainer's container: they live and die together, and say why once."""
+"""The ranks of a node, started by the trainer's container: they live and die together, and say why once."""
 
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from streamrl import keys
+from streamrl import keys, names
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR
 from support.jobs import simulated_job
 from support.pods import Pods
@@ -19,29 +20,39 @@ KILLED = 128 + signal.SIGKILL
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Pods]:
-    job = simulated_job()
-    job["spec"]["trainer"] = {"engine": {"torch": {}}, "processesPerNode": 2}
-    job["spec"]["generators"][0]["engine"] = {"hf": {}}
-    made = Pods.make(job, base=tmp_path / "pods")
+    made = Pods.make(job_of_ranks(processesPerNode=2), base=tmp_path / "pods")
     yield made
     made.close()
 
 
-def ranks(pods: Pods) -> dict[int, psutil.Process]:
+def job_of_ranks(**trainer: int) -> dict[str, Any]:
+    job = simulated_job()
+    job["spec"]["trainer"] = {"engine": {"torch": {}}, **trainer}
+    job["spec"]["generators"][0]["engine"] = {"hf": {}}
+    return job
+
+
+def worker_of(pods: Pods) -> str:
+    """Its first further node's pod."""
+    return f"{names.trainer_workers(pods.name)}-0"
+
+
+def ranks(pods: Pods, *, pod: str = "trainer") -> dict[int, psutil.Process]:
     """The living ranks; they wait for the model, which nobody makes here."""
     found = {}
-    for child in psutil.Process(pods.processes["trainer"].pid).children():
+    for child in psutil.Process(pods.processes[pod].pid).children():
         # A child that has been forked and not yet replaced still looks like the launcher: it has no rank.
         if child.status() != psutil.STATUS_ZOMBIE and (rank := child.environ().get(keys.ENV_RANK)) is not None:
             found[int(rank)] = child
     return found
 
 
-def start(pods: Pods) -> dict[int, psutil.Process]:
+def start(pods: Pods, *, container: str = "trainer") -> dict[int, psutil.Process]:
     """Until both ranks have read their settings: what ends them then, they hear."""
-    pods.start("trainer")
+    pod = container if container == "trainer" else worker_of(pods)
+    pods.start(container, pod="" if container == "trainer" else pod)
     started: dict[int, psutil.Process] = wait_for(
-        lambda: len(found := ranks(pods)) == 2 and found, what=f"two ranks; {pods.logs()}"
+        lambda: len(found := ranks(pods, pod=pod)) == 2 and found, what=f"two ranks; {pods.logs()}"
     )
     wait_for(lambda: all(_waits(rank) for rank in started.values()), what=f"both to wait; {pods.logs()}")
     return started
@@ -101,6 +112,35 @@ def test_one_rank_is_the_process_itself(tmp_path: Path) -> None:
         wait_for(lambda: process.cmdline()[-1:] == ["streamrl_workers.trainer"], what=f"the rank; {pods.logs()}")
         wait_for(lambda: pods.page("trainer", "numbers")[0] == 200, what=f"its signals port; {pods.logs()}")
         assert pods.terminate("trainer") == EXIT_DONE, pods.text("trainer")
+    finally:
+        pods.close()
+
+
+def test_ranks_of_several_nodes_have_one_numbering_and_one_secret(tmp_path: Path) -> None:
+    pods = Pods.make(job_of_ranks(nodes=2, processesPerNode=2), base=tmp_path / "nodes")
+    try:
+        first, second = start(pods), start(pods, container="trainer-worker")
+        environs = {rank: process.environ() for rank, process in (first | second).items()}
+        assert sorted(environs) == [0, 1, 2, 3]
+        for name in (keys.ENV_MASTER_PORT, keys.ENV_MASTER_ADDR, keys.ENV_TOKEN, keys.ENV_WORLD_SIZE):
+            assert len({environ[name] for environ in environs.values()}) == 1, name
+        assert environs[3][keys.ENV_WORLD_SIZE] == "4"
+        assert [environs[rank][keys.ENV_LOCAL_RANK] for rank in range(4)] == ["0", "1", "0", "1"]
+        assert [environs[rank][keys.ENV_PROCESS] for rank in range(4)] == [f"trainer-{rank}" for rank in range(4)]
+        assert len(environs[0][keys.ENV_TOKEN]) >= 32
+        assert pods.terminate(worker_of(pods)) == EXIT_DONE, pods.text(worker_of(pods))
+        assert gone(second) and not gone(first)
+    finally:
+        pods.close()
+
+
+def test_a_node_that_is_not_of_the_job_is_refused(tmp_path: Path) -> None:
+    pods = Pods.make(job_of_ranks(nodes=2), base=tmp_path / "nodes")
+    try:
+        pods.start_worker(1)
+        name = f"{names.trainer_workers(pods.name)}-1"
+        assert pods.wait(name) == EXIT_USER_ERROR
+        assert pods.last_line(name) == f"{keys.ENV_NODE_ORDINAL}: must be below 1, got 1"
     finally:
         pods.close()
 

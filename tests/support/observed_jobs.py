@@ -86,10 +86,12 @@ def pod(  # noqa: PLR0913 - as a pod has
     unscheduled: str | None = None,
     revision: str = "r1",
 ) -> Doc:
-    """A pod of the job by its name: `simulated-trainer-0` or `simulated-<pool>-<n>`."""
+    """A pod of the job by its name: `simulated-trainer-0`, `simulated-trainer-workers-<n>` or `simulated-<pool>-<n>`."""
     pool = name.removeprefix(f"{JOB}-").rpartition("-")[0]
     labels = {names.LABEL_JOB: JOB, names.LABEL_ROLE: "trainer", "controller-revision-hash": revision}
-    if pool != "trainer":
+    if pool == "trainer-workers":
+        labels |= {names.LABEL_ROLE: "trainer-worker"}
+    elif pool != "trainer":
         labels |= {names.LABEL_ROLE: "generator", names.LABEL_POOL: pool}
     metadata = {"name": name, "uid": uid or f"u-{name}", "labels": labels}
     conditions = [
@@ -108,6 +110,11 @@ def pod(  # noqa: PLR0913 - as a pod has
 def trainer(**given: Any) -> Doc:
     """The trainer's pod."""
     return pod(f"{JOB}-trainer-0", **given)
+
+
+def trainer_worker(ordinal: int = 0, **given: Any) -> Doc:
+    """The pod of a further node of the trainer."""
+    return pod(f"{JOB}-trainer-workers-{ordinal}", **given)
 
 
 def generator(ordinal: int = 0, **given: Any) -> Doc:

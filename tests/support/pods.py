@@ -29,6 +29,7 @@ MODULES = {
     "prepare": "streamrl_workers.models.prepare",
     "scheduler": "streamrl_workers.scheduler",
     "trainer": "streamrl_workers.trainer.launch",
+    "trainer-worker": "streamrl_workers.trainer.launch",
     "generator": "streamrl_workers.generator",
 }
 INHERITED = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "PYTHONPATH")
@@ -60,7 +61,7 @@ class Pods:
             (base / sub).mkdir(parents=True)
         resolved = pods.job.model_dump(mode="json", by_alias=True, exclude_none=True)
         (base / "job" / keys.FILE_JOB).write_text(json.dumps(resolved))
-        pods.ports = {"grpc": free_port(), "weights": free_port(), "scheduler": free_port(), "trainer": free_port()}
+        pods.ports = {name: free_port() for name in ("grpc", "weights", "scheduler", "trainer", "ranks")}
         if secure:
             pods.mount_all()
         return pods
@@ -111,6 +112,10 @@ class Pods:
         pool = self.job.spec.generators[0].name
         return self.start("generator", pod=f"{names.pool(self.name, pool)}-{ordinal}", **changes)
 
+    def start_worker(self, ordinal: int = 0, **changes: str | None) -> subprocess.Popen[bytes]:
+        """The pod of a further node of the trainer."""
+        return self.start("trainer-worker", pod=f"{names.trainer_workers(self.name)}-{ordinal}", **changes)
+
     def start_all(self, *, generators: int = 1) -> None:
         """Generators first: they do not wait for the others. The trainer last: so short a run would end without those that start slowly."""
         for ordinal in range(generators):
@@ -128,28 +133,44 @@ class Pods:
                 "prepare": environment.prepare,
                 "scheduler": environment.scheduler,
                 "trainer": environment.trainer,
+                "trainer-worker": environment.trainer_worker,
             }
             given = of_role[container](self.job, uid=UID)
-        ours = {key: self._moved(value, container, pod=pod) for key, value in given.items() if key not in INHERITED}
+        ours = {
+            key: self._referred(key, pod=pod) if isinstance(value, Mapping) else self._moved(value, container, pod=pod)
+            for key, value in given.items()
+            if key not in INHERITED
+        }
         inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
         ports = {
             "scheduler": {keys.ENV_GRPC_PORT: "grpc", keys.ENV_SIGNALS_PORT: "scheduler"},
             "trainer": {keys.ENV_GRPC_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
         }.get(container, {})
         changed = {key: str(self.ports[name]) for key, name in ports.items()}
-        if container == "generator":
+        if keys.ENV_MASTER_PORT in given:
+            changed[keys.ENV_MASTER_PORT] = str(self.ports["ranks"])
+        if pod:
             changed[keys.ENV_SIGNALS_PORT] = "0"
             (self.base / pod).mkdir(exist_ok=True)
         if not self.secure:
             changed |= {keys.ENV_TLS_DIR: "", keys.ENV_TOKEN: "token of this job"}
         return inherited | ours | changed
 
-    def _moved(self, value: Any, container: str, *, pod: str) -> str:
-        if isinstance(value, Mapping):
-            return pod  # the one reference that there is: the pod's name
+    def _referred(self, key: str, *, pod: str) -> str:
+        """What the downward API would say."""
+        return {
+            keys.ENV_POD_NAME: pod,
+            keys.ENV_NODE_ORDINAL: pod.rpartition("-")[2],
+            keys.ENV_MASTER_ADDR: HOST,
+        }[key]
+
+    def _moved(self, value: str, container: str, *, pod: str) -> str:
+        trainer = names.trainer(self.name)
+        if value == f"{trainer}-0.{trainer}":
+            return HOST
         places = {
             names.DIR_JOB: self.base / "job",
-            names.DIR_TLS: self.base / "tls" / container,
+            names.DIR_TLS: self.base / "tls" / container.removesuffix("-worker"),
             names.DIR_CODE: self.base,
             names.DIR_RUN: self.base / (pod or "run"),
             names.DIR_STORE_VOLUME: self.base / "store",

@@ -108,6 +108,9 @@ def optimise(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] 
     Raises:
         UserError, UserErrors: profile, job and devices do not fit together.
     """
+    if job.spec.trainer.nodes > 1:
+        rule = "must be 1 with --optimize: training was measured on one machine"
+        raise UserError(field="spec.trainer.nodes", rule=rule, got=job.spec.trainer.nodes)
     profile = read_profile(args.profile)
     if profile.model != model_of(job):
         rule = f"was measured with another model, for job {profile.job}"

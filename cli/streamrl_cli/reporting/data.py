@@ -168,7 +168,7 @@ def weighted_bubbles(run: RunData) -> dict[str, float]:
     """Share of each part in the wall of all processes together, weighted by what a process costs an hour."""
     spec = run.folder.job.spec
     costs = {f"generator-{pool.name}": float(pool.cost_per_hour) for pool in spec.generators}
-    rank_cost = float(spec.trainer.cost_per_hour) / spec.trainer.processes_per_node
+    rank_cost = float(spec.trainer.cost_per_hour) / spec.trainer.ranks
     return bubble_ratios(
         ProcessWall(
             wall_s=line.wall_s,

@@ -262,6 +262,12 @@ class Trainer(SpecModel):
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."
     )
+    nodes: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Pods that train together, each with processesPerNode ranks; above 1 all write to one volume of checkpoints (ReadWriteMany).",
+    )
     processes_per_node: int = Field(
         default=1, ge=1, le=64, description="Ranks: processes that share the model (FSDP2); one for each GPU."
     )
@@ -290,20 +296,28 @@ class Trainer(SpecModel):
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     disruption: Literal["Allow", "Block"] = Field(
-        default="Allow", description="Block: the trainer's pod stops drains of its node until the job has ended."
+        default="Allow", description="Block: the trainer's pods stop drains of their nodes until the job has ended."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of the trainer; weighs its bubbles.")
     pod: Pod = Field(
-        default=Pod(), description="Its pod on Kubernetes; resources are those of the trainer's container."
+        default=Pod(), description="Its pods on Kubernetes, one a node; resources are those of the trainer's container."
     )
 
     @model_validator(mode="after")
     def _simulated_is_one_process(self) -> Self:
+        if self.engine.simulated is not None and self.nodes > 1:
+            raise ValueError(f"nodes must be 1 with engine simulated, got {self.nodes}")
         if self.engine.simulated is not None and self.processes_per_node > 1:
             raise ValueError(f"processesPerNode must be 1 with engine simulated, got {self.processes_per_node}")
         return self
 
+    @property
+    def ranks(self) -> int:
+        """Processes on all nodes."""
+        return self.nodes * self.processes_per_node
+
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("!has(self.engine.simulated) || self.nodes == 1", "nodes must be 1 with engine simulated"),
         (
             "!has(self.engine.simulated) || self.processesPerNode == 1",
             "processesPerNode must be 1 with engine simulated",

@@ -128,7 +128,7 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Estimate
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
         trainer=TrainerEstimate(
-            ranks=trainer.processes_per_node,
+            ranks=trainer.ranks,
             bytes_per_rank=_SIMULATED_BYTES if simulated else _rank_bytes(job, architecture),
             cost_per_hour=Decimal(trainer.cost_per_hour),
         ),
@@ -210,7 +210,7 @@ def _rank_bytes(job: RLJob, architecture: Architecture | None) -> int | None:
         floats += weights * (2 + _ADAM_FLOATS)  # the critic, with gradients and moments
     if getattr(algorithm.value, "reference_kl", None) is not None and trainer.lora is None:
         floats += weights
-    shared = floats * _FLOAT32 // trainer.processes_per_node
+    shared = floats * _FLOAT32 // trainer.ranks
     published = weights * _number_bytes(job)
     return _PROCESS_BYTES + shared + published + _activation_bytes(job, architecture)
 

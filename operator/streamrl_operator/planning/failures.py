@@ -1,7 +1,8 @@
 """What went wrong in a pod, and what its job's failurePolicy says to it.
 
 Owns the names of failures (each has one for ever, so that it is counted once) and the ordered rules. A container that
-ends with exit code 0 is no failure: the scheduler and the trainer idle at the end, a drained generator ends.
+ends with exit code 0 is no failure: the scheduler and the trainer idle at the end, a drained generator ends. Nor is a rank
+that ends because one of another pod was lost: that one's end is the failure.
 Counting is tally.py's.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
 from streamrl.names import CONTAINER_SCHEDULER
 from streamrl.spec.training import FailurePolicy, FailureRule
 from streamrl_operator.planning import pods
@@ -155,7 +157,7 @@ def of_containers(pod: Object) -> Iterator[Failure]:
 
 def _ended(pod: Object, container: Mapping[str, Any], terminated: Mapping[str, Any], *, life: int) -> Iterator[Failure]:
     code = int(terminated.get("exitCode") or 0)
-    if code == 0:
+    if code in (EXIT_DONE, EXIT_RANK_LOST):
         return
     name = str(container.get("name"))
     yield Failure(

@@ -204,7 +204,7 @@ def _running(look: _Look) -> Verdict:
         policy=spec.failure_policy,
         all_pods=observed.pods,
         sets=observed.sets,
-        desired=_desired(look.name, plans),
+        desired=_desired(look.job, plans),
     )
     status = before.model_copy(
         update={
@@ -237,9 +237,14 @@ def _running(look: _Look) -> Verdict:
     )
 
 
-def _desired(job: str, plans: Sequence[PoolPlan]) -> dict[str, int]:
+def _desired(job: RLJob, plans: Sequence[PoolPlan]) -> dict[str, int]:
     """StatefulSet -> pods."""
-    return {names.trainer(job): 1, **{names.pool(job, plan.name): plan.desired for plan in plans}}
+    name = job.metadata.name
+    return {
+        names.trainer(name): 1,
+        names.trainer_workers(name): job.spec.trainer.nodes - 1,
+        **{names.pool(name, plan.name): plan.desired for plan in plans},
+    }
 
 
 def _started(before: RLJobStatus) -> Sequence[Event]:

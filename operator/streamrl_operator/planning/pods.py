@@ -11,7 +11,7 @@ from typing import Any
 from streamrl.names import CONTAINER_PREPARE, LABEL_POOL, LABEL_ROLE
 from streamrl_operator.planning.values import Object
 
-ROLE_TRAINER, ROLE_GENERATOR = "trainer", "generator"
+ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
 _BEGINNING = ("", "ContainerCreating", "PodInitializing")
 """Waiting reasons of a container that will start soon."""
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")
@@ -47,8 +47,13 @@ def is_generator(pod: Object, *, pool: str | None = None) -> bool:
 
 
 def is_trainer(pod: Object) -> bool:
-    """Whether the trainer and the scheduler run in it."""
+    """Whether the trainer's first ranks and the scheduler run in it."""
     return label(pod, LABEL_ROLE) == ROLE_TRAINER
+
+
+def trains(pod: Object) -> bool:
+    """Whether ranks of the trainer run in it: the first pod, or one of a further node."""
+    return label(pod, LABEL_ROLE) in (ROLE_TRAINER, ROLE_TRAINER_WORKER)
 
 
 def is_foreign(pod: Object) -> bool:

@@ -10,11 +10,15 @@ from streamrl_operator.planning.values import Object, Observed
 
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
-    """The trainer first, then at least one generator; generators that are missing beside others are told of."""
-    trainer = [pod for pod in observed.pods if pods.is_trainer(pod)]
-    if not trainer:
-        owner = names.trainer(str(observed.raw["metadata"]["name"]))
-        return _no("TrainerPending", f"StatefulSet {owner} has not made its pod yet")
+    """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
+    job = str(observed.raw["metadata"]["name"])
+    trainer = [pod for pod in observed.pods if pods.trains(pod)]
+    if not any(pods.is_trainer(pod) for pod in trainer):
+        return _no("TrainerPending", f"StatefulSet {names.trainer(job)} has not made its pod yet")
+    nodes = 1 if observed.job is None else observed.job.spec.trainer.nodes
+    if len(trainer) < nodes:
+        made = f"{len(trainer) - 1} of its {nodes - 1} pods"
+        return _no("TrainerPending", f"StatefulSet {names.trainer_workers(job)} has made {made} yet")
     awaited = pods.first_awaited(trainer)
     if awaited is not None:
         return _no(awaited.reason, awaited.message)

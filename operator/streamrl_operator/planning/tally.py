@@ -95,7 +95,7 @@ def first_fatal(tally: Tally) -> Judged | None:
 
 def _ordered(all_pods: Sequence[Object]) -> list[Object]:
     """The trainer's first: where there are more failures than can be remembered, its count."""
-    return sorted(all_pods, key=lambda pod: (not pods.is_trainer(pod), pods.place(pod)))
+    return sorted(all_pods, key=lambda pod: (not pods.is_trainer(pod), not pods.trains(pod), pods.place(pod)))
 
 
 def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, int]) -> bool:

@@ -119,6 +119,16 @@ def test_a_local_run_names_the_fields_that_it_leaves_out() -> None:
     assert "\n" not in unused_note(job)
 
 
+def test_a_trainer_of_several_nodes_does_not_run_here(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text((ROOT / "tests/corpus/good/minimal.yaml").read_text() + "  trainer: {nodes: 2}\n")
+    with pytest.raises(UserErrors) as caught:
+        load_job(path)
+    told = "spec.trainer.nodes: must be 1 in a local run: this is one machine, got 2; give processesPerNode instead"
+    assert str(caught.value).endswith(told)
+    assert load_job(path, local=False).spec.trainer.ranks == 2
+
+
 def test_a_suspended_job_does_not_run_here_but_is_a_good_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

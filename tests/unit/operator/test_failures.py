@@ -12,9 +12,9 @@ from streamrl.status import RLJobStatus
 from streamrl_operator.planning import tally
 from streamrl_operator.planning.failures import FAIL, REPLACE, RESTART
 from streamrl_operator.planning.tally import Tally
-from support.observed_jobs import JOB, container, generator, trainer
+from support.observed_jobs import JOB, container, generator, trainer, trainer_worker
 
-DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-sim": 2}
+DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-trainer-workers": 2, f"{JOB}-sim": 2}
 
 
 def policy(*rules: dict[str, Any], most: int = 5) -> FailurePolicy:
@@ -58,6 +58,9 @@ CRASH = {"restarts": 1, "last": 1}
         (generator(phase="Failed", reason="Evicted"), "Evicted", "Generator", REPLACE),
         (generator(phase="Failed", reason="OutOfcpu"), "Error", "Generator", RESTART),
         (generator(leaving=True), "Deleted", "Generator", REPLACE),
+        (trainer_worker(containers=[container("trainer", **CRASH)]), "Error", "Trainer", RESTART),
+        (trainer_worker(init=[container("prepare", code=2)]), "Error", "Trainer", FAIL),
+        (trainer_worker(disruption="EvictionByEvictionAPI", leaving=True), "Deleted", "Trainer", REPLACE),
     ],
 )
 def test_reason_role_and_default_action(pod: dict, reason: str, role: str, action: str) -> None:
@@ -73,6 +76,8 @@ def test_reason_role_and_default_action(pod: dict, reason: str, role: str, actio
         trainer(init=[container("scheduler", restarts=1, last=0, reason="Completed")]),
         generator(containers=[container("generator", code=0, reason="Completed")]),
         generator(containers=[container("generator", waiting="ContainerCreating")]),
+        trainer(containers=[container("trainer", restarts=1, last=76)]),
+        trainer_worker(containers=[container("trainer", restarts=1, last=76)]),
     ],
 )
 def test_what_is_no_failure(pod: dict) -> None:

@@ -34,7 +34,8 @@ AGE_S = 3600.0
 """Longest life of a connection; leaves live for days."""
 GRACE_S = 60.0
 """Most for calls that are still going on at that age: clients have long dialled anew (`renewal.py`)."""
-_FILES = ("ca.crt", "tls.crt", "tls.key")
+FILE_KEY = "tls.key"
+_FILES = ("ca.crt", "tls.crt", FILE_KEY)
 _READS = 5
 """Attempts to see three files of one swap."""
 

@@ -12,6 +12,10 @@ class RetryError(Exception):
     """This process cannot go on, a new one can: exit code 75. The text says why."""
 
 
+class RankLostError(RetryError):
+    """Another rank is gone, and its own process says why: exit code 76 where that is in another pod, else 75."""
+
+
 class TerminatedError(Exception):
     """Somebody asked this process to end (SIGTERM)."""
 

@@ -10,7 +10,7 @@ Loops: following (here), the link's reader and beats (`engines/links.py`), bubbl
 
     following  consumes: frames    produces: answers    waits for: rank 0    unblocked by: END, a lost link
 
-Owns: wiring, exit codes (0 rank 0 said so, or asked to end together with it; 2 user error; 75 rank 0 is gone).
+Owns: wiring, exit codes (0 rank 0 said so, or asked to end together with it; 2 user error; 75 rank 0 is gone, 76 if it is on another node).
 Invariants: nothing is decided here, and nothing is kept but this rank's part of what rank 0 has saved. SIGTERM alone ends
 nothing: rank 0 gets it too and may still need this rank for the last checkpoint.
 """
@@ -32,7 +32,7 @@ from streamrl_workers.metrics.signals import Pages, SignalsServer
 from streamrl_workers.metrics.sink import BubbleSink, Source
 from streamrl_workers.stream.endpoint import write_endpoint
 from streamrl_workers.stream.lifeline import on_terminate
-from streamrl_workers.trainer.endings import RetryError
+from streamrl_workers.trainer.endings import RankLostError
 from streamrl_workers.trainer.engines import EngineSetup, codec, failures
 from streamrl_workers.trainer.engines.linked_ranks import Watch
 from streamrl_workers.trainer.engines.links import Frame, Link, LostError
@@ -76,7 +76,7 @@ class Following:
         log.info("asked to end: rank 0 says when")
 
     def run(self) -> None:
-        """Join and follow. Raises RetryError when rank 0 is gone."""
+        """Join and follow. Raises RankLostError when rank 0 is gone."""
         self._link = join(meeting(self._settings), on_lost=self._watch.lost)
         importlib.import_module(_CREATOR)  # seconds, while rank 0 does the same
         try:
@@ -85,7 +85,7 @@ class Following:
             self._link.close()
         except LostError as error:
             if not self.terminated:
-                raise RetryError(str(error)) from error
+                raise RankLostError(str(error)) from error
             log.info("asked to end, and rank 0 has ended")
 
     def _next(self, link: Link) -> Frame:

@@ -3,38 +3,41 @@
       SIGTERM ─▶ LAUNCH ══ rank 0 (speaks with the scheduler)      standard error of all ─▶ ours, by rank
                        ╚══ rank 1, 2, ...
 
-Owns: how many ranks there are (`trainer.processesPerNode`), their environment as torchrun would set it, their common end.
-With one rank this process becomes it. Does not own: restarts; who runs the container has the failure policy.
+Owns: how many ranks there are (`trainer.processesPerNode` on each of `trainer.nodes`) and which are here, their environment as torchrun would
+set it, their common end. With one rank in all this process becomes it. Does not own: restarts; who runs the container has the failure policy.
 
 Loops: `_relay` for each rank (consumes its standard error; produces ours; waits for the rank; unblocked by its end), and
 the wait for the first end or SIGTERM (no deadline: a run takes as long as it takes).
 
 Invariants: ranks wait for each other in collectives, so when one has ended the others are ended too; no rank outlives this
 process (lifeline); the last line of standard error is that of the rank whose end says most, and its exit code is ours.
-At SIGTERM rank 0 is asked first, alone: its checkpoint needs the others.
+At SIGTERM rank 0 is asked first, alone: its checkpoint needs the others. On a node without rank 0 all are told, and end when it says so.
 """
 
 import asyncio
+import hmac
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamrl import keys
-from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl_workers.hearing import become, hear
 
 if __name__ == "__main__":  # before imports that take a while
     hear(exit_code=EXIT_DONE)
 
 from streamrl.spec import read_job
+from streamrl.spec.training import Trainer
 from streamrl_workers.stream.auth import LOOPBACK
-from streamrl_workers.stream.environ import job_file, required
+from streamrl_workers.stream.environ import integer, job_file, required
+from streamrl_workers.stream.tls import FILE_KEY
 
 _MODULE = "streamrl_workers.trainer"
 _SETTLE_S = 1.0
@@ -55,6 +58,7 @@ class Rank:
     """One process."""
 
     number: int
+    """Among the ranks of all nodes."""
     process: asyncio.subprocess.Process
     relay: asyncio.Task[None] | None = None
     last_line: str = ""
@@ -117,18 +121,19 @@ def main() -> int:
     """Run the ranks; the exit code."""
     try:
         run_dir = Path(required(os.environ, keys.ENV_RUN_DIR))
-        count = read_job(job_file(os.environ, run_dir=run_dir)).spec.trainer.processes_per_node
+        trainer = read_job(job_file(os.environ, run_dir=run_dir)).spec.trainer
+        environments = [] if trainer.ranks == 1 else rank_environments(trainer, environ=os.environ)
     except (UserError, UserErrors) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
-    if count == 1:
+    if not environments:
         sys.stderr.flush()
         become([sys.executable, "-m", _MODULE])  # this process is the rank
-    return asyncio.run(launch(count, environ=os.environ))
+    return asyncio.run(launch(environments))
 
 
-async def launch(count: int, *, environ: Mapping[str, str]) -> int:
-    """Start, wait, end; the exit code."""
+async def launch(environments: Sequence[Mapping[str, str]]) -> int:
+    """Start a rank for each, wait, end; the exit code."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, asked.set)
@@ -136,8 +141,8 @@ async def launch(count: int, *, environ: Mapping[str, str]) -> int:
     lifeline = os.pipe()
     ranks = Ranks()
     try:
-        for number, env in enumerate(rank_environments(count, environ=environ, port=_free_port())):
-            ranks.all.append(await _start(number, env=env, lifeline=lifeline[0]))
+        for env in environments:
+            ranks.all.append(await _start(int(env[keys.ENV_RANK]), env=env, lifeline=lifeline[0]))
         await ranks.until_one_ends(asked=asked)
         telling = await (_orderly(ranks) if asked.is_set() else _broken(ranks))
     finally:
@@ -154,34 +159,71 @@ async def launch(count: int, *, environ: Mapping[str, str]) -> int:
     return code
 
 
-def rank_environments(count: int, *, environ: Mapping[str, str], port: int) -> list[dict[str, str]]:
-    """The environment of each rank."""
+def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environment of each rank of this node.
+
+    Raises:
+        UserError: with several nodes, what they need to find each other is missing.
+    """
+    count = trainer.processes_per_node
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shared = {
-        keys.ENV_TOKEN: secrets.token_hex(32),  # where certificates do its other work, the ranks still need a secret
         keys.ENV_THREADS: str(max(1, cpus // count)),  # torch's own choice is all of them, for each rank
         **{key: value for key, value in environ.items() if value},
-        keys.ENV_WORLD_SIZE: str(count),
-        keys.ENV_MASTER_ADDR: LOOPBACK,
-        keys.ENV_MASTER_PORT: str(port),
+        keys.ENV_WORLD_SIZE: str(trainer.ranks),
+        **(_meeting_here(environ) if trainer.nodes == 1 else _meeting_of_nodes(environ)),
     }
     others = {keys.ENV_SIGNALS_PORT: "0", keys.ENV_GRPC_PORT: "0"}
+    first = count * _node(trainer, environ=environ)
     return [
         {
             **shared,
-            **(others if rank else {}),
-            keys.ENV_RANK: str(rank),
-            keys.ENV_LOCAL_RANK: str(rank),
-            keys.ENV_PROCESS: f"trainer-{rank}",
+            **(others if local else {}),
+            keys.ENV_RANK: str(first + local),
+            keys.ENV_LOCAL_RANK: str(local),
+            keys.ENV_PROCESS: f"trainer-{first + local}",
         }
-        for rank in range(count)
+        for local in range(count)
     ]
+
+
+def _node(trainer: Trainer, *, environ: Mapping[str, str]) -> int:
+    """Which of the nodes this is; rank 0 is on node 0."""
+    ordinal = integer(environ, keys.ENV_NODE_ORDINAL)
+    node = 0 if ordinal is None else ordinal + 1
+    if node >= trainer.nodes:
+        raise UserError(field=keys.ENV_NODE_ORDINAL, rule=f"must be below {trainer.nodes - 1}", got=ordinal)
+    return node
+
+
+def _meeting_here(environ: Mapping[str, str]) -> dict[str, str]:
+    """A rendezvous of this process' own: where certificates do a token's other work, the ranks still need a secret."""
+    token = environ.get(keys.ENV_TOKEN) or secrets.token_hex(32)
+    return {keys.ENV_TOKEN: token, keys.ENV_MASTER_ADDR: LOOPBACK, keys.ENV_MASTER_PORT: str(_free_port())}
+
+
+def _meeting_of_nodes(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where all nodes were told to meet; their secret is the run's, or follows from the key that all trainer pods are given."""
+    address = {key: required(environ, key) for key in (keys.ENV_MASTER_ADDR, keys.ENV_MASTER_PORT)}
+    return {
+        **address,
+        keys.ENV_TOKEN: environ.get(keys.ENV_TOKEN) or _token_of_key(Path(required(environ, keys.ENV_TLS_DIR))),
+    }
+
+
+def _token_of_key(directory: Path) -> str:
+    """While certificates are renewed two pods may see different keys for some minutes: they do not meet, and try again."""
+    try:
+        key = (directory / FILE_KEY).read_bytes()
+    except OSError as error:
+        raise UserError(field=keys.ENV_TLS_DIR, rule=f"cannot be read: {error.strerror}", got=str(directory)) from None
+    return hmac.new(key, b"ranks of a trainer", "sha256").hexdigest()
 
 
 def says_most(ended: Iterable[Rank]) -> Rank:
     """The rank whose end tells what is wrong: what a person must change, then a crash, then one that asks to be started
     again, then a good end; the first by the order given."""
-    order = {EXIT_USER_ERROR: 0, EXIT_RETRY: 2, EXIT_DONE: 3}
+    order = {EXIT_USER_ERROR: 0, EXIT_RETRY: 2, EXIT_RANK_LOST: 3, EXIT_DONE: 4}
     return min(ended, key=lambda rank: order.get(rank.code if rank.code is not None else EXIT_DONE, 1))
 
 
@@ -220,12 +262,23 @@ async def _relay(rank: Rank) -> None:
 async def _orderly(ranks: Ranks) -> Rank:
     """SIGTERM came: rank 0 keeps what is done and tells the others. Who asked has the deadline."""
     first = ranks.all[0]
+    if first.number != 0:
+        return await _followed(ranks)
     with suppress(ProcessLookupError):
         first.process.send_signal(signal.SIGTERM)
     await ranks.until_all_end([first], timeout_s=None)
     await ranks.until_all_end(ranks.living(), timeout_s=_FOLLOWER_S)
     await ranks.end(grace_s=_FOLLOWER_S)
     return first
+
+
+async def _followed(ranks: Ranks) -> Rank:
+    """Ranks without rank 0 among them end when it tells them, wherever it is."""
+    for rank in ranks.living():
+        with suppress(ProcessLookupError):
+            rank.process.send_signal(signal.SIGTERM)
+    await ranks.until_all_end(ranks.all, timeout_s=None)
+    return says_most(ranks.all)
 
 
 async def _broken(ranks: Ranks) -> Rank:

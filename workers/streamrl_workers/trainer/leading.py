@@ -39,6 +39,11 @@ class Leading:
         if self._lost is not None:
             callback(self._lost)
 
+    @property
+    def lost(self) -> bool:
+        """Whether a rank is lost."""
+        return self._lost is not None
+
     def end(self) -> None:
         """All is over and nobody is lost."""
         if self._team is not None:

@@ -14,7 +14,7 @@ the event loop of the main thread, so weights are served and heartbeats sent whi
 
 With several ranks this is rank 0; the others are `follower.py`. ENGINE then reaches them by links (`engines/linked_ranks.py`).
 
-Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back). In a
+Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back, 76 a rank of another node lost). In a
 pod (STREAMRL_STAY) it stays, idle, when the run has ended, and when it is started again then.
 Invariant: what is not in a checkpoint is nowhere; a killed trainer costs the steps behind it, which are trained again.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, FILE_RESULT
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
@@ -44,7 +44,7 @@ from streamrl_workers.stream.staying import Place, stay
 from streamrl_workers.stream.store_place import claim_run_folder
 from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
 from streamrl_workers.trainer.checkpoint import CheckpointStore
-from streamrl_workers.trainer.endings import Ending, RetryError
+from streamrl_workers.trainer.endings import Ending, RankLostError, RetryError
 from streamrl_workers.trainer.engine import TrainEngine
 from streamrl_workers.trainer.engines import EngineSetup, engine_creator
 from streamrl_workers.trainer.follower import run_follower
@@ -95,13 +95,19 @@ def main() -> int:
         pin_to_cpus(os.environ)
         watch_lifeline(os.environ)
         settings = read_settings(os.environ)
-        asyncio.run(_life(settings))
+        return _lived(settings)
     except (UserError, UserErrors) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
+
+
+def _lived(settings: Settings) -> int:
+    try:
+        asyncio.run(_life(settings))
     except (RetryError, ModelTimeoutError) as error:
         sys.stderr.write(f"{error}\n")
-        return EXIT_RETRY
+        elsewhere = isinstance(error, RankLostError) and settings.spec.trainer.nodes > 1
+        return EXIT_RANK_LOST if elsewhere else EXIT_RETRY
     return EXIT_DONE
 
 
@@ -185,7 +191,9 @@ async def _lead(wired: Wired, *, identity: Identity) -> Session:
     leading = Leading(wired.settings)
     try:
         session = await _train(wired, identity=identity, leading=leading)
-    except RetryError:
+    except RetryError as error:
+        if leading.lost:
+            raise RankLostError(str(error)) from error
         raise
     except BaseException:
         leading.end()

@@ -16,6 +16,8 @@ PROCESS_SCHEDULER, PROCESS_TRAINER = "scheduler", "trainer-0"
 
 _ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - NetworkPolicies say who may come in
 _HOME = "/tmp"  # noqa: S108 - the one writable directory that every container has; the pod's own
+_LABEL_ORDINAL = "apps.kubernetes.io/pod-index"
+"""On every pod of a StatefulSet."""
 _JOB_FILE = f"{names.DIR_JOB}/{keys.FILE_JOB}"
 
 
@@ -46,7 +48,25 @@ def trainer(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
         keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
         **_SERVING,
+        **({} if job.spec.trainer.nodes == 1 else _meeting({"fieldRef": {"fieldPath": "status.podIP"}})),
     }
+
+
+def trainer_worker(job: RLJob, *, uid: str) -> Variables:
+    """Of the ranks of a further node."""
+    trainer = names.trainer(job.metadata.name)
+    return _trainer_pod(job, uid=uid) | {
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
+        keys.ENV_NODE_ORDINAL: {"fieldRef": {"fieldPath": f"metadata.labels['{_LABEL_ORDINAL}']"}},
+        **_SERVING,
+        **_meeting(f"{trainer}-0.{trainer}"),
+    }
+
+
+def _meeting(host: str | dict[str, Any]) -> Variables:
+    """Where the trainer's ranks meet; rank 0's own pod knows its address before there is a name for it."""
+    return {keys.ENV_MASTER_ADDR: host, keys.ENV_MASTER_PORT: str(names.PORT_RANKS)}
 
 
 def generator(job: RLJob, *, pool: GeneratorPool) -> Variables:

@@ -6,13 +6,13 @@ The signals ports have no `from`: requests through the API server's proxy come f
 from streamrl import names
 from streamrl.spec.generators import GeneratorPool
 from streamrl_operator.planning.objects.meta import Built, Plan
-from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER
+from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
 
 _PORT_DNS = 53
 
 
 def trainer_policy(plan: Plan) -> Built:
-    """The trainer's pod; it may go out to hubs, rewards and environments, so nothing is said of that."""
+    """The trainer's first pod; it may go out to hubs, rewards and environments, so nothing is said of that."""
     return _policy(
         plan,
         name=names.trainer(plan.name),
@@ -24,9 +24,29 @@ def trainer_policy(plan: Plan) -> Built:
                     "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
                 },
                 {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
+                *_from_ranks(plan),
             ]
         },
     )
+
+
+def trainer_workers_policy(plan: Plan) -> Built:
+    """Pods of the trainer's further nodes: nobody but the trainer's other pods reaches them, besides signals."""
+    return _policy(
+        plan,
+        name=names.trainer_workers(plan.name),
+        pods=plan.selector(role=ROLE_TRAINER_WORKER),
+        rules={"ingress": [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, *_from_ranks(plan)]},
+    )
+
+
+def _from_ranks(plan: Plan) -> list[Built]:
+    """Ranks of other pods, on any port: collectives choose theirs as they start."""
+    if plan.job.spec.trainer.nodes == 1:
+        return []
+    roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
+    pods = {"matchLabels": {names.LABEL_JOB: plan.name}, "matchExpressions": [roles]}
+    return [{"from": [{"podSelector": pods}]}]
 
 
 def generators_policy(plan: Plan, *, pool: GeneratorPool) -> Built:

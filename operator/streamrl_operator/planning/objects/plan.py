@@ -10,20 +10,23 @@ def plan_objects(job: RLJob, *, namespace: str, uid: str, wanted: Wanted, settin
     """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
     plan = Plan(job=job, namespace=namespace, uid=uid, wanted=wanted, settings=settings)
     pools = job.spec.generators
-    budget = trainer.disruption_budget(plan)
+    several = job.spec.trainer.nodes > 1
     built = [
         storage.service_account(plan),
         storage.resolved_job(plan),
         *storage.claims(plan),
         network.trainer_policy(plan),
+        *([network.trainer_workers_policy(plan)] if several else []),
         *(network.generators_policy(plan, pool=pool) for pool in pools),
         trainer.scheduler_service(plan),
         trainer.headless_service(plan),
+        *([trainer.workers_service(plan)] if several else []),
         *(generators.headless_service(plan, pool=pool) for pool in pools),
-        *([] if budget is None else [budget]),
+        *trainer.disruption_budgets(plan),
         *(generators.disruption_budget(plan, pool=pool) for pool in pools),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
         trainer.stateful_set(plan),
+        *([trainer.workers_set(plan)] if several else []),
         *(generators.stateful_set(plan, pool=pool) for pool in pools),
     ]
     return [stamp(each) for each in built]

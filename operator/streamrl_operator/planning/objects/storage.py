@@ -38,12 +38,16 @@ def claims(plan: Plan) -> list[Built]:
     made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
     if storage.checkpoints.claim_name is None:
         kept = plan.wanted.keeps_checkpoints
-        made.append(_claim(plan, name=names.checkpoints_claim(plan.name), claim=storage.checkpoints, kept=kept))
+        shared = plan.job.spec.trainer.nodes > 1
+        name = names.checkpoints_claim(plan.name)
+        made.append(_claim(plan, name=name, claim=storage.checkpoints, kept=kept, shared=shared))
     return made
 
 
-def _claim(plan: Plan, *, name: str, claim: Claim, kept: bool = False) -> Built:
-    spec: Built = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": claim.size}}}
+def _claim(plan: Plan, *, name: str, claim: Claim, kept: bool = False, shared: bool = False) -> Built:
+    """`shared`: pods on several nodes write to it."""
+    mode = "ReadWriteMany" if shared else "ReadWriteOnce"
+    spec: Built = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
     if claim.storage_class_name is not None:
         spec["storageClassName"] = claim.storage_class_name
     return {

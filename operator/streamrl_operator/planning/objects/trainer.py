@@ -1,14 +1,17 @@
-"""The trainer's pod and what stands around it: StatefulSet, headless Service, PodDisruptionBudget.
+"""The trainer's pods and what stands around them: StatefulSets, headless Services, PodDisruptionBudgets.
 
-prepare ──▶ scheduler (sidecar: starts before the trainer and ends after it) ──▶ trainer
+prepare ──▶ scheduler (sidecar: starts before the trainer and ends after it) ──▶ trainer (rank 0 and the others of its node)
    └── store volume ──────────┴── run volume (journal), shared scratch ──────────────┘
+prepare ──▶ trainer (the ranks of a further node), for each `trainer.nodes` above 1: store volume, scratch
 """
+
+from collections.abc import Mapping
 
 from streamrl import keys, names
 from streamrl_operator.planning.objects import environment, template
 from streamrl_operator.planning.objects.containers import Container, Probes
 from streamrl_operator.planning.objects.meta import Built, Plan
-from streamrl_operator.planning.pods import ROLE_TRAINER
+from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
 _VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE, _VOLUME_SHM = (
     "streamrl-store",
@@ -50,16 +53,44 @@ def stateful_set(plan: Plan) -> Built:
     }
 
 
+def workers_set(plan: Plan) -> Built:
+    """The StatefulSet of the further nodes."""
+    selector = plan.selector(role=ROLE_TRAINER_WORKER)
+    trainer = plan.job.spec.trainer
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": plan.metadata(names.trainer_workers(plan.name)),
+        "spec": {
+            "replicas": plan.wanted.trainers * (trainer.nodes - 1),
+            "serviceName": names.trainer_workers(plan.name),
+            "podManagementPolicy": "Parallel",
+            "revisionHistoryLimit": _REVISIONS_KEPT,
+            "selector": {"matchLabels": selector},
+            "template": template.build_template(_worker_template(plan), plan=plan, pod=trainer.pod),
+        },
+    }
+
+
 def headless_service(plan: Plan) -> Built:
-    """Names of the trainer's pods, from before they are ready: they wait for each other."""
+    """Name of the trainer's first pod, from before it is ready: the others wait for each other."""
+    return _headless_service(plan, name=names.trainer(plan.name), role=ROLE_TRAINER)
+
+
+def workers_service(plan: Plan) -> Built:
+    """Names of the pods of the further nodes."""
+    return _headless_service(plan, name=names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
+
+
+def _headless_service(plan: Plan, *, name: str, role: str) -> Built:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": plan.metadata(names.trainer(plan.name)),
+        "metadata": plan.metadata(name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": plan.selector(role=ROLE_TRAINER),
+            "selector": plan.selector(role=role),
             "ports": [_service_port(names.PORT_NAME_TRAINER_SIGNALS, names.PORT_TRAINER_SIGNALS)],
         },
     }
@@ -85,15 +116,24 @@ def scheduler_service(plan: Plan) -> Built:
     }
 
 
-def disruption_budget(plan: Plan) -> Built | None:
-    """Keeps drains away from the trainer where the job asks for it."""
-    if plan.job.spec.trainer.disruption == "Allow":
-        return None
+def disruption_budgets(plan: Plan) -> list[Built]:
+    """Keep drains away from the trainer where the job asks for it."""
+    trainer = plan.job.spec.trainer
+    if trainer.disruption == "Allow":
+        return []
+    first = _disruption_budget(plan, name=names.trainer(plan.name), role=ROLE_TRAINER, pods=1)
+    if trainer.nodes == 1:
+        return [first]
+    workers = names.trainer_workers(plan.name)
+    return [first, _disruption_budget(plan, name=workers, role=ROLE_TRAINER_WORKER, pods=trainer.nodes - 1)]
+
+
+def _disruption_budget(plan: Plan, *, name: str, role: str, pods: int) -> Built:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": plan.metadata(names.trainer(plan.name)),
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}},
+        "metadata": plan.metadata(name),
+        "spec": {"minAvailable": pods, "selector": {"matchLabels": plan.selector(role=role)}},
     }
 
 
@@ -110,19 +150,44 @@ def _template(plan: Plan) -> template.Template:
         annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
         grace_s=_GRACE_S,
         init_containers=([] if simulated else [_prepare(plan)]) + [_scheduler(plan)],
-        main=_trainer(plan),
+        main=_trainer(
+            plan,
+            variables=environment.trainer(plan.job, uid=plan.uid),
+            ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
+        ),
         volumes=_volumes(plan),
         image=plan.settings.trainer_image,
     )
 
 
+def _worker_template(plan: Plan) -> template.Template:
+    stamp = plan.wanted.restarted_at
+    return template.Template(
+        selector=plan.selector(role=ROLE_TRAINER_WORKER),
+        labels=plan.labels(),
+        annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
+        grace_s=_GRACE_S,
+        init_containers=[_prepare(plan)],
+        main=_trainer(plan, variables=environment.trainer_worker(plan.job, uid=plan.uid), ports={}),
+        volumes=_shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()},
+        image=plan.settings.trainer_image,
+    )
+
+
 def _volumes(plan: Plan) -> dict[str, Built]:
+    """Of the first pod."""
+    return _shared_volumes(plan) | {
+        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
+        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
+    }
+
+
+def _shared_volumes(plan: Plan) -> dict[str, Built]:
+    """Of all pods with ranks."""
     code, checkpoints = plan.job.spec.task.code, plan.job.spec.storage.checkpoints
     volumes = {
         template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),
-        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
         _VOLUME_TLS_TRAINER: template.secret(names.tls_secret(plan.name, "trainer")),
-        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
         _VOLUME_STORE: template.claim(checkpoints.claim_name or names.checkpoints_claim(plan.name)),
         _VOLUME_SHARED: template.scratch(),
         template.VOLUME_TMP: template.scratch(),
@@ -180,17 +245,14 @@ def _scheduler(plan: Plan) -> Container:
     )
 
 
-def _trainer(plan: Plan) -> Container:
+def _trainer(plan: Plan, *, variables: environment.Variables, ports: Mapping[str, int]) -> Container:
     shm = {_DIR_SHM: _VOLUME_SHM} if _has_ranks(plan) else {}
     return Container(
         name=names.CONTAINER_TRAINER,
         module="streamrl_workers.trainer.launch",
-        variables=environment.trainer(plan.job, uid=plan.uid),
+        variables=variables,
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
         read_only=_READ_ONLY,
-        ports={
-            names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS,
-            names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS,
-        },
+        ports={**ports, names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS},
         probes=Probes(port=names.PORT_TRAINER_SIGNALS, start_deadline_s=_TRAINER_START_S),
     )
