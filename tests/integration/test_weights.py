@@ -19,8 +19,15 @@ def version(step: int = 5, **changes) -> pb.VersionName:
     return pb.VersionName(**{"attempt": 1, "step": step, "hash": tensors_hash(make_tensors()), **changes})
 
 
-async def pulled(address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, **changes):
-    return await pull(address, version=version(**changes), timeout_s=timeout_s, chunk_bytes=CHUNK_BYTES, token=token)
+async def pulled(address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, **changes):
+    return await pull(
+        address,
+        version=version(**changes),
+        timeout_s=timeout_s,
+        chunk_bytes=CHUNK_BYTES,
+        token=token,
+        arrived=arrived,
+    )
 
 
 async def test_what_arrives_is_what_was_published():
@@ -33,8 +40,11 @@ async def test_what_arrives_is_what_was_published():
 
 async def test_a_killed_server_costs_no_byte_that_had_arrived():
     with weight_server("slowed", allowed=20) as (address, events, process):
-        task = asyncio.create_task(pulled(address))
+        some = asyncio.Event()
+        task = asyncio.create_task(pulled(address, arrived=lambda size: some.set() if size == CHUNK_BYTES else None))
         await asyncio.to_thread(_until_stuck, events)
+        async with asyncio.timeout(TIMEOUT_S):
+            await some.wait()  # of `big`: what is on its way at the kill is nobody's
         process.kill()
         process.join()
         port = int(address.rsplit(":", 1)[1])

@@ -25,7 +25,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ async def _serve(
     settings: Settings, *, engine: Engine, pages: GeneratorPages, recorder: Recorder, instance: str
 ) -> _End:
     outbox = Outbox()
-    loop = EngineLoop(engine, pull=_pull(settings), outbox=outbox, recorder=recorder)
+    loop = EngineLoop(engine, pull=_pull(settings, pages.weights_arrived), outbox=outbox, recorder=recorder)
     link = Link(loop, outbox=outbox, recorder=recorder, identity=_identity(settings, instance=instance))
     pages.attach(loop, link=link)
     departure = Departure(leave=link.leave)
@@ -160,8 +160,8 @@ def _identity(settings: Settings, *, instance: str) -> Identity:
     )
 
 
-def _pull(settings: Settings) -> Pull:
-    """How this job moves weights."""
+def _pull(settings: Settings, arrived: Callable[[int], None]) -> Pull:
+    """How this job moves weights; `arrived` is told of all bytes."""
     transport = settings.spec.weights.value
 
     async def over_grpc(target: Announced) -> dict[str, TensorBytes]:
@@ -172,6 +172,7 @@ def _pull(settings: Settings) -> Pull:
             chunk_bytes=parse_bytes(transport.chunk_bytes),
             token=settings.token,
             tls=settings.around.tls,
+            arrived=arrived,
         )
 
     return over_grpc

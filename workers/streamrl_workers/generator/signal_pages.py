@@ -28,6 +28,13 @@ class GeneratorPages:
         )
         self._tokens = metrics.counter("generator_tokens", help_text="Tokens generated.")
         self._told_tokens = 0
+        self._weights = metrics.counter("generator_weights_bytes", help_text="Bytes of weights that have arrived.")
+        self._weights_bytes = 0
+
+    def weights_arrived(self, size_bytes: int) -> None:
+        """So many bytes more of a version on its way."""
+        self._weights.inc(size_bytes)
+        self._weights_bytes += size_bytes
 
     def attach(self, loop: EngineLoop, *, link: Link) -> None:
         """From now on there is something to show."""
@@ -69,6 +76,7 @@ class GeneratorPages:
             "waiting": counts.waiting,
             "tokens": counts.tokens,
             "version": version,
+            "weights_bytes": self._weights_bytes,
             "wall_s": wall_s,
             "parts": parts,
         }

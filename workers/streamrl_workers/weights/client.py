@@ -11,6 +11,7 @@ Invariants:
 import asyncio
 import hashlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -49,14 +50,24 @@ async def pull(
     chunk_bytes: int,
     token: str,
     tls: Tls | None = None,
+    arrived: Callable[[int], None] = lambda _: None,
 ) -> dict[str, TensorBytes]:
-    """Fetch and verify all tensors of `version` from the Weights service at `address`; `tls`: by certificates.
+    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+
+    Args:
+        address: host:port.
+        version: what is fetched; its hash is what is verified.
+        timeout_s: for all of it.
+        chunk_bytes: of one message.
+        token: of the run; empty where certificates do its work.
+        tls: by certificates; None: without.
+        arrived: called with the bytes of each chunk.
 
     Raises:
         VersionGoneError: the service does not keep the version.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
-    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls)
+    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived)
     try:
         async with asyncio.timeout(timeout_s):
             return await _until_complete(state)
@@ -100,6 +111,7 @@ class _Pull:
     chunk_bytes: int
     token: str
     tls: Tls | None
+    arrived: Callable[[int], None]
     tensors: list[_Arriving] | None = None  # None until the manifest is there
     last_break: str = "none"
 
@@ -198,6 +210,7 @@ async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
             if chunk is grpc.aio.EOF:
                 raise WeightsError(f"the stream ended after {tensor.offset} of {len(tensor.buffer)} bytes")
             tensor.take(chunk.data)
+            state.arrived(len(chunk.data))
     finally:
         call.cancel()
 
