@@ -163,7 +163,13 @@ class Station:
                 break
             await asyncio.sleep(_LOOK_S)
         waited_s, why = time.monotonic() - begun_s, left or ["the operator does not act"]
-        raise WrongError(f"not as undisturbed after {waited_s:.0f} s: {'; '.join(why)}")
+        raise WrongError(f"not as undisturbed after {waited_s:.0f} s: {'; '.join(why)}; {await self._seen()}")
+
+    async def _seen(self) -> str:
+        """What the operator did last, for a failure's text."""
+        state = "runs" if self.operator.runs else "has ended by itself"
+        looks, quiet_s = await self.metric("reconciles_total"), time.monotonic() - self.proxy.last_write_s
+        return f"the operator {state}, {looks:g} looks, last write {quiet_s:.0f} s ago; its log: {self.operator.last_line()}"
 
     async def wait_until_right(self, wrong: Callable[[Objects], str]) -> None:
         """Until nothing is wrong any more.

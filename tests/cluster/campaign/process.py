@@ -65,6 +65,11 @@ class OperatorProcess:
         self.start()
         return True
 
+    def last_line(self) -> str:
+        """Of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return lines[-1] if lines else "empty"
+
     def traces(self) -> list[str]:
         """Lines of its log that show an error of ours."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
