@@ -6,8 +6,8 @@
     rank score FILE PROMPTS.jsonl [--out SCORES]        scores, the longest first; SCORES for `scheduling.ranker.scores`
 
 A line of PAIRS.jsonl is {"prompt": "..", "tokens": 123}, of PROMPTS.jsonl {"prompt": ".."}; other fields are left alone. A prompt is
-the text that the model reads. Several lines with one prompt count as their mean. A file of the ranker `hashing` is what
-`scheduling.ranker.hashing.path` starts from.
+the text that the model reads. Several lines with one prompt count as their mean. A file of the ranker `hashing`, and a folder of
+`languageModel` or `policyFeatures`, is what `path` in `scheduling.ranker` names.
 
 Owns the arguments and what is printed. Rankers that need torch import it when they are asked for.
 """

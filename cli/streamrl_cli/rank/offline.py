@@ -5,11 +5,11 @@
     policyFeatures   hidden states of a frozen model (the policy), all layers, and a ridge regression on them
 
 Owns the registry, and how a file or folder names its ranker. The last two need torch and are imported when asked for;
-their folders hold `ranker.json`. What they say of a known data set reaches a run as a table (`save_scores`).
+their folders are what `scheduling.ranker` names, and `ranker.json` in one names its ranker. What any ranker says of a known data set
+can also reach a run as a table (`save_scores`).
 """
 
 import importlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,11 @@ from typing import Protocol, cast
 
 from streamrl.errors import UserError
 from streamrl_cli.rank.pairs import Pair
+from streamrl_workers.ranker.folders import folder_document
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.lengths.rankers import HashingRanker, Ranker, ScoresRanker
 from streamrl_workers.scheduler.lengths.rankers.files import read_ranker, write_ranker
 from streamrl_workers.scheduler.lengths.rankers.hashing import PASSES
-
-FOLDER_FILE = "ranker.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +130,16 @@ def _light(ranker: Ranker) -> HashingRanker | ScoresRanker:
     return ranker
 
 
+def made_folder(path: Path) -> Path:
+    """The folder of a ranker with a model, made if it is not there. Raises `UserError` where a file is."""
+    if path.is_file():
+        raise UserError(field="--out", rule="must be a folder for this ranker", got=str(path))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def _folder_ranker(path: Path) -> str:
-    try:
-        document = json.loads((path / FOLDER_FILE).read_text(encoding="utf-8"))
-        key = document["ranker"]
-    except (OSError, ValueError, KeyError, TypeError):
-        key = None
+    key = folder_document(path).get("ranker")
     if key not in _FOLDERS:
         rule = f"must be a folder that `rank fit` wrote ({', '.join(_FOLDERS)})"
         raise UserError(field="FILE", rule=rule, got=str(path))

@@ -14,6 +14,10 @@ The prediction that a group gets when it begins to wait is the one that is judge
 signal that knew the prompt, used or not. As long as no signal is trusted, `trusted` is False and a
 prediction is that of the first signal that knows; once one is, signals that are not trusted are passed over.
 
+A ranker that takes long is asked as soon as a prompt is there (`expect`). One in another process (`AnsweredRanker`) gets its questions
+by `take_questions` and answers by `ranked`; one that is light but not light enough (`DeferredRanker`) works in portions (`work`). A group that began to wait before may be predicted anew as long as none of its samples has been out (`renew`): what is
+judged is what was known when the group began, never anything later.
+
 Everything is bounded: the windows, the predictions kept for groups that live, the history.
 """
 
@@ -26,6 +30,8 @@ from streamrl_workers.scheduler.lengths.guard import Guard
 from streamrl_workers.scheduler.lengths.history import LengthHistory
 from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.lengths.quantiles import UNKNOWN_PLACE, SlidingQuantiles
+from streamrl_workers.scheduler.lengths.rankers.answered import AnsweredRanker
+from streamrl_workers.scheduler.lengths.rankers.deferred import DeferredRanker
 from streamrl_workers.scheduler.lengths.rankers.protocol import Ranker
 from streamrl_workers.scheduler.lengths.siblings import expected_tokens
 
@@ -91,6 +97,7 @@ class Lengths:
         """
         self._history = history
         self._ranker = ranker
+        self._later = ranker if isinstance(ranker, AnsweredRanker | DeferredRanker) else None
         self._uses_siblings = "Siblings" in signals
         newest = list(history.means().values())[-SCORES_WINDOW:]
         made = {
@@ -105,6 +112,8 @@ class Lengths:
         """By prompt key, from its first prediction until a group of it has finished."""
         self._begun: OrderedDict[int, _Places] = OrderedDict()
         """By group, what is to be judged."""
+        self._waiting: dict[int, list[int]] = {}
+        """By prompt key, groups in `_begun`; kept for a ranker that takes long."""
         self._predictions: Counter[str] = Counter()
 
     @property
@@ -134,6 +143,8 @@ class Lengths:
             return
         places = self._places_of(key, prompt)
         self._begun[group_id] = places
+        if self._later is not None:
+            self._waiting.setdefault(key, []).append(group_id)
         if len(self._begun) > MAX_GROUPS:
             self._begun.popitem(last=False)
         self._predictions[self._choose(places)[0]] += 1
@@ -141,6 +152,7 @@ class Lengths:
     def learn(self, key: int, *, tokens: Sequence[int], prompt: str = "", group_id: int | None = None) -> None:
         """A group of this prompt is finished; `tokens` of each of its completions, at least one."""
         mean_tokens = sum(tokens) / len(tokens)
+        self._leave(group_id, key=key)
         judged = dict(self._begun.pop(group_id, ())) if group_id is not None else {}
         for signal in self._ladder:
             if signal.source in judged:
@@ -154,6 +166,7 @@ class Lengths:
 
     def forget(self, group_id: int, *, key: int) -> None:
         """The group will not finish: its prediction is not judged, and the next group of its prompt is predicted anew."""
+        self._leave(group_id, key=key)
         self._begun.pop(group_id, None)
         self._places.pop(key, None)
 
@@ -165,6 +178,63 @@ class Lengths:
             predictions=dict(self._predictions),
             quality={signal.source: signal.guard.quality for signal in self._ladder},
         )
+
+    # ---- a ranker that takes long
+
+    def expect(self, prompt: str) -> None:
+        """A group of this prompt is to come."""
+        if self._later is not None and prompt:
+            self._later.ask(prompt)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `work` is to be called, soon."""
+        return isinstance(self._later, DeferredRanker) and self._later.backlog > 0
+
+    def work(self) -> list[int]:
+        """One portion of what has been put off. Returns as `ranked` does."""
+        return self._late(self._later.work()) if isinstance(self._later, DeferredRanker) else []
+
+    def take_questions(self) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[str, float], ...]]:
+        """What is to be asked since the last call: prompts by key, to score, and pairs (prompt, tokens), to learn."""
+        return self._later.take() if isinstance(self._later, AnsweredRanker) else ((), ())
+
+    def ranked(self, scores: Mapping[int, float]) -> list[int]:
+        """The ranker's answers by prompt key. Returns groups that were predicted before without it: see `renew`."""
+        assert isinstance(self._later, AnsweredRanker), "an answer of a ranker that is not asked"
+        for key, score in scores.items():
+            self._later.told(key, score)
+        return self._late(scores)
+
+    def _late(self, scores: Mapping[int, float]) -> list[int]:
+        """Groups that were predicted without these scores."""
+        known = {key: self._places[key] for key in scores if key in self._places}
+        late = {key: places for key, places in known.items() if "Ranker" not in dict(places)}
+        ranker = next(signal for signal in self._ladder if signal.source == "Ranker")
+        for key in late:
+            ranker.recent.add(scores[key])
+        for key, places in late.items():
+            self._places[key] = self._in_order((*places, (ranker.source, ranker.recent.place(scores[key]))))
+        return [group_id for key in late for group_id in self._waiting.get(key, ())]
+
+    def renew(self, group_id: int, *, key: int) -> None:
+        """The group waits and none of its samples has been out: what is known now is what will be judged."""
+        if group_id in self._begun and key in self._places:
+            self._begun[group_id] = self._places[key]
+
+    def _in_order(self, places: _Places) -> _Places:
+        """As the ladder has them."""
+        order = [signal.source for signal in self._ladder]
+        return tuple(sorted(places, key=lambda place: order.index(place[0])))
+
+    def _leave(self, group_id: int | None, *, key: int) -> None:
+        """The group waits no more."""
+        waiting = self._waiting.get(key)
+        if waiting is None or group_id not in waiting:
+            return
+        waiting.remove(group_id)
+        if not waiting:
+            del self._waiting[key]
 
     # ---- inside
 

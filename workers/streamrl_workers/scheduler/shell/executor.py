@@ -5,7 +5,7 @@ Owns the order of effects and the answer to each journal commit. Decides nothing
 Invariant: effects of one event are carried out before the next event reaches the core.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.journal_store import JournalFaultError
 from streamrl_workers.scheduler.shell.ending import EndingBox
+from streamrl_workers.scheduler.shell.ranker_desk import RankerDesk
 from streamrl_workers.scheduler.shell.signal_pages import Numbers
 from streamrl_workers.scheduler.shell.switchboard import Switchboard
 from streamrl_workers.scheduler.shell.taskdesk import TaskDesk
@@ -39,8 +40,10 @@ class Executor:
             fx.Failed: lambda effect: ending.user_error(effect.reason),
         }
 
-    def attach(self, desk: TaskDesk) -> None:
-        """Connect the task pool; before the first effect."""
+    def attach(self, desk: TaskDesk, *, ranking: RankerDesk) -> None:
+        """Connect the task pool and the ranker; before the first effect."""
+        self._carry_out[fx.AskRanker] = ranking.ask
+        self._carry_out[fx.RankSome] = ranking.rank_some
         self._carry_out[fx.NeedPrompts] = desk.need_prompts
         self._carry_out[fx.ScoreSample] = desk.score
         self._carry_out[fx.PlayTurn] = desk.play
@@ -61,6 +64,14 @@ class Executor:
     def on_turns(self, answers: Sequence[fx.TurnAnswer]) -> None:
         """Environments have answered turns."""
         self.run(self._core.turns_answered(answers))
+
+    def on_ranked(self, scores: Mapping[int, float]) -> None:
+        """The ranker's process has scored prompts."""
+        self.run(self._core.prompts_ranked(scores))
+
+    def on_rank_portion(self) -> None:
+        """There is time for a portion of what the ranker has put off."""
+        self.run(self._core.rank_some())
 
     def on_committed(self, sequence: int) -> None:
         """Records are durable."""

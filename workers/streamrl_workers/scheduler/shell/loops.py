@@ -4,7 +4,7 @@ Owns their tasks: each has a name, all end together, and the failure of one ends
 way that says why. Does not own what they do.
 
 Tick loop: consumes time; produces ticks of the core; waits for the next tick.
-Prompt loop, score and turn loops: see `taskdesk.py`.
+Prompt loop, score and turn loops: see `taskdesk.py`. Portions and process of the ranker: see `ranker_desk.py`.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from streamrl.errors import UserError, UserErrors
 from streamrl_workers.scheduler.journal_store import JournalFaultError
 from streamrl_workers.scheduler.shell.ending import EndingBox
+from streamrl_workers.scheduler.shell.ranker_desk import RankerDesk
 from streamrl_workers.scheduler.shell.taskdesk import SCORE_LOOPS, TURN_LOOPS, TaskDesk, TaskTimeoutError
 from streamrl_workers.tasks.values import TaskPoolError
 
@@ -27,12 +28,14 @@ class Loops:
         self._ending = ending
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, *, desk: TaskDesk, tick: Callable[[], None], lease_s: float) -> None:
+    def start(self, *, desk: TaskDesk, ranking: RankerDesk, tick: Callable[[], None], lease_s: float) -> None:
         """Start all loops."""
         pause_s = min(_LONGEST_TICK_S, lease_s / _TICKS_PER_LEASE)
         self._tasks = [
             asyncio.create_task(_ticks(tick, pause_s), name="tick"),
             asyncio.create_task(desk.run_prompts(), name="prompts"),
+            asyncio.create_task(ranking.run_portions(), name="ranker portions"),
+            asyncio.create_task(ranking.run_process(), name="ranker process"),
             *(asyncio.create_task(desk.run_scores(), name=f"score {number}") for number in range(SCORE_LOOPS)),
             *(asyncio.create_task(desk.run_turns(), name=f"turn {number}") for number in range(TURN_LOOPS)),
         ]

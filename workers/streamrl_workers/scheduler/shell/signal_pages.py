@@ -23,6 +23,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.effects import Evaluated
 from streamrl_workers.scheduler.shell.length_page import LengthGauges, length_numbers
+from streamrl_workers.scheduler.shell.ranker_questions import RankerNumbers
 from streamrl_workers.scheduler.shell.rates import StepClock, tokens_per_s
 from streamrl_workers.scheduler.shell.scaling_page import scaling
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
@@ -62,6 +63,8 @@ class Numbers:
         self._step_ended_s = clocks.monotonic_s()
         self._step_clock = StepClock(now_s=self._step_ended_s)
         self._gauges = _Gauges()
+        self.ranker: Callable[[], RankerNumbers] = RankerNumbers
+        """What the ranker's process has done."""
 
     @property
     def elapsed_s(self) -> float:
@@ -100,6 +103,7 @@ class Numbers:
 
     def metrics(self) -> bytes:
         """`/metrics`"""
+        self._gauges.set_ranker(self.ranker())
         return self._gauges.render(self._core.view(), self._last_line, self._last_evaluation)
 
     def numbers(self) -> Mapping[str, Any]:
@@ -119,8 +123,9 @@ class Numbers:
             "dropped": whole(view.dropped_groups, DROP_REASONS),
             "score_failures": whole(view.score_failures, FAILURE_KINDS),
             "reissued": view.reissued_samples,
+            "moved": view.moved_samples,
             "idle": dict(view.fleet.idle),
-            "lengths": length_numbers(view.lengths),
+            "lengths": length_numbers(view.lengths, self.ranker()),
             "announced_step": view.announced_step,
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
@@ -274,6 +279,9 @@ class _Gauges:
         )
         self._free_slots = gauge("free_slots", help_text="Slots without a sample at generators that take one.")
         self._reissued = gauge("reissued_samples", help_text="Samples issued again since the scheduler started.")
+        self._moved = gauge(
+            "moved_samples", help_text="Samples that went on at an emptier generator since the scheduler started."
+        )
         self._dropped = self._metrics.counts(
             "dropped_groups", key="reason", keys=DROP_REASONS, help_text="Groups that will never be trained."
         )
@@ -287,6 +295,9 @@ class _Gauges:
         )
         self._lengths = LengthGauges(self._metrics)
 
+    def set_ranker(self, ranker: RankerNumbers) -> None:
+        self._lengths.set_ranker(ranker)
+
     def render(self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bytes:
         self._step.set(view.step)
         self._waiting.set(view.waiting_samples)
@@ -296,6 +307,7 @@ class _Gauges:
         self._leaving.set(view.fleet.leaving)
         self._free_slots.set(view.fleet.free_slots)
         self._reissued.set(view.reissued_samples)
+        self._moved.set(view.moved_samples)
         self._dropped(view.dropped_groups)
         self._failures(view.score_failures)
         self._reward.set(step.get("reward_mean", 0.0))

@@ -43,7 +43,7 @@ def test_a_ranker_and_its_signal() -> None:
         ),
         (
             {"lengthSignals": ["Ranker"], "ranker": {"hashing": {}, "scores": {"path": "x"}}},
-            "spec.scheduling.ranker: needs exactly one of hashing, scores; got hashing, scores",
+            "spec.scheduling.ranker: needs exactly one of hashing, scores, languageModel, policyFeatures; got hashing, scores",
         ),
         (
             {"lengthSignals": ["Ranker"], "ranker": {"scores": {}}},

@@ -4,8 +4,10 @@ import math
 from random import Random
 
 from streamrl_workers.metrics.prometheus import Metrics
+from streamrl_workers.ranker.protocol import ProcessNumbers
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView, prompt_key
 from streamrl_workers.scheduler.shell.length_page import LengthGauges, length_numbers
+from streamrl_workers.scheduler.shell.ranker_questions import RankerNumbers
 
 
 def keys_of(page: object) -> object:
@@ -75,3 +77,36 @@ def values(metrics: Metrics) -> dict[str, float]:
             source = [label for label in labels.split(",") if label.startswith("source=")]
             found[" ".join([name, *source])] = float(value)
     return found
+
+
+def test_the_rankers_process_in_numbers_and_gauges() -> None:
+    done = RankerNumbers(
+        state="ready",
+        waiting=3,
+        dropped=1,
+        scored=40,
+        deaths=2,
+        process=ProcessNumbers(rounds=4, pairs=500, cpu_s=9.5),
+    )
+    page = length_numbers(LengthsView(), done)["ranker"]
+    assert keys_of(page) == keys_of(length_numbers(LengthsView())["ranker"])
+    assert length_numbers(LengthsView())["ranker"]["state"] == "none"
+    assert page == {
+        "state": "ready",
+        "deaths": 2,
+        "waiting": 3,
+        "scored": 40,
+        "dropped": 1,
+        "pairs": 500,
+        "rounds": 4,
+        "cpu_s": 9.5,
+    }
+    metrics = Metrics(role="scheduler", process="scheduler")
+    LengthGauges(metrics).set_ranker(done)
+    text = metrics.render().decode()
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_rounds")] == [
+        "4.0"
+    ]
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_ready")] == [
+        "1.0"
+    ]

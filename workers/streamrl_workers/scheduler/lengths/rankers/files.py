@@ -1,7 +1,7 @@
 """Ranker files: JSON objects with the ranker's registry key under `ranker` and its state beside it.
 
 Owns reading and writing them and the lines about what is wrong with one. Used by the scheduler's shell and the command line, never
-by the core. Files of rankers that cannot live in the scheduler's process are folders (`streamrl_cli/rank`), refused here.
+by the core. Rankers that cannot live in the scheduler's process have folders (`streamrl_workers/ranker/folders.py`), only looked at here.
 """
 
 import json
@@ -11,10 +11,12 @@ from typing import Any
 
 from streamrl.errors import UserError
 from streamrl.spec.scheduling import Ranker as RankerChoice
+from streamrl_workers.ranker import folders
 from streamrl_workers.scheduler.lengths.rankers import RANKERS, Ranker, make_ranker
 from streamrl_workers.stream.files import write_json_atomically
 
 FIELD = "spec.scheduling.ranker"
+_WITH_FILE = [key for key in RANKERS if key not in folders.RANKERS]
 MAX_FILE_BYTES = 64 * 2**20
 """Far above what `hashing` writes; a table of a million prompts."""
 
@@ -23,7 +25,7 @@ def open_ranker(choice: RankerChoice | None, *, base_dir: Path) -> Ranker | None
     """The ranker that a job names, with the state of its file; relative paths begin at `base_dir`.
 
     Raises:
-        UserError: the file cannot be read, or is not one of this ranker.
+        UserError: the file or folder cannot be read, or is not one of this ranker.
     """
     if choice is None:
         return None
@@ -31,6 +33,9 @@ def open_ranker(choice: RankerChoice | None, *, base_dir: Path) -> Ranker | None
     if path is None:
         return make_ranker(choice.key)
     field = f"{FIELD}.{choice.key}.path"
+    if choice.key in folders.RANKERS:
+        folders.check_folder(base_dir / path, ranker=choice.key, field=field)
+        return make_ranker(choice.key)
     key, ranker = read_ranker(base_dir / path, field=field)
     if key != choice.key:
         raise UserError(field=field, rule=f"must be a file of the ranker {choice.key}", got=f"{path} ({key})")
@@ -45,8 +50,9 @@ def read_ranker(path: Path, *, field: str) -> tuple[str, Ranker]:
     """
     document = _read_json(path, field=field)
     key = document.get("ranker")
-    if key not in RANKERS:
-        raise UserError(field=field, rule=f"must name its ranker, one of {', '.join(RANKERS)}", got=key or str(path))
+    if key not in _WITH_FILE:
+        rule = f"must name its ranker, one of {', '.join(_WITH_FILE)}"
+        raise UserError(field=field, rule=rule, got=key or str(path))
     try:
         return key, make_ranker(key, document)
     except ValueError as error:

@@ -14,7 +14,7 @@ State: weights and their h, not the memory. Not safe for threads.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, log1p, sqrt
 from random import Random
 from typing import Any
@@ -49,14 +49,22 @@ class HashingRanker:
 
     def score(self, prompt: str) -> float | None:
         """Logarithm of the expected tokens, less the mean; None before the first pair."""
+        return self.score_vector(features(prompt).items()) if self._pairs else None
+
+    def score_vector(self, vector: Iterable[tuple[int, float]]) -> float | None:
+        """Of a prompt that has been read: (slot, value) of its features."""
         if not self._pairs:
             return None
         weights = self._weights
-        return sum(weights[slot] * value for slot, value in features(prompt).items())
+        return sum(weights[slot] * value for slot, value in vector)
 
     def learn(self, prompt: str, tokens: float) -> None:
         """One more pair; `tokens` is at least 0."""
-        vector, log_tokens = self._see(prompt, tokens)
+        self.learn_vector(features(prompt), tokens)
+
+    def learn_vector(self, vector: Vector, tokens: float) -> None:
+        """One more pair, whose prompt has been read."""
+        log_tokens = self._see(tokens)
         self._touch(vector, log_tokens)
         for _ in range(min(REPLAYS, len(self._memory))):
             slots, values, old_log_tokens = self._memory[self._draw.randrange(len(self._memory))]
@@ -69,18 +77,18 @@ class HashingRanker:
 
     def fit(self, pairs: Sequence[tuple[str, float]], *, passes: int = PASSES, seed: int = 0) -> None:
         """Learn pairs (prompt, tokens) that are all at hand, in `passes` shuffled passes."""
-        seen = [self._see(prompt, tokens) for prompt, tokens in pairs]
+        seen = [(features(prompt), self._see(tokens)) for prompt, tokens in pairs]
         draw = Random(seed)
         for _ in range(passes):
             draw.shuffle(seen)
             for vector, log_tokens in seen:
                 self._touch(vector, log_tokens)
 
-    def _see(self, prompt: str, tokens: float) -> tuple[Vector, float]:
+    def _see(self, tokens: float) -> float:
         log_tokens = log1p(tokens)
         self._pairs += 1
         self._mean_log += max(MEAN_WEIGHT, 1 / self._pairs) * (log_tokens - self._mean_log)
-        return features(prompt), log_tokens
+        return log_tokens
 
     def _touch(self, vector: Vector, log_tokens: float) -> None:
         weights, squares = self._weights, self._squares
