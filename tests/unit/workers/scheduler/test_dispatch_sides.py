@@ -1,6 +1,7 @@
 """Plans in the core: who takes what under sides, when plans are made, speed as heartbeats tell it."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
@@ -13,16 +14,25 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups import GroupTable
 from streamrl_workers.scheduler.lengths import prompt_key
+from streamrl_workers.scheduler.lengths.predictor import LengthsView
+from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.staleness import Window
 from streamrl_workers.scheduler.waiting import WaitingGroups
 from support.core_events import Always
 from support.core_world import KnownLengths, World, settings
 
 
-def ready(*, pools: dict[str, str], slots: int, loaded: tuple[str, ...] | None = None, **changes) -> World:
+def ready(
+    *,
+    pools: dict[str, str],
+    slots: int,
+    loaded: tuple[str, ...] | None = None,
+    lengths: KnownLengths | None = None,
+    **changes,
+) -> World:
     """Generators with weights, and nothing to do yet; `loaded`: those with weights, None for all."""
     job = settings(**{"evaluation_prompts": 0, "staleness": 0, "prompt_look_ahead": 64, **changes})
-    run = World(job, slots=(slots,), lengths=KnownLengths())
+    run = World(job, slots=(slots,), lengths=KnownLengths() if lengths is None else lengths)
     asked, run.prompts = run.prompts, deque()
     run.start_trainer()
     for name, pool in pools.items():
@@ -62,9 +72,35 @@ def held(run: World) -> dict[str, list[int]]:
     }
 
 
+def everything(run: World) -> list[int]:
+    """Groups that any generator holds, once for each sample."""
+    return [group for groups in held(run).values() for group in groups]
+
+
 def longest(groups: int) -> list[int]:
     """Groups by predicted length, the longest first, as the world's prompts have it."""
     return sorted(range(groups), key=lambda group: (-(prompt_key(f"train {group % 5}") % 97), group))
+
+
+class SureLengths(KnownLengths):
+    """Known to be right."""
+
+    believed = "History"
+
+    def view(self):
+        quality = Quality(pairs=1024, rank_correlation=1.0)
+        return LengthsView(trusted=True, trusted_signals=frozenset({self.believed}), quality={self.believed: quality})
+
+
+def measure(run: World, names: list[str], *, steps_s: dict[int, float]) -> None:
+    """Heartbeats of these generators, with so many seconds a step by batch."""
+    for name in names:
+        for active, step_s in steps_s.items():
+            for beat in range(10):
+                reading = Reading(
+                    active=active, tokens=round(active * beat / step_s), generating_s=float(beat), wall_s=float(beat)
+                )
+                run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
 
 
 PAIR = {"g0": "p", "g1": "p"}
@@ -113,7 +149,8 @@ def test_sides_that_isolate_leave_no_slot_empty_beside_a_waiting_group():
         "dispatch_options": TailIsolation.model_validate({"gainPercent": 0}),
         "batch_groups": 5,
     }
-    run = ready(pools={"g0": "p", "g1": "p", "g2": "p"}, slots=4, group_size=1, **options)
+    run = ready(pools={"g0": "p", "g1": "p", "g2": "p"}, slots=4, group_size=1, lengths=SureLengths(), **options)
+    measure(run, ["g0", "g1", "g2"], steps_s={1: 0.01, 4: 0.1})
     go(run)
     assert run.core.plan.tail_generators
     tail = run.core.plan.tail_generators
@@ -157,9 +194,7 @@ def test_without_trust_every_policy_issues_what_fifo_does(dispatch):
 def test_the_faster_generator_takes_the_sample():
     run = ready(pools={"g0": "slow", "g1": "fast"}, slots=4, group_size=1, batch_groups=5, dispatch="fifo")
     for name, step_s in {"g0": 0.040, "g1": 0.010}.items():
-        for beat in range(10):
-            reading = Reading(active=1, tokens=round(beat / step_s), generating_s=float(beat), wall_s=float(beat))
-            run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
+        measure(run, [name], steps_s={1: step_s})
     assert go(run) == {"g0": [4], "g1": [0, 1, 2, 3]}
 
 
@@ -185,7 +220,7 @@ def test_many_generators_that_join_do_not_cost_as_many_plans():
     groups = GroupTable(Window(batch_groups=5, staleness=0, step=0))
     fleet, policy = Fleet(first_lease=1), Counting()
     waiting = WaitingGroups(groups, plan=IN_ORDER, lengths=KnownLengths(), batch_groups=5)
-    replanning = Replanning(policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2)
+    replanning = Replanning(policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2, lengths=KnownLengths())
     plans = []
     for number in range(200):
         info = GeneratorInfo(generator_id=f"g{number}", instance="1", pool="p", slots=4, step=None, attempt=None)
@@ -202,3 +237,23 @@ def test_many_generators_that_join_do_not_cost_as_many_plans():
         fleet.settle(generator)
         replanning.refresh()
     assert before < policy.plans <= before + 2
+
+
+class TwoSignals(SureLengths):
+    """Two signals that predict opposite orders; `believed` is the one that is trusted."""
+
+    def predict(self, key, *, prompt="", siblings=()):
+        found = super().predict(key, prompt=prompt, siblings=siblings)
+        return found if self.believed == "History" else replace(found, tokens=97 - found.tokens)
+
+
+def test_what_waits_is_predicted_by_the_signal_that_is_trusted_now():
+    run = ready(pools=PAIR, slots=1, lengths=TwoSignals(), dispatch="lateBinding", batch_groups=5)
+    go(run)
+    first = [run.core.plan.longest_first, *sorted(everything(run))]
+    assert first == [True, *sorted(longest(5)[:1] * 2)]
+    run.lengths.believed = "Ranker"
+    run.do(run.core.tick(run.now_s))
+    for generator in run.generators.values():
+        run.make_token(generator, next(iter(generator.active)), finish="stop")
+    assert set(everything(run)) == {longest(5)[-1]}

@@ -2,7 +2,8 @@
 
     policy.py     what a policy sees and answers      replanning.py   when a plan is made, and from what
     makespan.py   how long a batch takes              measured.py     how fast each pool is
-    modelled.py   what a plan is worth                isolation.py    the search of tail isolation
+    uncertain.py  what lengths may turn out to be     isolation.py    the search of tail isolation
+    modelled.py   what a plan is worth
 
 A policy answers with a plan; a plan gives every waiting group a key once, and a side if it has two. The smallest
 key of a side goes first, to the generator of the side on which a sample runs fastest (`assignment.py`).

@@ -1,17 +1,19 @@
-"""Which policy pays now, by modelled makespan over measured curves.
+"""Which policy pays now, by modelled makespan over measured curves, for the lengths that are likely.
 
     predictions have not proved good    ->  fifo
     requests queue                      ->  late binding, unless the model says that fifo is faster
     nothing queues                      ->  tail isolation if it gains `gainPercent`, else as above
 
-Never worse by the model: a plan other than fifo's is chosen only if its modelled makespan is not above fifo's.
+Never worse by the model: a plan other than fifo's is chosen only if its modelled makespan is below fifo's.
 """
 
 from dataclasses import replace
+from statistics import fmean
 
 from streamrl.spec.scheduling import Auto
-from streamrl_workers.scheduler.dispatch.modelled import plan_seconds
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, LONGEST_FIRST, Plan, Work
+from streamrl_workers.scheduler.dispatch.late_binding import ordered
+from streamrl_workers.scheduler.dispatch.modelled import Model
+from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, Plan, Work
 from streamrl_workers.scheduler.dispatch.tail_isolation import isolated
 
 
@@ -29,11 +31,11 @@ class AutoPolicy:
             return DISTRUST
         if not work.groups or not work.instances:
             return IN_ORDER
-        in_order_s = plan_seconds(IN_ORDER, work)
-        plan, seconds = LONGEST_FIRST, plan_seconds(LONGEST_FIRST, work)
-        if seconds > in_order_s:
-            plan, seconds = IN_ORDER, in_order_s
-        sides = isolated(work, previous=previous, gain=self._gain)
-        if sides is not None and (sides_s := plan_seconds(sides, work)) <= seconds:
-            plan, seconds = sides, sides_s
-        return replace(plan, why=f"{plan.why}: {seconds:.4g} s modelled, {in_order_s:.4g} s in the order of planning")
+        model = Model(work)
+        order = ordered(model)
+        plan = isolated(model, instead_of=order, previous=previous, gain=self._gain) or order
+        plan_s = model.seconds(plan)
+        in_order_s = fmean(model.seconds(IN_ORDER))
+        return replace(
+            plan, why=f"{plan.why}: {fmean(plan_s):.4g} s modelled, {in_order_s:.4g} s in the order of planning"
+        )

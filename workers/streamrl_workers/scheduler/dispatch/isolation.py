@@ -1,27 +1,30 @@
 """Tail isolation: the longest requests alone on few replicas, where all requests run at once.
 
-    min over (q, m) of max{ T_tail(q, m), T_bulk(N - q, R - m) }          (TailSieve, 2026)
+    min over (q, m) of the mean over draws of max{ T_tail(q, m), T_bulk(N - q, R - m) }          (after TailSieve, 2026)
 
-m of R replicas take the q longest of N groups; each side spreads its own evenly, longest first, so that its time is
-the exact replica time of the replica that is served first: no other has a longer sample at any place. As q grows
-T_tail rises and T_bulk falls, so the best q is where they cross: bisection finds it for each m. Which replica is
-served next depends on how many each holds and not on lengths: a side's ranks are worked out once.
+m of R replicas take the q longest predicted of N groups. T is the exact replica time of the slowest replica of a side,
+beside what runs there already. TailSieve knows the lengths; here they are drawn around predictions (`uncertain.py`), so
+that a split is not chosen which only pays if nobody of the bulk is long after all. That takes more replicas for fewer
+groups: with lengths known best at 2 of 16 replicas for the longest, a predictor of recall .87 wants 8.
 
-Owns the search. Counts from empty replicas; whether what runs already spoils it is for the caller (`tail_isolation.py`).
+As q grows the tail gets slower and the bulk faster, the mean over draws of the slower one falls and then rises: for each
+m a search over a coarse scale of q. Owns the search. Does not own whether sides pay (`tail_isolation.py`).
 """
 
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace
+from statistics import fmean
 
-from streamrl.latency import replica_seconds
-from streamrl_workers.scheduler.dispatch.makespan import Server
+from streamrl.spec.scheduling import SkewAware
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt
+from streamrl_workers.scheduler.dispatch.modelled import Model
+from streamrl_workers.scheduler.dispatch.policy import Candidate
+from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2
 
-EVERY_UP_TO = 32
-"""So many replicas of the tail are all tried; above, each step is a tenth more."""
-STEP_DIVISOR = 10
+GROWTH = 1.4
+"""Numbers of replicas and of groups that are tried grow at least by this factor."""
+NUMBERS = 12
+"""About so many are tried at most: the search must not take long with a thousand replicas either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,106 +34,90 @@ class Split:
     groups: int
     """q: so many of the longest are the tail."""
     replicas: frozenset[int]
-    """m of them, by place among the servers."""
-    seconds: float
-    """Makespan."""
+    """m of them, by place among the instances."""
+    seconds: tuple[float, ...]
+    """Makespan, by draw."""
+
+    @property
+    def mean_s(self) -> float:
+        """Over the draws."""
+        return fmean(self.seconds)
 
 
 class Isolation:
     """The search for one batch and one fleet."""
 
-    def __init__(self, falling: Sequence[float], servers: Sequence[Server], *, repeats: int) -> None:
-        """
-        Args:
-            falling: predicted tokens of each group, longest first.
-            servers: in the order in which they would become the tail's.
-            repeats: units of each group.
-        """
-        self._groups = len(falling)
-        self._repeats = repeats
-        self._falling = [tokens for tokens in falling for _ in range(repeats)]
-        self._servers = [Server(curve=server.curve, capacity=server.capacity) for server in servers]
-        kinds = list(dict.fromkeys(self._servers))
-        self._kinds = kinds
-        places = {kind: place for place, kind in enumerate(kinds)}
-        self._kind_of = [places[server] for server in self._servers]
-        self._all = Counter(self._kind_of)
-
-    def together_s(self) -> float:
-        """Makespan without sides; infinite if not all fit."""
-        side = _Side(self._kinds, self._all, units=len(self._falling))
-        return side.seconds(self._falling, start=0, stop=len(self._falling))
+    def __init__(self, model: Model, ranked: Sequence[Candidate]) -> None:
+        """`ranked`: groups of the model, longest predicted first, at least two; the model has two instances or more."""
+        self._ranked = ranked
+        self._instances = model.work.instances
+        self._samples = model.work.samples
+        self._groups = len(ranked)
+        self._draws = model.in_order(ranked)
 
     def best(self) -> Split | None:
-        """The best split whose tail has the first servers; None if no split fits."""
-        found = [split for count in self._sizes() if (split := self.at(range(count))) is not None]
-        return min(found, key=lambda split: (split.seconds, len(split.replicas)), default=None)
+        """The best split whose tail has the first instances, that of Algorithm 2 among them; None if no split fits."""
+        found = [split for size in scale(len(self._instances) - 1) if (split := self.at(range(size))) is not None]
+        groups, static = algorithm_2(self._ranked, self._instances, samples=self._samples, options=SkewAware())
+        paper = self.at(range(static.tail_instances), groups=groups)
+        if paper is not None:
+            found.append(paper)
+        return min(found, key=lambda split: (split.mean_s, len(split.replicas)), default=None)
 
-    def at(self, replicas: Collection[int]) -> Split | None:
-        """The best q for these replicas of the tail; None if it does not fit."""
-        units = len(self._falling)
-        counts = Counter(self._kind_of[place] for place in replicas)
-        tail, bulk = _Side(self._kinds, counts, units=units), _Side(self._kinds, self._all - counts, units=units)
-        low = max(1, -((bulk.capacity - units) // self._repeats))
-        high = min(self._groups - 1, tail.capacity // self._repeats)
-        if low > high or not bulk.capacity:
+    def at(self, replicas: Collection[int], *, groups: int | None = None) -> Split | None:
+        """The best q, or this one, for these replicas of the tail; None if it does not fit."""
+        tail = _Side([self._instances[place] for place in sorted(replicas)], samples=self._samples, groups=self._groups)
+        others = [instance for place, instance in enumerate(self._instances) if place not in replicas]
+        bulk = _Side(others, samples=self._samples, groups=self._groups)
+        low, high = max(1, self._groups - bulk.most), min(self._groups - 1, tail.most)
+        if low > high or not low <= (low if groups is None else groups) <= high:
             return None
+        known: dict[int, tuple[float, ...]] = {}
 
-        def sides_s(groups: int) -> tuple[float, float]:
-            border = groups * self._repeats
-            return tail.seconds(self._falling, start=0, stop=border), bulk.seconds(
-                self._falling, start=border, stop=units
-            )
+        def seconds(count: int) -> tuple[float, ...]:
+            if count not in known:
+                border = count * self._samples
+                known[count] = tuple(
+                    max(tail.seconds(draw[:border]), bulk.seconds(draw[border:])) for draw in self._draws
+                )
+            return known[count]
 
-        first, last = low, high
-        while first < last:
-            middle = (first + last) // 2
-            tail_s, bulk_s = sides_s(middle)
-            first, last = (first, middle) if tail_s >= bulk_s else (middle + 1, last)
-        seconds, groups = min((max(sides_s(groups)), groups) for groups in {max(low, first - 1), first})
-        return Split(groups=groups, replicas=frozenset(replicas), seconds=seconds)
+        best = _least([low, *(count for count in scale(high) if count > low)], seconds) if groups is None else groups
+        return Split(groups=best, replicas=frozenset(replicas), seconds=seconds(best))
 
-    def _sizes(self) -> Iterable[int]:
-        size = 1
-        while size < len(self._servers):
-            yield size
-            size += 1 if size < EVERY_UP_TO else size // STEP_DIVISOR
+
+def _least(counts: Sequence[int], seconds: Callable[[int], Sequence[float]]) -> int:
+    """Where a mean that falls and then rises is least: thirds are left out until few counts are left."""
+    first, last = 0, len(counts) - 1
+    while last - first > 2:  # noqa: PLR2004 - a third to the left, a third to the right
+        left = first + (last - first) // 3
+        right = last - (last - first) // 3
+        if fmean(seconds(counts[left])) <= fmean(seconds(counts[right])):
+            last = right
+        else:
+            first = left
+    return min(counts[first : last + 1], key=lambda count: (fmean(seconds(count)), count))
 
 
 class _Side:
-    """Replicas of some kinds, and which ranks the first of each kind gets."""
+    """Instances of one side."""
 
-    def __init__(self, kinds: Sequence[Server], counts: Counter[int], *, units: int) -> None:
-        self.capacity = sum(kinds[kind].capacity * count for kind, count in counts.items())
-        self._ranks = [(kinds[kind], ranks) for kind, ranks in _first_ranks(kinds, counts, units=units).items()]
+    def __init__(self, instances: Sequence[Instance], *, samples: int, groups: int) -> None:
+        self._pace = Pace(instances)
+        self._places = dealt(groups * samples, instances, together=samples)
+        self.most = len(self._places) // samples
+        """Groups that find free slots at once."""
 
-    def seconds(self, falling: Sequence[float], *, start: int, stop: int) -> float:
-        """Makespan of the units from `start` to `stop`; infinite if they do not fit."""
-        count = stop - start
-        if count > self.capacity:
-            return float("inf")
-        return max(
-            (
-                replica_seconds(kind.curve, [falling[start + rank] for rank in ranks[: bisect_left(ranks, count)]])
-                for kind, ranks in self._ranks
-            ),
-            default=0.0,
-        )
+    def seconds(self, lengths: Sequence[float]) -> float:
+        """Makespan of samples that all begin now."""
+        return self._pace.together_s(self._places[: len(lengths)], lengths)
 
 
-def _first_ranks(kinds: Sequence[Server], counts: Counter[int], *, units: int) -> dict[int, list[int]]:
-    """Kind -> ranks of the units that its first replica gets, up to `units`."""
-    offers = [(kinds[kind].curve.at(1), 1 / kinds[kind].capacity, kind, 0) for kind, count in counts.items() if count]
-    heapify(offers)
-    ranks: dict[int, list[int]] = {kind: [] for _, _, kind, _ in offers}
-    rank = 0
-    while offers and rank < units:
-        _, _, kind, active = offers[0]
-        ranks[kind].append(rank)
-        rank += counts[kind]
-        active += 1
-        if active < kinds[kind].capacity:
-            heapreplace(offers, (kinds[kind].curve.at(active + 1), (active + 1) / kinds[kind].capacity, kind, active))
-        else:
-            heappop(offers)
-    return ranks
+def scale(most: int) -> list[int]:
+    """Numbers from 1 to `most`, each `GROWTH` times the one before or one more; if that makes too many, with larger steps."""
+    found, number = [], 1
+    growth = max(GROWTH, most ** (1 / NUMBERS))
+    while number < most:
+        found.append(number)
+        number = max(number + 1, int(number * growth))
+    return [*found, most] if most > 0 else []

@@ -1,19 +1,16 @@
 """Modelled generation makespan: seconds until the last sample has its last token.
 
 Owns the model of instances that take samples in a given order, each free slot at once, on the instance where a
-sample runs fastest. Exact for lengths that are right, with the curves as they are; it knows no prefill, no KV
-limit beyond slots, no time for weights.
-
-A group's samples share a prompt and go to one instance as far as its slots reach. The model moves them in *units*:
-the largest number of samples that divides a group and every instance's slots, all of the group's predicted length.
+sample runs fastest, a group's samples together as far as its slots reach. Exact for lengths that are right, with the
+curves as they are; it knows no prefill, no KV limit beyond slots, no time for weights. How right lengths are is for
+`uncertain.py`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from math import ceil, floor, gcd
 
-from streamrl.latency import LatencyCurve, replica_seconds
+from streamrl.latency import LatencyCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +21,9 @@ class Instance:
     slots: int
     curve: LatencyCurve
     """By active samples."""
+    pool: str = ""
     running: tuple[float, ...] = ()
     """Expected tokens that samples of earlier batches still have to go, one entry for each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """An instance in units."""
-
-    curve: LatencyCurve
-    """By active units."""
-    capacity: int
-    running: tuple[float, ...] = ()
 
 
 def fastest_first(instances: Iterable[Instance]) -> list[Instance]:
@@ -51,57 +39,97 @@ def fastest_first(instances: Iterable[Instance]) -> list[Instance]:
     )
 
 
-def unit_samples(instances: Sequence[Instance], *, samples: int) -> int:
-    """Samples of one unit, for groups of so many."""
-    return gcd(samples, *(instance.slots for instance in instances))
+def offer(instance: Instance, active: int, *, index: int) -> tuple[float, float, int]:
+    """How fast one more sample would run there; of equally fast ones the emptier goes first (as `fleet.py` has it)."""
+    return instance.curve.at(active + 1), active / instance.slots, index
 
 
-def servers_of(instances: Sequence[Instance], *, unit: int) -> list[Server]:
-    """Instances in units of so many samples; instances with equal curves share one."""
-    curves: dict[LatencyCurve, LatencyCurve] = {}
-    found = []
-    for instance in instances:
-        curve = curves.get(instance.curve)
-        if curve is None:
-            curve = curves[instance.curve] = unit_curve(instance.curve, unit=unit)
-        running = sorted(instance.running, reverse=True)[::unit]
-        found.append(Server(curve=curve, capacity=instance.slots // unit, running=tuple(running)))
-    return found
+def fits(samples: int, instances: Sequence[Instance]) -> bool:
+    """Whether so many samples all find a free slot at once."""
+    return samples <= sum(max(0, instance.slots - len(instance.running)) for instance in instances)
 
 
-def unit_curve(curve: LatencyCurve, *, unit: int) -> LatencyCurve:
-    """The same times by units: equal at every whole number of units."""
-    if unit == 1:
-        return curve
-    counts = {1, ceil(curve.batches[-1] / unit) + 1}
-    for batch in curve.batches:
-        counts |= {max(1, floor(batch / unit)), ceil(batch / unit)}
-    batches = tuple(sorted(counts))
-    return LatencyCurve(batches, tuple(curve.at(count * unit) for count in batches))
-
-
-def fits(count: int, servers: Sequence[Server]) -> bool:
-    """Whether so many units all find a free place at once."""
-    return count <= sum(max(0, server.capacity - len(server.running)) for server in servers)
-
-
-def list_seconds(lengths: Sequence[float], servers: Sequence[Server]) -> float:
-    """Makespan when units are issued in the given order, beside what runs already.
+def dealt(samples: int, instances: Sequence[Instance], *, together: int = 1) -> list[int]:
+    """The instance (its index) of each of the next samples, as far as free slots reach; it does not depend on lengths.
 
     Args:
-        lengths: tokens of each unit, in the order of issue.
-        servers: at least one; of equally fast ones the earlier goes first.
-
-    While units wait every place is taken, so each server keeps the pace of its full batch; from the last issue on
-    all that is left runs at once, and its time is exact (`replica_seconds`). O((N + places) log places).
+        samples: that are issued, one group after the other.
+        instances: of equally fast ones the earlier goes first.
+        together: samples of a group; they go to one instance as far as its slots reach.
     """
-    held = [list(server.running) for server in servers]
-    rest = _fill(lengths, servers, held=held)
-    begun_s = _refill(rest, servers, held=held) if rest else 0.0
-    return begun_s + max(
-        (replica_seconds(server.curve, tokens) for server, tokens in zip(servers, held, strict=True) if tokens),
-        default=0.0,
-    )
+    active = [len(instance.running) for instance in instances]
+    offers = [
+        offer(instance, active[index], index=index)
+        for index, instance in enumerate(instances)
+        if active[index] < instance.slots
+    ]
+    heapify(offers)
+    places: list[int] = []
+    while offers and len(places) < samples:
+        index = offers[0][2]
+        slots = instances[index].slots
+        portion = min(slots - active[index], together - len(places) % together, samples - len(places))
+        places += [index] * portion
+        active[index] += portion
+        if active[index] < slots:
+            heapreplace(offers, offer(instances[index], active[index], index=index))
+        else:
+            heappop(offers)
+    return places
+
+
+class Pace:
+    """Instances with their step times by active samples as tables: a makespan asks for them by the thousand."""
+
+    def __init__(self, instances: Sequence[Instance]) -> None:
+        known: dict[tuple[LatencyCurve, int], list[float]] = {}
+        self.instances = instances
+        self.step_s: list[list[float]] = []
+        """By instance: seconds of a step with 0 .. slots active samples."""
+        for instance in instances:
+            kind = (instance.curve, max(instance.slots, len(instance.running)))
+            if kind not in known:
+                known[kind] = [instance.curve.at(active) for active in range(kind[1] + 1)]
+            self.step_s.append(known[kind])
+
+    def together_s(self, places: Sequence[int], lengths: Iterable[float]) -> float:
+        """Makespan of samples that all begin now, each at its place (`dealt`), beside what runs already."""
+        held = [list(instance.running) for instance in self.instances]
+        for index, tokens in zip(places, lengths, strict=True):
+            held[index].append(tokens)
+        return self.left_s(held)
+
+    def left_s(self, held: Sequence[list[float]]) -> float:
+        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest."""
+        longest_s = 0.0
+        for tokens, step_s in zip(held, self.step_s, strict=True):
+            tokens.sort()
+            seconds, before, active = 0.0, 0.0, len(tokens)
+            for count in tokens:
+                seconds += (count - before) * step_s[active]
+                before = count
+                active -= 1
+            longest_s = max(longest_s, seconds)
+        return longest_s
+
+
+def list_seconds(lengths: Sequence[float], pace: Pace, *, places: Sequence[int]) -> float:
+    """Makespan when samples are issued in the given order, beside what runs already.
+
+    Args:
+        lengths: tokens of each sample, in the order of issue.
+        pace: at least one instance.
+        places: of the samples that find a free slot at once (`dealt`).
+
+    While samples wait every slot is taken, so each instance keeps the pace of its full batch; from the last issue on
+    all that is left runs at once, and its time is exact. O((N + slots) log slots).
+    """
+    held = [list(instance.running) for instance in pace.instances]
+    for index, tokens in zip(places, lengths, strict=False):
+        held[index].append(tokens)
+    rest = lengths[len(places) :]
+    begun_s = _refill(rest, pace, held=held) if rest else 0.0
+    return begun_s + pace.left_s(held)
 
 
 def bound_seconds(lengths: Iterable[float], instances: Sequence[Instance], *, samples: int) -> float:
@@ -122,34 +150,9 @@ def bound_seconds(lengths: Iterable[float], instances: Sequence[Instance], *, sa
 # ---- inside
 
 
-def _fill(lengths: Sequence[float], servers: Sequence[Server], *, held: list[list[float]]) -> Sequence[float]:
-    """Issue while places are free; what still waits then."""
-    offers = [
-        _offer(server, len(held[index]), index=index)
-        for index, server in enumerate(servers)
-        if len(held[index]) < server.capacity
-    ]
-    heapify(offers)
-    for placed, tokens in enumerate(lengths):
-        if not offers:
-            return lengths[placed:]
-        index = offers[0][2]
-        held[index].append(tokens)
-        if len(held[index]) < servers[index].capacity:
-            heapreplace(offers, _offer(servers[index], len(held[index]), index=index))
-        else:
-            heappop(offers)
-    return ()
-
-
-def _offer(server: Server, active: int, *, index: int) -> tuple[float, float, int]:
-    """How fast one more unit would run there; of equally fast ones the emptier goes first."""
-    return server.curve.at(active + 1), (active + 1) / server.capacity, index
-
-
-def _refill(lengths: Sequence[float], servers: Sequence[Server], *, held: list[list[float]]) -> float:
-    """Issue the rest, one for each place that frees; when the last was issued. `held` are then the tokens left."""
-    pace_s = [server.curve.at(len(tokens)) for server, tokens in zip(servers, held, strict=True)]
+def _refill(lengths: Sequence[float], pace: Pace, *, held: list[list[float]]) -> float:
+    """Issue the rest, one for each slot that frees; when the last was issued. `held` are then the tokens left."""
+    pace_s = [step_s[len(tokens)] for step_s, tokens in zip(pace.step_s, held, strict=True)]
     ends = [(tokens * pace_s[index], index) for index, all_tokens in enumerate(held) for tokens in all_tokens]
     heapify(ends)
     now_s = 0.0

@@ -142,6 +142,12 @@ def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> Laten
     return LatencyCurve(tuple(int(batch) for batch, _ in known), tuple(seconds for _, seconds in known))
 
 
+class Guess(LatencyCurve):
+    """A curve that nobody measured: good for a first order of generators, not for a plan that rests on it."""
+
+    __slots__ = ()
+
+
 class Curves:
     """The curve of each pool: given, measured, or guessed from the others."""
 
@@ -194,4 +200,4 @@ class Curves:
         empty_s = [self.curve(name, slots=slots).at(1) for name in others]
         base_s = sum(empty_s) / len(empty_s) / default_shape(1, slots=slots) if empty_s else 1.0
         batches = (1,) if slots == 1 else (1, slots)
-        return LatencyCurve(batches, tuple(base_s * default_shape(batch, slots=slots) for batch in batches))
+        return Guess(batches, tuple(base_s * default_shape(batch, slots=slots) for batch in batches))

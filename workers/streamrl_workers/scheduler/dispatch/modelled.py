@@ -1,32 +1,73 @@
-"""What a plan is worth by the model: the makespan of a batch under it."""
+"""What a plan is worth by the model: the makespan of a batch under it, over draws of what lengths may turn out to be."""
 
 from collections.abc import Sequence
+from functools import cached_property
+from statistics import fmean, stdev
 
-from streamrl_workers.scheduler.dispatch.makespan import Instance, list_seconds, servers_of, unit_samples
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt, fits, list_seconds
 from streamrl_workers.scheduler.dispatch.policy import Candidate, Plan, Work
+from streamrl_workers.scheduler.dispatch.uncertain import possible_lengths
+
+
+class Model:
+    """One batch and one fleet."""
+
+    def __init__(self, work: Work) -> None:
+        """`work`: at least one instance."""
+        self.work = work
+        self._places = {group.group_id: place for place, group in enumerate(work.groups)}
+
+    @cached_property
+    def draws(self) -> list[list[float]]:
+        """Tokens of all samples, group after group in the order of `work.groups`."""
+        return possible_lengths(
+            [group.predicted_tokens for group in self.work.groups],
+            samples=self.work.samples,
+            rank_correlation=self.work.rank_correlation,
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether all samples find a free slot at once."""
+        return fits(len(self.work.groups) * self.work.samples, self.work.instances)
+
+    def seconds(self, plan: Plan) -> list[float]:
+        """Makespan under the plan, beside what runs already, by draw.
+
+        Each side of the plan needs one of the instances, or nothing to do.
+        """
+        groups = sorted(self.work.groups, key=plan.key)
+        if not plan.tail_generators:
+            return self._side(groups, self.work.instances)
+        tail = [one for one in self.work.instances if one.generator_id in plan.tail_generators]
+        rest = [one for one in self.work.instances if one.generator_id not in plan.tail_generators]
+        sides = (
+            self._side([group for group in groups if plan.is_tail(group)], tail),
+            self._side([group for group in groups if not plan.is_tail(group)], rest),
+        )
+        return [max(both) for both in zip(*sides, strict=True)]
+
+    def in_order(self, groups: Sequence[Candidate]) -> list[list[float]]:
+        """The draws of these groups only, in their order."""
+        size = self.work.samples
+        starts = [self._places[group.group_id] * size for group in groups]
+        return [[tokens for start in starts for tokens in draw[start : start + size]] for draw in self.draws]
+
+    def _side(self, groups: Sequence[Candidate], instances: Sequence[Instance]) -> list[float]:
+        if not instances:
+            return [float("inf") if groups else 0.0] * len(self.draws)
+        places = dealt(len(groups) * self.work.samples, instances, together=self.work.samples)
+        pace = Pace(instances)
+        return [list_seconds(lengths, pace, places=places) for lengths in self.in_order(groups)]
 
 
 def plan_seconds(plan: Plan, work: Work) -> float:
-    """Modelled makespan of the batch, beside what runs already.
-
-    Args:
-        plan: with sides or without; each side needs one of the instances, or nothing to do.
-        work: the batch and the generators. Lengths are taken at their predicted values.
-    """
-    groups = sorted(work.groups, key=plan.key)
-    if not plan.tail_generators:
-        return _side_seconds(groups, work.instances, work=work)
-    tail = [instance for instance in work.instances if instance.generator_id in plan.tail_generators]
-    rest = [instance for instance in work.instances if instance.generator_id not in plan.tail_generators]
-    return max(
-        _side_seconds([group for group in groups if plan.is_tail(group)], tail, work=work),
-        _side_seconds([group for group in groups if not plan.is_tail(group)], rest, work=work),
-    )
+    """Mean modelled makespan of the batch."""
+    return fmean(Model(work).seconds(plan))
 
 
-def _side_seconds(groups: Sequence[Candidate], instances: Sequence[Instance], *, work: Work) -> float:
-    if not instances:
-        return float("inf") if groups else 0.0
-    unit = unit_samples(work.instances, samples=work.samples)
-    units = [group.predicted_tokens for group in groups for _ in range(work.samples // unit)]
-    return list_seconds(units, servers_of(instances, unit=unit))
+def gains(plan_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.0) -> bool:
+    """Whether a plan's makespans are less than the other's by more than this share, and by more than luck of the draws."""
+    differences = [other - one for one, other in zip(plan_s, other_s, strict=True)]
+    error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
+    return fmean(differences) - error > share * fmean(other_s)

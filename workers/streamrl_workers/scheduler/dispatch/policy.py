@@ -71,6 +71,8 @@ class Work:
     """Of each group."""
     instances: Sequence[Instance] = ()
     """Fastest first (`makespan.fastest_first`)."""
+    rank_correlation: float = 1.0
+    """Spearman's, of predicted places with the means that groups then had: the lower limit of the worst trusted signal."""
 
 
 class Policy(Protocol):

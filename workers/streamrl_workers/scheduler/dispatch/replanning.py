@@ -11,38 +11,57 @@ from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.policy import Policy, Work
 from streamrl_workers.scheduler.fleet import Fleet, Generator
 from streamrl_workers.scheduler.groups import GroupTable
+from streamrl_workers.scheduler.lengths import Lengths
+from streamrl_workers.scheduler.lengths.quality import rank_correlation_lower
 from streamrl_workers.scheduler.waiting import WaitingGroups
 
 FLEET_SHARE = 16
 """One in so many generators must have come or gone since the last plan."""
 OUTLIVED_SHARE = 0.1
 """A sample that is longer than was predicted is taken to go on for this share of what it has: long ones tend to."""
+UNMEASURED_CORRELATION = 0.5
+"""Of predictions that are trusted and whose correlation nobody tells: about the least that passes the guard."""
 
 
 class Replanning:
     """Keeps the plan in force up to date."""
 
     def __init__(
-        self, policy: Policy, *, waiting: WaitingGroups, fleet: Fleet, groups: GroupTable, group_size: int
+        self,
+        policy: Policy,
+        *,
+        waiting: WaitingGroups,
+        fleet: Fleet,
+        groups: GroupTable,
+        group_size: int,
+        lengths: Lengths,
     ) -> None:
+        """`lengths`: tells how good predictions are, and which signals are trusted."""
         self._policy = policy
         self._waiting = waiting
         self._fleet = fleet
         self._groups = groups
         self._group_size = group_size
+        self._lengths = lengths
         self._planned: tuple[bool, int] | None = None
         """Trust and batches at the last plan."""
+        self._signals: frozenset[str] = frozenset()
+        """Trusted at the last plan."""
         self._fleet_changes = 0
 
     def refresh(self) -> None:
         """Make a plan if something that bears on it has changed."""
         now = (self._waiting.trusted, self._waiting.batches)
-        if now == self._planned and not self._fleet_differs():
+        signals = self._trusted_signals()
+        if now == self._planned and signals == self._signals and not self._fleet_differs():
             return
-        self._planned, self._fleet_changes = now, self._fleet.changes
+        again = bool(self._signals) and signals != self._signals
+        if again:
+            self._waiting.predict_again()
+        self._planned, self._signals, self._fleet_changes = now, signals, self._fleet.changes
         before = self._waiting.plan
         plan = self._policy.plan(self._work(), previous=before)
-        if plan != before:
+        if plan != before or again:
             self._waiting.adopt(plan)
 
     # ---- inside
@@ -60,7 +79,23 @@ class Replanning:
             groups=self._waiting.batch(),
             samples=self._group_size,
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
+            rank_correlation=self._rank_correlation(),
         )
+
+    def _trusted_signals(self) -> frozenset[str]:
+        """Which may decide: what waits is predicted by them."""
+        return self._lengths.view().trusted_signals
+
+    def _rank_correlation(self) -> float:
+        """Lower limit of that of the worst trusted signal: any of them may have predicted the batch."""
+        view = self._lengths.view()
+        known = [view.quality[signal] for signal in view.trusted_signals if signal in view.quality]
+        limits = [
+            rank_correlation_lower(quality.rank_correlation, pairs=quality.pairs)
+            for quality in known
+            if quality.rank_correlation is not None
+        ]
+        return min(limits, default=UNMEASURED_CORRELATION)
 
     def _instance(self, generator: Generator) -> Instance:
         running = [
@@ -72,6 +107,7 @@ class Replanning:
             generator_id=generator.generator_id,
             slots=generator.slots,
             curve=self._fleet.curve(generator),
+            pool=generator.pool,
             running=tuple(running),
         )
 

@@ -18,7 +18,7 @@ from typing import Literal
 from streamrl.latency import LatencyCurve, rounds_seconds
 from streamrl.spec.scheduling import SkewAware
 from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, LONGEST_FIRST, Plan, Work, tail_plan
+from streamrl_workers.scheduler.dispatch.policy import DISTRUST, LONGEST_FIRST, Candidate, Plan, Work, tail_plan
 
 TAIL_PERCENTILE = 90
 REST_PERCENTILE = 50
@@ -55,21 +55,36 @@ class SkewAwarePolicy:
         if len(work.groups) < 2 or len(work.instances) < 2:  # noqa: PLR2004 - two sides
             return LONGEST_FIRST
         ranked = sorted(work.groups, key=lambda group: group.rank)
-        count = tail_count(len(ranked), percent=self._options.tail_percent)
-        rising = [group.predicted_tokens for group in reversed(ranked)]
-        split = best_split(
-            work.instances,
-            tail_samples=count * work.samples,
-            rest_samples=(len(ranked) - count) * work.samples,
-            tail_tokens=percentile(rising, TAIL_PERCENTILE),
-            rest_tokens=percentile(rising, REST_PERCENTILE),
-            objective=self._options.objective,
-        )
+        count, split = algorithm_2(ranked, work.instances, samples=work.samples, options=self._options)
         why = (
             f"Algorithm 2: the {count} longest of {len(ranked)} on {split.tail_instances} of {len(work.instances)}, "
             f"{split.tail_s:.4g} s and {split.rest_s:.4g} s modelled"
         )
         return tail_plan(ranked[:count], work.instances[: split.tail_instances], strict=True, why=why)
+
+
+def algorithm_2(
+    ranked: Sequence[Candidate], instances: Sequence[Instance], *, samples: int, options: SkewAware
+) -> tuple[int, SideSplit]:
+    """Groups of the tail, and the split of the instances.
+
+    Args:
+        ranked: longest predicted first, at least two.
+        instances: fastest first, at least two.
+        samples: of each group.
+        options: share of the tail and objective.
+    """
+    count = tail_count(len(ranked), percent=options.tail_percent)
+    rising = [group.predicted_tokens for group in reversed(ranked)]
+    split = best_split(
+        instances,
+        tail_samples=count * samples,
+        rest_samples=(len(ranked) - count) * samples,
+        tail_tokens=percentile(rising, TAIL_PERCENTILE),
+        rest_tokens=percentile(rising, REST_PERCENTILE),
+        objective=options.objective,
+    )
+    return count, split
 
 
 def tail_count(groups: int, *, percent: int) -> int:

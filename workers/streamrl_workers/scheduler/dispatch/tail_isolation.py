@@ -1,7 +1,10 @@
-"""Longest first, and where nothing queues the longest alone on few generators (`isolation.py`).
+"""Longest first, and where nothing queues the longest alone on some generators (`isolation.py`).
 
 A sample of a long answer is as slow as its batch is large. With free places for everybody, order alone gains
-little; a few generators that hold the longest only, in small batches, end sooner, and the others hardly later.
+little; generators that hold few and the longest only end sooner, and the others hardly later.
+
+Sides are for batches that begin on an idle fleet (S = 0, Batch, Colocated). Beside samples of earlier batches, of which
+nobody knows when they end, the model's gains did not hold (docs/dispatch.md).
 
 The fastest generators become the tail's. Once there are sides, a plan moves one generator, and only for a modelled
 gain of `gainPercent`; the sides are given up when the model says that they cost time. Nobody waits for a side that
@@ -12,9 +15,11 @@ from collections.abc import Sequence
 
 from streamrl.spec.scheduling import TailIsolation
 from streamrl_workers.scheduler.dispatch.isolation import Isolation, Split
-from streamrl_workers.scheduler.dispatch.makespan import Instance, fits, servers_of, unit_samples
-from streamrl_workers.scheduler.dispatch.modelled import plan_seconds
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, LONGEST_FIRST, Plan, Work, tail_plan
+from streamrl_workers.scheduler.dispatch.late_binding import ordered
+from streamrl_workers.scheduler.dispatch.makespan import Instance
+from streamrl_workers.scheduler.dispatch.measured import Guess
+from streamrl_workers.scheduler.dispatch.modelled import Model, gains
+from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, Plan, Work, tail_plan
 
 
 class TailIsolationPolicy:
@@ -29,35 +34,36 @@ class TailIsolationPolicy:
         """Sides, moved by one generator at most, or none."""
         if not work.trusted:
             return DISTRUST
-        return isolated(work, previous=previous, gain=self._gain) or LONGEST_FIRST
+        if not work.groups or not work.instances:
+            return IN_ORDER
+        model = Model(work)
+        order = ordered(model)
+        return isolated(model, instead_of=order, previous=previous, gain=self._gain) or order
 
 
-def isolated(work: Work, *, previous: Plan, gain: float) -> Plan | None:
-    """The plan with sides; None where not all fit, or it does not pay.
+def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> Plan | None:
+    """The plan with sides; None where not all fit, something runs already, speeds are not known, or it does not pay.
 
     Args:
-        work: the batch and the generators.
+        model: of the batch and the generators.
+        instead_of: the plan without sides.
         previous: its sides, if it has any, are kept but for one generator.
         gain: least share of the makespan to be won by a move.
     """
+    work = model.work
     ranked = sorted(work.groups, key=lambda group: group.rank)
-    if len(ranked) < 2 or len(work.instances) < 2:  # noqa: PLR2004 - two sides
+    if len(ranked) < 2 or len(work.instances) < 2 or not model.fits:  # noqa: PLR2004 - two sides
         return None
-    unit = unit_samples(work.instances, samples=work.samples)
-    servers = servers_of(work.instances, unit=unit)
-    repeats = work.samples // unit
-    if not fits(len(ranked) * repeats, servers):
+    if any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances):
         return None
-    search = Isolation([group.predicted_tokens for group in ranked], servers, repeats=repeats)
-    split = _choose(search, _held(work.instances, previous), len(servers), gain=gain)
+    split = _choose(
+        Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), model=model, gain=gain
+    )
     if split is None:
         return None
     tail = [work.instances[place] for place in sorted(split.replicas)]
-    why = f"the {split.groups} longest of {len(ranked)} groups alone on {len(tail)} of {len(servers)} generators"
-    plan = tail_plan(ranked[: split.groups], tail, strict=False, why=why)
-    # The search counts from empty replicas: what runs already may spoil its split.
-    busy = any(server.running for server in servers)
-    return None if busy and plan_seconds(plan, work) > plan_seconds(LONGEST_FIRST, work) else plan
+    why = f"the {split.groups} longest of {len(ranked)} groups alone on {len(tail)} of {len(work.instances)} generators"
+    return tail_plan(ranked[: split.groups], tail, strict=False, why=why)
 
 
 # ---- inside
@@ -71,18 +77,20 @@ def _held(instances: Sequence[Instance], previous: Plan) -> frozenset[int]:
     return frozenset(place for place, instance in enumerate(instances) if instance.generator_id in names)
 
 
-def _choose(search: Isolation, held: frozenset[int], count: int, *, gain: float) -> Split | None:
+def _choose(
+    search: Isolation, held: frozenset[int], together_s: Sequence[float], *, model: Model, gain: float
+) -> Split | None:
     """The best split from nothing; from a split, the same or its neighbour."""
-    together_s = search.together_s()
+    count = len(model.work.instances)
     if not held or len(held) == count:
         best = search.best()
-        return best if best is not None and best.seconds < together_s * (1 - gain) else None
+        return best if best is not None and gains(best.seconds, together_s, share=gain) else None
     now = search.at(held)
     moved = [split for replicas in _neighbours(held, count) if (split := search.at(replicas)) is not None]
-    best = min(moved, key=lambda split: split.seconds, default=None)
-    if best is not None and (now is None or best.seconds < now.seconds * (1 - gain)):
+    best = min(moved, key=lambda split: split.mean_s, default=None)
+    if best is not None and (now is None or gains(best.seconds, now.seconds, share=gain)):
         now = best
-    return now if now is not None and now.seconds <= together_s else None
+    return now if now is not None and gains(now.seconds, together_s) else None
 
 
 def _neighbours(held: frozenset[int], count: int) -> list[frozenset[int]]:

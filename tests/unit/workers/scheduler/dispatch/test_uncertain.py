@@ -1,0 +1,67 @@
+"""Draws of what lengths may turn out to be: as spread as the batch, as right as was measured, the same every time."""
+
+from itertools import pairwise
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamrl_workers.scheduler.dispatch.uncertain import MOST_DRAWS, SAMPLES_DRAWN, possible_lengths
+from streamrl_workers.scheduler.lengths.quality import rank_correlation
+
+RISING = [float(tokens) for tokens in range(100, 600)]
+
+
+def test_sure_predictions_are_the_truth():
+    assert possible_lengths(RISING, samples=1, rank_correlation=1.0) == [RISING]
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("correlation", [0.9, 0.6, 0.0])
+def test_means_of_groups_are_as_right_as_was_measured(samples, correlation):
+    draws = possible_lengths(RISING, samples=samples, rank_correlation=correlation)
+    found = []
+    for draw in draws:
+        means = [fmean(draw[place : place + samples]) for place in range(0, len(draw), samples)]
+        found.append(rank_correlation(RISING, means))
+    assert fmean(found) == pytest.approx(correlation, abs=0.1)
+
+
+def test_the_less_is_known_the_more_samples_of_the_shortest_turn_out_long():
+    def long_after_all(correlation):
+        draws = possible_lengths(RISING, samples=1, rank_correlation=correlation)
+        return fmean(tokens > 500 for draw in draws for tokens in draw[:250])
+
+    found = [long_after_all(correlation) for correlation in (1.0, 0.9, 0.6, 0.0)]
+    assert found[0] == 0.0
+    assert all(less < more for less, more in pairwise(found))
+
+
+def test_a_prediction_that_many_share_says_nothing():
+    """Prompts that nobody knows count as the median; they are as likely the longest as any."""
+    known = [float(tokens) for tokens in range(1000, 1100)]
+    draws = possible_lengths([*known, *[1050.5] * 100], samples=1, rank_correlation=0.95)
+    unknown = [tokens for draw in draws for tokens in draw[100:]]
+    assert fmean(tokens >= 1090 for tokens in unknown) == pytest.approx(0.10, abs=0.03)
+    longest = [tokens for draw in draws for tokens in draw[90:100]]
+    assert fmean(tokens >= 1090 for tokens in longest) > 0.5
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(0, 20).map(float), max_size=40),
+    st.integers(1, 4),
+    st.floats(-1, 1),
+)
+def test_draws_are_lengths_of_the_batch_and_repeatable(predicted, samples, correlation):
+    draws = possible_lengths(predicted, samples=samples, rank_correlation=correlation)
+    assert draws == possible_lengths(predicted, samples=samples, rank_correlation=correlation)
+    assert 1 <= len(draws) <= MOST_DRAWS
+    assert all(len(draw) == samples * len(predicted) for draw in draws)
+    assert {tokens for draw in draws for tokens in draw} <= set(predicted)
+
+
+def test_large_batches_take_no_longer():
+    draws = possible_lengths(RISING * 8, samples=1, rank_correlation=0.9)
+    assert sum(map(len, draws)) <= 2 * SAMPLES_DRAWN
