@@ -35,9 +35,13 @@ async def apply_objects(
         KubeError: a write failed; the next look goes on from there.
     """
     refused: Exception | None = None
-    for obj in sorted(desired, key=lambda each: APPLIED.index(of(each))):
+    ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
+    there = await cluster.find_all(ordered, owner_uid=observed.raw["metadata"]["uid"])
+    for obj, found in zip(ordered, there, strict=True):
         try:
-            await _apply(cluster, obj, observed=observed, requested=requested)
+            if isinstance(found, NameTakenError):
+                raise found
+            await _apply(cluster, obj, found=found, observed=observed, requested=requested)
         except (NameTakenError, RefusedError) as error:
             if wants_pods:
                 raise
@@ -46,8 +50,9 @@ async def apply_objects(
         raise refused
 
 
-async def _apply(cluster: Cluster, obj: Object, *, observed: Observed, requested: Mapping[str, int]) -> None:
-    found = await cluster.find(obj, owner_uid=observed.raw["metadata"]["uid"])
+async def _apply(
+    cluster: Cluster, obj: Object, *, found: Object | None, observed: Observed, requested: Mapping[str, int]
+) -> None:
     if of(obj) is GENERATOR_POOL:
         await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
         found = await cluster.find(obj, owner_uid=observed.raw["metadata"]["uid"])

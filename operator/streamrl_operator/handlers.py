@@ -1,4 +1,4 @@
-"""Wires changes to looks: every change of anything of a job makes the job dirty, and a few workers look at what is dirty.
+"""Wires changes to looks: every change of anything of a job makes the job dirty, and what is dirty is looked at, a few jobs at once.
 
 Consumes: changes from the cluster's stores. Produces: calls of `Reconciler.reconcile`, one at a time for each job.
 Waits for: the caches to be whole before the first look; then for a job that is due. A look that fails is repeated after a while that
@@ -16,12 +16,12 @@ from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.kube.store import Key
 from streamrl_operator.metrics import Metrics
 from streamrl_operator.reconcile import Reconciler
-from streamrl_operator.work import WorkQueue
+from streamrl_operator.work import Hands, WorkQueue
 
 log = logging.getLogger(__name__)
 
 WORKERS = 16
-"""Jobs looked at at once. Most of a look is waiting for the API server."""
+"""Jobs looked at at once. Most of a look is waiting for the API server. Looks that wait for a pod are not counted (`Hands`)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class Handlers:
     cluster: Cluster
     reconciler: Reconciler
     queue: WorkQueue
+    hands: Hands
     metrics: Metrics
 
     async def run(self) -> None:
@@ -41,15 +42,18 @@ class Handlers:
             log.info("caches are whole", extra={"objects": self.cluster.counts()})
             for key in self.cluster.jobs():
                 self.queue.add(key)
-            for number in range(WORKERS):
-                tasks.create_task(self._work(), name=f"worker {number}")
+            while True:
+                await self.hands.take()
+                key = await self.queue.get()
+                tasks.create_task(self._work(key), name=f"look at {key[0]}/{key[1]}")
 
-    async def _work(self) -> None:
-        while True:
-            key = await self.queue.get()
-            begun_s = time.monotonic()
+    async def _work(self, key: Key) -> None:
+        begun_s = time.monotonic()
+        try:
             reason = await self._look(key)
-            self.metrics.looked(reason, seconds=time.monotonic() - begun_s)
+        finally:
+            self.hands.give_back()
+        self.metrics.looked(reason, seconds=time.monotonic() - begun_s)
 
     async def _look(self, key: Key) -> str:
         """One look; the reason why it failed, empty if it did not."""

@@ -1,9 +1,9 @@
 """The operator's process: wires the parts, and ends in order.
 
-    health pages ── always          leader ── waits for the Lease ──▶ handlers ── caches, queue, workers
+    health pages ── always          leader ── waits for the Lease ──▶ handlers ── caches, queue, looks
 
 Exit codes: 0 told to end (SIGTERM, SIGINT), 2 the configuration cannot be used, 75 start me again (the Lease was lost).
-On SIGTERM the workers are cancelled (a look that is interrupted is made good by the next one), then the Lease is given back: < 5 s.
+On SIGTERM the looks are cancelled (a look that is interrupted is made good by the next one), then the Lease is given back: < 5 s.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, 
 from streamrl_operator import health, logs
 from streamrl_operator.clock import Clock
 from streamrl_operator.events import Events
-from streamrl_operator.handlers import Handlers
+from streamrl_operator.handlers import WORKERS, Handlers
 from streamrl_operator.kube import access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import Cluster
@@ -23,7 +23,7 @@ from streamrl_operator.leader import Leader, LeaseLostError
 from streamrl_operator.metrics import Metrics
 from streamrl_operator.reconcile import Reconciler
 from streamrl_operator.settings import OperatorSettings, from_environment
-from streamrl_operator.work import WorkQueue
+from streamrl_operator.work import Hands, WorkQueue
 
 LEASE_NAME = "streamrl-operator"
 
@@ -76,7 +76,7 @@ async def _serve(settings: OperatorSettings) -> None:
 
 
 def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, clock: Clock) -> Handlers:
-    queue = WorkQueue(clock=clock.monotonic)
+    queue, hands = WorkQueue(clock=clock.monotonic), Hands(WORKERS)
     cluster = Cluster(client, queue.add, namespaces=settings.planning.namespaces)
     metrics.gauge("queue_depth", "Jobs that are due and wait for a worker.", queue.depth)
     metrics.gauge("objects", "Objects in the caches.", lambda: sum(cluster.counts().values()))
@@ -86,8 +86,9 @@ def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, c
         settings=settings.planning,
         lives=settings.lives,
         clock=clock,
+        aside=hands.aside,
     )
-    return Handlers(cluster=cluster, reconciler=reconciler, queue=queue, metrics=metrics)
+    return Handlers(cluster=cluster, reconciler=reconciler, queue=queue, hands=hands, metrics=metrics)
 
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:

@@ -5,7 +5,8 @@ looked at. Decides nothing.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -56,14 +57,10 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
         return None, str(error)
 
 
-async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock, resync_s: float) -> Observed:
-    """Everything of the job at this moment."""
+def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock) -> Observed:
+    """Everything of the job at this moment, with the numbers that were read last."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     job, invalid = validated(raw)
-    found = [pod for pod in cluster.of_job(POD, key) if _is_worker(pod)]
-    is_scaled_by_us = job is not None and any(pool.scaling.auto is not None for pool in job.spec.generators)
-    every_s = min(resync_s, AUTO_LOOK_S) if is_scaled_by_us else resync_s
-    await _refresh(cluster, key, memory=memory, found=found, clock=clock, every_s=every_s)
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -73,12 +70,16 @@ async def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock
             str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key) if _is_pool(pool, key)
         },
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
-        pods=found,
+        pods=_workers(cluster, key),
         claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
         numbers=memory.numbers,
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _workers(cluster: Cluster, key: Key) -> list[dict[str, Any]]:
+    return [pod for pod in cluster.of_job(POD, key) if _is_worker(pod)]
 
 
 def _is_worker(pod: Object) -> bool:
@@ -103,18 +104,42 @@ def has_scheduler(found: list[dict[str, Any]]) -> bool:
     )
 
 
-async def _refresh(
-    cluster: Cluster, key: Key, *, memory: Memory, found: list[dict[str, Any]], clock: Clock, every_s: float
+async def refresh(
+    cluster: Cluster,
+    raw: Object,
+    *,
+    memory: Memory,
+    clock: Clock,
+    resync_s: float,
+    aside: Callable[[], AbstractAsyncContextManager[None]],
 ) -> None:
-    if not has_scheduler(found):
+    """Ask for the numbers, if a scheduler runs and it is time. `aside` is entered for the wait."""
+    key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
+    if not has_scheduler(_workers(cluster, key)):
         memory.numbers, memory.asked_s = None, None
         return
-    now_s = clock.monotonic()
-    if memory.asked_s is not None and now_s < memory.asked_s + every_s - min(_SOON_S, every_s / 10):
+    since_s = float("inf") if memory.asked_s is None else clock.monotonic() - memory.asked_s
+    is_soon = since_s < _due_s(resync_s)
+    if is_soon and (since_s < _due_s(min(resync_s, AUTO_LOOK_S)) or not _is_scaled_by_us(raw)):
         return
-    memory.asked_s = now_s
+    memory.asked_s = clock.monotonic()
+    async with aside():
+        page = await _page(cluster, key)
+    memory.numbers = page if isinstance(page, Mapping) else None
+
+
+def _due_s(every_s: float) -> float:
+    return every_s - min(_SOON_S, every_s / 10)
+
+
+def _is_scaled_by_us(raw: Object) -> bool:
+    job, _ = validated(raw)
+    return job is not None and any(pool.scaling.auto is not None for pool in job.spec.generators)
+
+
+async def _page(cluster: Cluster, key: Key) -> object:
     try:
-        page = await cluster.client.read_page(
+        return await cluster.client.read_page(
             namespace=key[0],
             service=names.scheduler(key[1]),
             port=names.PORT_NAME_SIGNALS,
@@ -123,5 +148,4 @@ async def _refresh(
         )
     except KubeError as error:
         log.info("no numbers", extra={"job": key[1], "namespace": key[0], "error": str(error)})
-        page = None
-    memory.numbers = page if isinstance(page, Mapping) else None
+        return None

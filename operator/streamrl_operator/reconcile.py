@@ -1,9 +1,9 @@
 """One look at one job, and what follows from it. Level-triggered: nothing depends on what has happened, only on what is.
 
     1  the job as it is known; one of another controller is left alone
-    2  being deleted: the next step of that (`ending.py`)
-    3  our finalizer, before anything is made
-    4  everything of the job, and the scheduler's numbers (`observe.py`)
+    2  the scheduler's numbers, if it is time (`observe.py`)
+    3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`ending.py`)
+    4  everything of the job (`observe.py`)
     5  what is to be done (`planning.life`, pure)
     6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`carry.py`)
     7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
@@ -11,6 +11,8 @@
 A look that is interrupted anywhere is made good by the next one.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -25,7 +27,7 @@ from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, of
 from streamrl_operator.kube.store import Key
-from streamrl_operator.observe import Memory, observe
+from streamrl_operator.observe import Memory, observe, refresh
 from streamrl_operator.planning import conditions, finish, stored
 from streamrl_operator.planning.conditions import READY, Aspect
 from streamrl_operator.planning.life import MANAGED_BY_US, decide
@@ -46,6 +48,8 @@ class Reconciler:
     settings: Settings
     lives: Lives
     clock: Clock
+    aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Entered while a look waits for a pod (`work.Hands`)."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -55,24 +59,35 @@ class Reconciler:
             KubeError: a request failed.
             NameTakenError: an object of that name is somebody else's.
         """
-        raw = self.cluster.known(RLJOB, *key)
+        raw = self._ours(key)
         if raw is None:
-            self._memories.pop(key, None)
             return None
-        leaving = bool(raw["metadata"].get("deletionTimestamp"))
-        if leaving and not ending.holds_finalizer(raw):
-            return None
-        if not leaving and not _is_ours(raw):
-            return None
+        memory = self._memory(key, uid=raw["metadata"]["uid"])
+        await refresh(
+            self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s, aside=self.aside
+        )
+        raw = self._ours(key)  # a pod that keeps silent takes seconds
+        if raw is None or raw["metadata"]["uid"] != memory.uid:
+            return 0.0
+        leaving = _is_leaving(raw)
         if not leaving and not ending.holds_finalizer(raw):
             raw = await ending.add_finalizer(self.cluster, raw)
-        memory = self._memory(key, uid=raw["metadata"]["uid"])
-        observed = await observe(self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s)
+        observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
         verdict = decide(observed, settings=self.settings)
         memory.scaling = verdict.scaling
         if leaving:
             return await self._leave(observed, verdict)
         return await self._carry_out(observed, verdict, memory)
+
+    def _ours(self, key: Key) -> dict[str, Any] | None:
+        """The job as it is known; None where there is nothing to do for us."""
+        raw = self.cluster.known(RLJOB, *key)
+        if raw is None:
+            self._memories.pop(key, None)
+            return None
+        if _is_leaving(raw):
+            return raw if ending.holds_finalizer(raw) else None
+        return raw if _is_ours(raw) else None
 
     def _memory(self, key: Key, *, uid: str) -> Memory:
         memory = self._memories.get(key)
@@ -214,6 +229,10 @@ def _key(obj: Object) -> Key:
 def _ends(observed: Observed, verdict: Verdict) -> bool:
     after = stored.job_status({"status": verdict.status})
     return finish.of_status(after) is not None and finish.of_status(stored.job_status(observed.raw)) is None
+
+
+def _is_leaving(raw: dict[str, Any]) -> bool:
+    return bool(raw["metadata"].get("deletionTimestamp"))
 
 
 def _is_ours(raw: dict[str, Any]) -> bool:

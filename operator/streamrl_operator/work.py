@@ -7,7 +7,8 @@ or cancellation. Bounded by the number of jobs that there are.
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from streamrl_operator.kube.reflector import pause_s
@@ -20,6 +21,33 @@ LONGEST_S = 60.0
 BURST, REFILL_S = 40.0, 2.0
 """So many looks at one job may follow each other at once, and one more each `REFILL_S`: whatever fights with us over an object, or
 changes without end, does not make us hot."""
+
+
+class Hands:
+    """How many looks go on at once.
+
+    A look that waits for a pod lets go of its hand for that time: pods that keep silent would hold all of them, and no job be looked at.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    async def take(self) -> None:
+        """Wait for a hand."""
+        await self._free.acquire()
+
+    def give_back(self) -> None:
+        """The look is over."""
+        self._free.release()
+
+    @asynccontextmanager
+    async def aside(self) -> AsyncIterator[None]:
+        """Without a hand in the block; waits for one at its end."""
+        self._free.release()
+        try:
+            yield
+        finally:
+            await self._free.acquire()
 
 
 @dataclass(slots=True)

@@ -114,6 +114,22 @@ class Cluster:
             raise NameTakenError(found)  # not kept: no watch would tell us when it goes
         return self._learn(found)
 
+    async def find_all(
+        self, objs: Iterable[Mapping[str, Any]], *, owner_uid: str
+    ) -> list[Object | NameTakenError | None]:
+        """`find` for each of them, asked for at once: a new job has dozens, and each answer would be waited for in turn.
+
+        Raises:
+            KubeError: a request failed.
+        """
+        finds = (self.find(obj, owner_uid=owner_uid) for obj in objs)
+        found: list[Object | NameTakenError | None] = []
+        for answer in await asyncio.gather(*finds, return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, NameTakenError):
+                raise answer
+            found.append(answer)
+        return found
+
     async def delete(self, obj: Mapping[str, Any], *, propagation: str = "Background") -> None:
         """Delete this very object; it may be gone already."""
         metadata, store = obj["metadata"], self._stores[of(obj)]

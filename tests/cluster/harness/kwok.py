@@ -3,7 +3,7 @@
     with ControlPlane(Settings(scheduler=True)) as plane:
         kwok.start(plane, nodes=20)
 
-Pods on its nodes become Running and Ready within a second or two; nothing runs in them.
+Pods on its nodes become Running and Ready within a second or two and stay so; nothing runs in them.
 """
 
 from cluster.harness import tools
@@ -12,6 +12,8 @@ from cluster.harness.flags import LOOPBACK
 from cluster.harness.processes import Server, free_port, wait_until
 
 READY_S = 60.0
+LEASE_S = 40
+"""Of a node, as a kubelet's. Without a Lease KWOK tells of a node once, and after 50 s its pods are not ready any more."""
 MARK = "kwok.x-k8s.io/node"
 """Annotation of the nodes that KWOK plays."""
 _ROOM = {"cpu": "256", "memory": "1Ti", "pods": "10000", "nvidia.com/gpu": "64"}
@@ -25,6 +27,7 @@ def start(plane: ControlPlane, *, nodes: int) -> Server:
         f"--kubeconfig={plane.kubeconfig}",
         "--manage-all-nodes=false",
         f"--manage-nodes-with-annotation-selector={MARK}=fake",
+        f"--node-lease-duration-seconds={LEASE_S}",
         f"--server-address={LOOPBACK}:{port}",
     )
     server = Server("kwok", command, log=plane.folder / "kwok.log", mark=plane.mark)

@@ -1,5 +1,6 @@
 """Whose an object is: found under a name that a job would use, by HTTP, before anything of it is written."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from streamrl import names
 from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
+from streamrl_operator.kube.errors import KubeError
 
 UID = "u-2"
 
@@ -86,3 +88,59 @@ async def test_leaves_the_rest_alone(
     there |= found
     with pytest.raises(NameTakenError):
         await cluster.find(wanted, owner_uid=UID)
+
+
+def named(name: str, *, owner: str = UID) -> dict[str, Any]:
+    """A Secret of that name."""
+    made = obj("Secret", owner=owner)
+    return made | {"metadata": made["metadata"] | {"name": name}}
+
+
+ANSWERS = {"ours": named("ours"), "foreign": named("foreign", owner="u-1"), "absent": None}
+
+
+async def answered(request: web.Request, asked: asyncio.Semaphore, all_asked: asyncio.Event) -> web.Response:
+    """Only when all that is asked for at once has arrived."""
+    await asked.acquire()
+    if asked.locked():
+        all_asked.set()
+    await all_asked.wait()
+    name = request.path.rpartition("/")[2]
+    if name == "broken":
+        return web.json_response({"code": 500, "reason": "InternalError"}, status=500)
+    found = ANSWERS[name]
+    return (
+        web.json_response({"code": 404, "reason": "NotFound"}, status=404)
+        if found is None
+        else web.json_response(found)
+    )
+
+
+@pytest.fixture
+async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """A cluster whose API server answers no read before so many have come."""
+    asked, all_asked = asyncio.Semaphore(request.param), asyncio.Event()
+
+    async def answer(each: web.Request) -> web.Response:
+        return await answered(each, asked, all_asked)
+
+    application = web.Application()
+    application.router.add_get("/{path:.*}", answer)
+    server = TestServer(application)
+    await server.start_server(shutdown_timeout=0.1)
+    async with Client(Access(server=str(server.make_url("")).rstrip("/"), tls=None), timeout_s=20.0) as client:
+        yield Cluster(client, changed=lambda *_: None)
+    await server.close()
+
+
+@pytest.mark.parametrize("waiting", [3], indirect=True)
+async def test_what_is_not_known_is_asked_for_at_once(waiting: Cluster) -> None:
+    ours, foreign, absent = await waiting.find_all([named(name) for name in ANSWERS], owner_uid=UID)
+    assert (ours, absent) == (named("ours"), None)
+    assert isinstance(foreign, NameTakenError)
+
+
+@pytest.mark.parametrize("waiting", [2], indirect=True)
+async def test_a_read_that_fails_ends_it(waiting: Cluster) -> None:
+    with pytest.raises(KubeError):
+        await waiting.find_all([named("ours"), named("broken")], owner_uid=UID)

@@ -1,5 +1,6 @@
 """What a pod serves is its author's word: it may lie, be large without end, or send the operator elsewhere with its token."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -10,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import UnavailableError
+from streamrl_operator.kube.kinds import SERVICE
 from streamrl_operator.planning import progress
 from support.observed_jobs import page
 
@@ -24,8 +26,14 @@ class Door:
     def __init__(self) -> None:
         self.serve: Serve = lambda _: web.json_response({})
         self.asked: list[str] = []
+        self.is_silent = False
+        self.waiting = asyncio.Semaphore(0)
+        """Released for each page that is asked for while it is silent."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == PROXY and self.is_silent:
+            self.waiting.release()
+            await asyncio.Event().wait()
         if request.path == PROXY:
             return self.serve(request)
         self.asked.append(request.path)
@@ -85,3 +93,14 @@ def test_the_token_is_in_no_text_of_its_holder() -> None:
 @pytest.mark.parametrize("step", [10**400, 10**30, float("inf"), float("nan"), -1, True, "3"])
 def test_numbers_that_no_status_can_hold_are_left_out(step: object) -> None:
     assert progress.count(page(step=step)["step"]) is None  # type: ignore[arg-type]
+
+
+async def test_pods_that_keep_silent_hold_up_no_other_request(client: Client, door: Door) -> None:
+    door.is_silent, pages = True, 64
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        reads = [tasks.create_task(numbers(client)) for _ in range(pages)]
+        for _ in range(pages):
+            await door.waiting.acquire()
+        assert await client.get(SERVICE, namespace="n", name="other") == {"step": 7}
+        for read in reads:
+            read.cancel()

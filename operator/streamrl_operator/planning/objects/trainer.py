@@ -32,6 +32,8 @@ _TRAINER_START_S = 1_800
 _SMALL = {"cpu": "100m", "memory": "512Mi"}
 """Requests beside the trainer's own; without limits, since data sets and warm-ups differ."""
 
+_RANKER_MEMORY = "2Gi"
+"""About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
 _REVISIONS_KEPT = 2
 
 
@@ -240,9 +242,17 @@ def _scheduler(plan: Plan) -> Container:
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S, starts_ready=True),
-        requests=_SMALL,
+        requests=_scheduler_requests(plan),
         sidecar=True,
     )
+
+
+def _scheduler_requests(plan: Plan) -> dict[str, str]:
+    """A ranker that needs torch runs in a process beside the scheduler, in its container."""
+    ranker = plan.job.spec.scheduling.ranker
+    if ranker is None or (ranker.language_model is None and ranker.policy_features is None):
+        return _SMALL
+    return {**_SMALL, "memory": _RANKER_MEMORY}
 
 
 def _trainer(plan: Plan, *, variables: environment.Variables, ports: Mapping[str, int]) -> Container:
