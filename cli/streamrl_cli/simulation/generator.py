@@ -4,8 +4,10 @@ Owns one replica's life: it connects, fetches and loads weights, makes what is i
 that it is in follows the generator's own rule (`generator/activity.py`). Does not own which replicas there are
 (`replicas.py`), nor the core (`shell.py`).
 
-Differences to the process (docs/simulator.md): progress is told when a sample ends; what a real one would have told before
-it died is told at its death.
+Differences to the process (docs/simulator.md): progress is told when a sample ends, and on the way only where the
+scheduler decides by it (`scheduling.rebalance` or `partialProgress`, while nothing waits); what a real one would have
+told before it died is told at its death. In such runs a sample that comes with tokens has them read: nothing is made for
+the time of as many tokens of a full batch; in others that takes no time.
 """
 
 import math
@@ -40,6 +42,7 @@ class _Running:
     begun_s: float
     made: float  # of the engine when it began
     to_go: int  # tokens when it began
+    told: int = 0  # units behind the prefix
 
 
 class Generator:
@@ -65,7 +68,9 @@ class Generator:
         self._fetching: pb.VersionName | None = None
         self._next: pb.VersionName | None = None
         """To be fetched afterwards."""
-        self._swapping = self._queued = self._draining = False
+        self._swapping = self._queued = self._draining = self._telling = False
+        self._read_s = 0.0
+        """Until then it reads what samples have brought."""
         self._idle_cause = "no_prompts"
         self._scheduled = -1
         """The engine's revision for which its next end is in the timeline."""
@@ -74,6 +79,11 @@ class Generator:
     def active(self) -> int:
         """Samples in the engine."""
         return len(self._engine)
+
+    @property
+    def step(self) -> int | None:
+        """Version in the engine; None: none yet."""
+        return self._versions[-1][1].step if self._versions else None
 
     @property
     def tokens(self) -> int:
@@ -173,6 +183,9 @@ class Generator:
             if end_s is not None:
                 self._shell.timeline.at(end_s, self._ended, self._scheduled)
         self._note()
+        if self._shell.tells_partials and self._running and not (self._queued or self._telling):
+            self._telling = True
+            self._shell.timeline.after(PARTIALS_INTERVAL_S, self._tell_running, background=True)
         if self._draining and not self._running:
             self._draining = False
             self._say(self._drained)
@@ -188,6 +201,24 @@ class Generator:
         self._running[request.lease] = _Running(sample, tokens, prefix, now_s, self._engine.made, to_go)
         self._engine.admit(request.lease, tokens=to_go, context=self._shell.prompt_tokens + tokens - to_go)
         self._measures.began(self.name, sample, now_s=now_s)
+        if prefix and self._shell.tells_partials:
+            self._read(prefix * self._shell.unit)
+
+    def _read(self, tokens: int) -> None:
+        """Nothing is made while a sample's tokens so far are read."""
+        slots = self.pool.slots
+        self._read_s = max(self._now_s, self._read_s) + tokens * self.pool.step_s[slots] / slots
+        self._pause()
+        self._shell.timeline.at(self._read_s, self._has_read)
+
+    def _has_read(self, _: object) -> None:
+        if not self.is_gone:
+            self._advance()
+            self._pause()
+            self._shell.touched[self.name] = self
+
+    def _pause(self) -> None:
+        self._engine.pause(paused=self._swapping or self._now_s < self._read_s)
 
     def _cancel(self, lease: int) -> None:
         run = self._running.pop(lease, None)
@@ -215,7 +246,7 @@ class Generator:
         self._shell.tell(lambda core, now_s: core.generator_progress(self.name, items=items, now_s=now_s))
 
     def _finish(self, lease: int, run: _Running, *, seconds: float) -> pb.Progress:
-        units = max(run.prefix + 1, self._shell.units(run.tokens)) - run.prefix
+        units = max(run.prefix + 1, self._shell.units(run.tokens)) - run.prefix - run.told
         data = _zeros(units)
         reason = "length" if run.tokens >= self._shell.max_tokens else "stop"
         return pb.Progress(
@@ -235,27 +266,42 @@ class Generator:
         if told_s <= run.begun_s:
             return None
         share = (told_s - run.begun_s) / (now_s - run.begun_s)
+        return self._gain(lease, run, tokens=int((self._engine.made - run.made) * share + _SLACK_TOKENS))
+
+    def _gain(self, lease: int, run: _Running, *, tokens: int) -> pb.Progress | None:
+        """What is new of a sample that has made so many tokens here and goes on; None: nothing."""
         whole = max(run.prefix + 1, self._shell.units(run.tokens)) - run.prefix
-        tokens = int((self._engine.made - run.made) * share + _SLACK_TOKENS)
-        units = min(tokens // self._shell.unit, whole - 1)
+        units = min(tokens // self._shell.unit, whole - 1) - run.told
         if units < 1:
             return None
-        data = _zeros(units)
-        return pb.Progress(
-            lease=lease, tokens=data, logprobs=data, spans=self._spans(run, units=units), prompt_tokens=_ZEROS
-        )
+        data, spans = _zeros(units), self._spans(run, units=units)
+        run.told += units
+        return pb.Progress(lease=lease, tokens=data, logprobs=data, spans=spans, prompt_tokens=_ZEROS)
+
+    def _tell_running(self, _: object) -> None:
+        """Of all that runs, as a process does by the clock."""
+        self._telling = False
+        if self.is_gone:
+            return
+        self._advance()
+        made = self._engine.made + _SLACK_TOKENS
+        gains = (self._gain(lease, run, tokens=int(made - run.made)) for lease, run in self._running.items())
+        items = [item for item in gains if item is not None]
+        if items:
+            self._say(partial(self._tell_progress, items))
+        self._shell.touched[self.name] = self
 
     def _spans(self, run: _Running, *, units: int) -> list[pb.VersionSpan]:
-        """Which version made which of the next `units`."""
+        """Which version made which of the next `units`, behind those that were told."""
         versions = self._versions
         if versions[-1][0] <= run.made:
             name = versions[-1][1]
             return [pb.VersionSpan(tokens=units, step=name.step, attempt=name.attempt)]
         spans: list[pb.VersionSpan] = []
-        given = 0
+        given, upto_all = run.told, run.told + units
         for place, (_, name) in enumerate(versions):
             last = place + 1 == len(versions)
-            upto = units if last else min(units, int((versions[place + 1][0] - run.made) // self._shell.unit))
+            upto = upto_all if last else min(upto_all, int((versions[place + 1][0] - run.made) // self._shell.unit))
             if upto > given:
                 spans.append(pb.VersionSpan(tokens=upto - given, step=name.step, attempt=name.attempt))
                 given = upto
@@ -281,7 +327,7 @@ class Generator:
             return
         self._advance()
         self._swapping = True
-        self._engine.pause(paused=True)
+        self._pause()
         self._shell.touched[self.name] = self
         seconds = self.pool.load_s
         self._measures.took(self.name, f"load {version.step}", seconds=seconds, now_s=self._now_s)
@@ -292,7 +338,7 @@ class Generator:
             return
         self._advance()
         self._swapping = False
-        self._engine.pause(paused=False)
+        self._pause()
         self._versions.append((self._engine.made, version))
         oldest = min((run.made for run in self._running.values()), default=math.inf)
         while len(self._versions) > 1 and self._versions[1][0] <= oldest:

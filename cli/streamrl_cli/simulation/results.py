@@ -29,6 +29,8 @@ class Outcome:
     """Of the simulator's heap."""
     core_calls: int
     reissued_samples: int
+    moved_samples: int = 0
+    """Of those that went on at another replica because it paid."""
 
     @property
     def steps(self) -> Sequence[StepRow]:
@@ -75,7 +77,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "staleness": _staleness(rows),
         "dropped_groups": _dropped(outcome.steps),
         "reissued_samples": outcome.reissued_samples,
-        "lost_samples": outcome.measures.lost_samples,
+        "moved_samples": outcome.moved_samples,
+        "lost_samples": max(0, outcome.measures.lost_samples - outcome.moved_samples),
         "sizes": [
             {"at_s": change.at_s, "pool": change.pool, "replicas": change.replicas, "reason": change.reason}
             for change in outcome.measures.sizes

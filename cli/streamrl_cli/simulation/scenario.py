@@ -64,7 +64,10 @@ class Pool(SpecModel):
 class Trainer(SpecModel):
     """Takes time, learns nothing."""
 
-    seconds_per_token: float = Field(default=0.0, ge=0, le=1, description="Time of one trained token.")
+    seconds_per_token: float = Field(default=0.0, ge=0, le=1, description="Time of one trained token of a completion.")
+    seconds_per_sample: float = Field(
+        default=0.0, ge=0, le=3600, description="Time of one trained sample besides, such as its prompt's."
+    )
     seconds_per_step: float = Field(default=0.0, ge=0, le=_DAY_S, description="Time of one optimiser step.")
     weight_bytes: int = Field(default=1, ge=1, le=2**50, description="Size of one version of the weights.")
     publish_seconds: float = Field(
@@ -148,6 +151,11 @@ class Scenario(SpecModel):
         description="The scheduler is told lengths in units of so many tokens: long completions then take less memory.",
     )
     pipeline: Pipeline = Field(description="As in an RLJob.")
+    batch_by_batch: bool = Field(
+        default=False,
+        description="Whether prompts of a batch come only when all samples of the batch before are scored and all generators "
+        "have a version for it, as where a trainer updates the weights and then asks for a batch; else when the scheduler asks.",
+    )
     scheduling: Scheduling = Field(default_factory=Scheduling, description="As in an RLJob.")
     pools: tuple[Pool, ...] = Field(min_length=1, max_length=64, description="Generator pools.")
     lengths: Lengths = Field(description="How long completions are.")
@@ -156,6 +164,13 @@ class Scenario(SpecModel):
     )
     curves_known: bool = Field(
         default=False, description="Whether the scheduler knows the latency curves at the start, or measures them."
+    )
+    partial_progress: bool = Field(
+        default=False,
+        description=(
+            "Whether replicas tell of running samples each second while nothing waits, and samples that come with tokens have to be read. "
+            "With scheduling.rebalance it is always so."
+        ),
     )
     trainer: Trainer = Field(default=Trainer(), description="The trainer.")
     rewards: Rewards = Field(default=Rewards(), description="Scoring.")

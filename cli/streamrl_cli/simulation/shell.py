@@ -6,7 +6,9 @@ Invariant, as of the real shell: all effects of one event are carried out before
 only take note when they are told something; they act in `settle`, when the moment's effects are done.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
@@ -38,6 +40,10 @@ class GeneratorPeer(Peer, Protocol):
 
     link_s: float
 
+    @property
+    def step(self) -> int | None:
+        """Version in the engine; None: none yet."""
+
     def take(self, command: pb.GeneratorCommand) -> None:
         """A command has arrived."""
 
@@ -64,6 +70,8 @@ class Shell:
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens
         self.prompt_tokens = scenario.prompt_tokens
+        self.tells_partials = scenario.partial_progress or scenario.scheduling.rebalance is not None
+        """Whether replicas tell of running samples while nothing waits."""
         self.calls = 0
         """Events that the core was told."""
         self.finished = False
@@ -76,6 +84,11 @@ class Shell:
         self._commit_s = scenario.journal.commit_seconds
         self._scores: list[fx.ScoreSample] = []
         self._prompts: list[fx.NeedPrompts] = []
+        """Asked for and not given, by rising index."""
+        self._batch_groups = scenario.pipeline.batch_groups
+        self._batch_samples = scenario.pipeline.batch_groups * scenario.group_size
+        self._batch_by_batch = scenario.batch_by_batch
+        self._staleness = scenario.pipeline.staleness
         self._written = self._durable = 0
         self._committing = self._scoring = False
         self._carry_out: dict[type, Callable[[Any], None]] = {
@@ -115,7 +128,7 @@ class Shell:
     def settle(self) -> None:
         """Until nothing more happens at this moment."""
         while True:
-            if self._prompts:
+            if self._prompts and self._prompts[0].first_index < self._prompts_there():
                 self._answer_prompts()
             elif self._scores and not self._scoring:
                 self._scoring = True
@@ -137,13 +150,28 @@ class Shell:
         else:
             act(what)
 
+    def _prompts_there(self) -> float:
+        """So many prompts, from the first on, may be given by now."""
+        if not self._batch_by_batch:
+            return math.inf
+        whole = self.measures.scored // self._batch_samples
+        if self._prompts[0].first_index >= self._batch_groups * (whole + 1):
+            return self._batch_groups * whole
+        steps = [one.step for one in self.generators.values()]
+        ready = bool(steps) and all(step is not None and step >= whole - self._staleness for step in steps)
+        return self._batch_groups * (whole + ready)
+
     def _answer_prompts(self) -> None:
+        there = self._prompts_there()
         asked, self._prompts[:] = self._prompts.copy(), []
-        prompts = [
-            fx.Prompt(split=need.split, index=index, text=self.lengths.text_of(index))
-            for need in asked
-            for index in range(need.first_index, need.first_index + need.count)
-        ]
+        prompts: list[fx.Prompt] = []
+        for need in asked:
+            given = int(min(max(0, there - need.first_index), need.count))
+            indices = range(need.first_index, need.first_index + given)
+            prompts += [fx.Prompt(split=need.split, index=i, text=self.lengths.text_of(i)) for i in indices]
+            if given < need.count:
+                rest = need.count - given
+                self._prompts.append(replace(need, first_index=need.first_index + given, count=rest))
         self.tell(lambda core, _: core.prompts_arrived(prompts))
 
     def _score(self, asked: Sequence[fx.ScoreSample]) -> None:

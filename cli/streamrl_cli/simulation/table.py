@@ -24,6 +24,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield "dropped groups  " + ", ".join(f"{reason} {count}" for reason, count in found["dropped_groups"].items())
     if found["lost_samples"] or found["reissued_samples"]:
         yield f"samples lost with their replica {found['lost_samples']}, issued again {found['reissued_samples']}"
+    if found["moved_samples"]:
+        yield f"samples moved to an emptier replica {found['moved_samples']}"
     yield from _sizes(found)
 
 

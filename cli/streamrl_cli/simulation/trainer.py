@@ -143,15 +143,17 @@ class Trainer:
 
     def _work(self) -> None:
         """Everything that has come goes into the engine."""
-        tokens = paid_bytes = 0
+        tokens = samples = paid_bytes = 0
         while self._inbox:
             group = self._inbox.popleft()
             self._gathered.append(group.group_id)
-            tokens += sum(self._shell.lengths.group(group.group_id))
+            lengths = self._shell.lengths.group(group.group_id)
+            tokens += sum(lengths)
+            samples += len(lengths)
             paid_bytes += group.size_bytes
         if paid_bytes:
             self._shell.tell(lambda core, _: core.credit(paid_bytes))
-        work_s = tokens * self._spec.seconds_per_token
+        work_s = tokens * self._spec.seconds_per_token + samples * self._spec.seconds_per_sample
         if len(self._gathered) >= self._batch_groups:
             self._during(_BUSY, work_s + self._spec.seconds_per_step, self._done, what=f"step {self._step}")
         elif work_s:

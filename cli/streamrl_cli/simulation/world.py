@@ -70,6 +70,7 @@ class World:
             events=self._shell.timeline.events,
             core_calls=self._shell.calls,
             reissued_samples=self._shell.core.view().reissued_samples,
+            moved_samples=self._shell.core.view().moved_samples,
         )
 
     def _start(self) -> None:

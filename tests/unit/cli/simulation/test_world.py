@@ -79,6 +79,33 @@ def test_training_overlaps_with_generation_where_staleness_lets_it(make: Make) -
     assert summary(pipelined)["staleness"] == {"0": 1, "1": 5}
 
 
+def test_a_batch_may_wait_for_the_whole_batch_before(make: Make) -> None:
+    rows = {"table": {"rows": [[10, 30]]}}
+    changes = {"pipeline": {"steps": 6, "mode": "StreamAsync"}, "lengths": rows, "trainer": {"secondsPerToken": 0}}
+    streamed = simulate(make(**changes))
+    called = simulate(make(**changes, batchByBatch=True))
+    check(called)
+    # streamed: the slot that is free after 10 tokens takes the next batch's; else it stays empty until the 30 are done
+    train_s = 0.5
+    assert called.trained_s == pytest.approx(0.4 + 6 * train_s)
+    assert max(row.makespan_s for row in called.steps) == pytest.approx(0.4)
+    assert max(row.makespan_s for row in streamed.steps) > 0.4
+
+
+def test_a_batch_that_waits_is_spread_over_all_generators(make: Make) -> None:
+    rows = {"table": {"rows": [[20, 20]]}}
+    two = {"pool": {"scaling": {"static": {"replicas": 2}}, "slots": 4}, "lengths": rows}
+    outcome = simulate(make(pipeline={"batchGroups": 2, "steps": 3}, batchByBatch=True, **two))
+    # one group on each, every time: else who loads a version first takes both
+    assert [row.makespan_s for row in outcome.steps] == pytest.approx([0.4] * 3)
+
+
+def test_a_sample_costs_training_time_beside_its_tokens(make: Make) -> None:
+    without = simulate(make())
+    costed = simulate(make(trainer={"secondsPerSample": 0.25}))
+    assert costed.trained_s - without.trained_s == pytest.approx(2 * 0.25)  # a group comes whole
+
+
 def test_weights_take_their_time_to_every_generator(make: Make) -> None:
     weights = {"weightBytes": 1000, "publishSeconds": 0.25}
     outcome = simulate(make(pipeline={"steps": 3}, trainer=weights, pool={"bandwidth": "500", "loadSeconds": 0.5}))

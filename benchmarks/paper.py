@@ -1,0 +1,6 @@
+"""The paper's tables, by simulation with the real code: `python benchmarks/paper.py`, the same as `python benchmarks/paper`. See docs/paper-tables.md."""
+
+from paper.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""`python benchmarks/paper`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paper.command import main
+
+main()

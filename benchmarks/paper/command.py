@@ -1,0 +1,176 @@
+"""`python benchmarks/paper`: runs everything, prints the tables, writes them into docs/paper-tables.md and the plots beside it."""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paper import fit, measured, resources, svg, tables
+from paper.calibration import calibrate
+from paper.facts import ELASTIC, LENGTHS, MODELS, THROUGHPUT
+from paper.holdout import Cell, calibration_cells, generation_cells, held_out, our_cells, setting, throughput_cells
+from paper.rule import QWEN, RULE, Knobs, instance_gpus
+from paper.runs import split
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "paper-tables.md"
+PLOTS = ROOT / "docs" / "images" / "paper"
+BEGIN, END = "<!-- written by benchmarks/paper: begin -->", "<!-- written by benchmarks/paper: end -->"
+BAND = {"half of the slots": Knobs(slots=0.5), "twice the slots": Knobs(slots=2.0)}
+"""Each is calibrated anew; Fig. 8 and 9 are run."""
+
+
+def main() -> None:
+    """Run, print, write."""
+    parser = argparse.ArgumentParser(prog="benchmarks/paper", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="hold-out alone, without band")
+    parser.add_argument("--no-band", action="store_true", help="without the band: a third of the runs")
+    parser.add_argument("--write", action="store_true", help="write docs/paper-tables.md and docs/images/paper")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="take earlier runs from there and keep new ones")
+    args = parser.parse_args()
+    if args.resume is not None:
+        measured.resume(args.resume)
+    begun_s = time.process_time()
+    lines, plots = [], {}
+    sections = [_calibration, _holdout] if args.quick else [_calibration, _holdout, _fits, _resources]
+    for section in sections:
+        for name, text in section(band=not (args.quick or args.no_band)):
+            if name.endswith(".svg"):
+                plots[name] = text
+            else:
+                print(text, flush=True)
+                lines.append(text)
+    took_s = time.process_time() - begun_s
+    lines.append(f"\nThe last call: {measured.RESULTS.runs} simulations, {took_s:.0f} s of processor time; seed 0.")
+    print(lines[-1])
+    if args.write:
+        _write(lines, plots)
+
+
+Section = Iterator[tuple[str, str]]
+
+
+def _calibration(*, band: bool) -> Section:
+    del band
+    yield "", "### Calibration\n"
+    yield (
+        "",
+        "| | GPUs of an instance | slots at 5K, 10K, 20K | scale s | GPU-ms a trained token | overhead |\n|---|---|---|---|---|---|",
+    )
+    for model in MODELS:
+        found, gpus = calibrate(model), instance_gpus(QWEN[model])
+        slots = ", ".join(str(setting(model, length, RULE).case(gpus).instance_slots) for length in LENGTHS)
+        ms = 1e3 * found.train_gpu_s
+        yield "", f"| {model} | {gpus} | {slots} | {found.scale:.2f} | {ms:.2f} | {found.overhead_s:.1f} s |"
+    cells = list(calibration_cells())
+    yield "", "\nResiduals of what was calibrated on:\n"
+    yield from _lines(tables.cells(cells))
+
+
+def _holdout(*, band: bool) -> Section:
+    found = list(held_out())
+    yield "", "\n### Hold-out\n"
+    yield "", tables.errors(found, mean=tables.AIM_MEAN, most=tables.AIM_MOST) + "\n"
+    yield from _lines(tables.by_table(found))
+    yield "", ""
+    yield from _lines(tables.cells(found, band=_band() if band else None))
+    yield "", "\nGPUs by Algorithm 1:\n\n| | " + " | ".join(LENGTHS) + " |\n|---|" + "---|" * len(LENGTHS)
+    for model in MODELS:
+        sizes = [split(setting(model, length, RULE)) for length in LENGTHS]
+        yield "", f"| {model} | " + " | ".join(f"{one.generator_devices}/{one.trainer_devices}" for one in sizes) + " |"
+    yield "", "\n### The defaults of this project in the same model\n"
+    yield (
+        "",
+        "Late binding, and batches that overlap, beside the paper's StreamRL-Async. The last column is not an error.\n",
+    )
+    yield from _lines(tables.cells(our_cells()))
+    yield from _throughput_plots(found, name="holdout")
+    names = [cell.name for cell in found if cell.table == "Fig. 9"]
+    yield "holdout-fig9.svg", _pair("Generation time at 20K by random dispatch", names, found, table="Fig. 9")
+
+
+def _band() -> tables.Band:
+    values: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for knobs in BAND.values():
+        for cell in [*throughput_cells(knobs), *generation_cells(knobs)]:
+            values[cell.table, cell.name].append(cell.ours)
+    return values
+
+
+def _fits(*, band: bool) -> Section:
+    del band
+    found = list(fit.cells())
+    yield "", "\n### Fit\n"
+    yield "", tables.errors(found, mean=tables.FIT_MEAN, most=tables.FIT_MOST) + "\n"
+    yield (
+        "",
+        "| | scale | GPU-ms a trained token | fixed part of a step | overhead of colocation | slots at 20K | GPUs | lengths |\n"
+        + "|---" * 8
+        + "|",
+    )
+    for one in fit.FITS:
+        factors = ", ".join(f"{factor:g}" for factor in one.factors)
+        yield (
+            "",
+            f"| {one.model} | {one.scale:.3g} | {1e3 * one.train_gpu_s:.3g} | {one.step_s:g} s | {one.overhead_s:g} s | {one.slots} | "
+            f"{one.gpus[0]}/{one.gpus[1]} | {factors} |",
+        )
+    yield "", ""
+    yield from _lines(tables.cells(found))
+    yield from _throughput_plots(found, name="fit")
+
+
+def _resources(*, band: bool) -> Section:
+    del band
+    yield "", "\n### Fig. 10: GPUs for which stage\n"
+    yield "", "| | profile | Algorithm 1 | the paper's choice | generation | training | gain |\n" + "|---" * 7 + "|"
+    for row in [*resources.from_the_papers_points(), *resources.from_the_rule()]:
+        sizes, paper = (f"{x}/{y}" for x, y in (row.sizes, row.paper))
+        yield (
+            "",
+            f"| {row.model} | {row.profile} | {sizes} | {paper} | {row.generation:.2f} | {row.training:.2f} | {row.gain:.2f}x |",
+        )
+    trace = resources.elastic_trace()
+    yield "", "\n### Fig. 11: the elastic trace\n"
+    yield "", "| | " + " | ".join(str(gpus) for gpus, _ in ELASTIC) + " |\n|---" + "|---" * len(ELASTIC) + "|"
+    for name, points in (("the paper, iteration", ELASTIC), ("ours, steps done", trace)):
+        first = dict(reversed(points))
+        yield "", f"| {name} | " + " | ".join(str(first.get(gpus, "-")) for gpus, _ in ELASTIC) + " |"
+    series = {
+        name: [(float(step), float(gpus)) for gpus, step in points]
+        for name, points in (("paper", ELASTIC), ("ours", trace))
+    }
+    yield "fig11.svg", svg.stairs("GPUs of generation", series, end=30.0, x_title="iteration")
+    yield "", "\n### Fig. 12: what a simulation can say\n"
+    for system, counts in resources.ages().items():
+        whole = sum(counts.values())
+        shares = ", ".join(f"{age}: {count / whole:.0%}" for age, count in counts.items())
+        yield "", f"- {system}, 32B at 20K: age in steps of the groups trained on: {shares}"
+
+
+def _lines(lines: Iterator[str]) -> Section:
+    return (("", line) for line in lines)
+
+
+def _throughput_plots(found: Sequence[Cell], *, name: str) -> Section:
+    for system in THROUGHPUT:
+        mine = [cell for cell in found if cell.table == system]
+        if mine:
+            names = [cell.name for cell in mine]
+            yield f"{name}-{system.lower()}.svg", _pair(f"{system}, samples/s ({name})", names, mine, table=system)
+
+
+def _pair(title: str, names: Sequence[str], found: Sequence[Cell], *, table: str) -> str:
+    mine = [cell for cell in found if cell.table == table]
+    return svg.bars(title, names, {"paper": [cell.paper for cell in mine], "ours": [cell.ours for cell in mine]})
+
+
+def _write(lines: Sequence[str], plots: dict[str, str]) -> None:
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    for name, text in plots.items():
+        (PLOTS / name).write_text(text, encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
