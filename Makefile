@@ -54,7 +54,7 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 	PYTHON=$(CURDIR)/$(BIN)/python UV=$(CURDIR)/$(BIN)/uv tools/check_light.sh
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
-	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 soak: install check-tree ## the long tests: kills with torch, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)

@@ -80,13 +80,14 @@ def _is_simulated(job: RLJob) -> bool:
 
 
 def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
-    packages = [] if _is_simulated(job) else ["torch", "transformers"]
+    ranker = job.spec.scheduling.ranker
+    learned = ranker is not None and ranker.key in ("languageModel", "policyFeatures")
+    field = "spec.scheduling.ranker" if _is_simulated(job) and learned else "spec.trainer.engine"
+    packages = ["torch", "transformers"] if learned or not _is_simulated(job) else []
     for package in ["grpc", *packages]:
         if importlib.util.find_spec(package) is None:
             fix = "install streamrl[worker]"
-            yield UserError(
-                field="spec.trainer.engine", rule=f"needs the package {package}, which is not installed", fix=fix
-            )
+            yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=fix)
 
 
 def _check_ranker(job: RLJob, base_dir: Path) -> Iterator[UserError]:

@@ -66,7 +66,9 @@ def _run(pods: Pods) -> None:
     pods.start("trainer")
     wait_for(lambda: "all 2 ranks are there" in pods.text("trainer"), what=f"the ranks to meet; {pods.logs()}")
     pods.kill(worker)
-    assert pods.wait("trainer") == EXIT_RANK_LOST, "what is counted is the pod that was lost, not the one that missed it"
+    assert pods.wait("trainer") == EXIT_RANK_LOST, (
+        "what is counted is the pod that was lost, not the one that missed it"
+    )
     pods.start("trainer")
     pods.start_worker()
     wait_for(lambda: pods.numbers().get("result"), what=f"the result; {pods.logs()}", deadline_s=DEADLINE_S)

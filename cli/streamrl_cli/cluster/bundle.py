@@ -49,7 +49,8 @@ def bundle_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     """What keeps the job's functions and files from reaching its pods."""
     if job.spec.task.code is not None:
         return []  # whoever names a ConfigMap has made it
-    problems = [*_function_problems(job, base_dir), *_data_problems(job, base_dir), *_model_problems(job)]
+    problems = [*_function_problems(job, base_dir), *_data_problems(job, base_dir)]
+    problems += [*_model_problems(job), *_ranker_problems(job)]
     if not problems and (size := collect(job, base_dir=base_dir).bytes) > MAX_BYTES:
         rule = f"and the data files beside the job file must be at most 1 MiB for a ConfigMap, are {size / MIB:.1f} MiB"
         problems.append(UserError(field="spec.task: modules", rule=rule, fix=_ON_A_VOLUME))
@@ -153,6 +154,18 @@ def _model_problems(job: RLJob) -> Iterator[UserError]:
             field="spec.model.path.directory",
             rule="must be an absolute path in the pod: a model does not go into a ConfigMap",
             got=model.directory,
+            fix=_ON_A_VOLUME,
+        )
+
+
+def _ranker_problems(job: RLJob) -> Iterator[UserError]:
+    ranker = job.spec.scheduling.ranker
+    path = getattr(ranker.value, "path", None) if ranker is not None else None
+    if ranker is not None and path is not None and not Path(path).is_absolute():
+        yield UserError(
+            field=f"spec.scheduling.ranker.{ranker.key}.path",
+            rule="must be an absolute path in the pod: a ranker does not go into a ConfigMap",
+            got=path,
             fix=_ON_A_VOLUME,
         )
 

@@ -61,9 +61,21 @@ class Dispatch(OneOf):
     auto: Auto | None = Field(default=None, description="Which of them pays now, by modelled makespan.")
 
 
+class Rebalance(SpecModel):
+    """Long samples that run go on, with their tokens, on an emptier generator, when nothing waits for a slot and the model says that it pays."""
+
+    gain_percent: float = Field(
+        default=5.0,
+        ge=0,
+        le=50,
+        description="Least modelled gain, in percent of the time until both generators are done, before samples move.",
+    )
+    max_moves: int = Field(default=2, ge=1, le=10, description="A sample moves at most so often.")
+
+
 LengthSignal = Literal["History", "Siblings", "Ranker"]
 RankerPath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-"""A file that `streamrl rank` wrote; a relative path begins at the job file's directory."""
+"""A file or folder that `streamrl rank` wrote; a relative path begins at the job file's directory."""
 
 
 class HashingRanker(SpecModel):
@@ -80,11 +92,38 @@ class ScoresRanker(SpecModel):
     path: RankerPath = Field(description="File of `streamrl rank score --out`.")
 
 
+class LanguageModelRanker(SpecModel):
+    """A small fine-tuned transformers model in a process of its own; it is tuned on with finished groups while the run goes on."""
+
+    path: RankerPath = Field(description="Folder of `streamrl rank fit --ranker languageModel`.")
+    cpu_percent: int = Field(
+        default=20,
+        ge=0,
+        le=100,
+        description="Share of one core that tuning may take, after scoring; 0 = it is never tuned.",
+    )
+    refit_pairs: int = Field(
+        default=256, ge=16, le=2048, description="Finished groups after which a round of tuning begins."
+    )
+
+
+class PolicyFeaturesRanker(SpecModel):
+    """A regression on features of a frozen model, in a process of its own; it learns nothing during the run."""
+
+    path: RankerPath = Field(description="Folder of `streamrl rank fit --ranker policyFeatures`.")
+
+
 class Ranker(OneOf):
     """What orders prompts by the expected length of their completions."""
 
     hashing: HashingRanker | None = Field(default=None, description="A light model that learns during the run.")
     scores: ScoresRanker | None = Field(default=None, description="A table made before the run.")
+    language_model: LanguageModelRanker | None = Field(
+        default=None, description="A small language model in a process of its own, tuned during the run."
+    )
+    policy_features: PolicyFeaturesRanker | None = Field(
+        default=None, description="A regression on features of the frozen policy, in a process of its own."
+    )
 
 
 class Scheduling(SpecModel):
@@ -105,6 +144,9 @@ class Scheduling(SpecModel):
         default_factory=lambda: Dispatch.model_validate({"lateBinding": {}}),
         description="Which waiting sample a free slot takes.",
     )
+    rebalance: Rebalance | None = Field(
+        default=None, description="Long samples move to emptier generators when it pays; absent = none ever moves."
+    )
     lease_seconds: float = Field(
         default=15.0, ge=1, le=3600, description="A generator silent for so long is dead; its samples are issued again."
     )
@@ -119,7 +161,18 @@ class Scheduling(SpecModel):
             raise ValueError(f"ranker and the length signal Ranker must be given together, got {got}")
         return self
 
+    @model_validator(mode="after")
+    def _siblings_have_company(self) -> Self:
+        """Alone they would order nothing: when a group begins, none of it has finished; dispatch would be fifo, and say nothing of it."""
+        if set(self.length_signals) == {"Siblings"}:
+            raise ValueError("the length signal Siblings orders nothing alone: add History or Ranker, or give []")
+        return self
+
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
+        (
+            "self.lengthSignals.size() == 0 || self.lengthSignals.exists(signal, signal != 'Siblings')",
+            "the length signal Siblings orders nothing alone: add History or Ranker, or give []",
+        ),
         (
             "has(self.ranker) == ('Ranker' in self.lengthSignals)",
             "ranker and the length signal Ranker must be given together",

@@ -9,11 +9,14 @@ Tells generators without work why there is none.
     2. samples of begun groups, oldest version first
     3. the next group by the plan, if the staleness window and the buffer let one begin
 
-A plan may have two sides, each with generators of its own. What is left of one side goes to a generator of the
-other when nobody of its own could take it: under a strict plan nobody who serves and may begin a group, else
-nobody with a free slot. So no group waits for ever for generators that are gone.
+Where all that waits has room at once, generators that still load the version that others have loaded get their share kept for them.
+
+A plan may have two sides, each with generators of its own. What is left of one side, begun groups as well, goes to a
+generator of the other when nobody of its own could take it: under a strict plan nobody who serves and may begin a
+group (go on with it), else nobody with a free slot. So no group waits for ever for generators that are gone.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
@@ -21,6 +24,8 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups import Group
 from streamrl_workers.scheduler.parts import Parts
+
+_Sides = tuple[tuple[bool, bool], ...]
 
 
 class Assignment:
@@ -37,30 +42,38 @@ class Assignment:
         self._evaluator = parts.evaluator
         self._planner = parts.planner
         self._last: tuple[object, ...] = ()
+        self._coming: dict[str, Generator] = {}
         self.open = False
         """False until the trainer has said what it holds: before that the room in its step is not known."""
         self.ended = False
 
     def fill(self) -> None:
-        """Give every free slot what it can take."""
+        """Give every free slot what it can take; not while a batch is planned in portions, whose longest come last as often as first."""
+        if (
+            self._planner.in_portions
+            and self._waiting.samples < self._settings.batch_groups * self._settings.group_size
+        ):
+            return
+        self._coming = self._expected()
         candidates = self._candidates()
         left = self._serve(candidates, crossing=False)
         if left and self._waiting.plan.tail_generators:
             left = self._cross(left)
+        waiting = self._waits(self._sides(), self._begun_sides())
         for generator in left:
-            self._tell_idle(generator)
-        waiting = {tail: self._waits_for(tail=tail) for tail in (False, True)}
+            self._tell_idle(generator, waiting=waiting[self._of_tail(generator)])
         for generator in candidates:
             self._tell_waiting(generator, waiting=waiting[self._of_tail(generator)])
 
     def _candidates(self) -> list[Generator]:
         """Generators to look at: all with free slots if anything changed that bears on them, else those whose slots did."""
+        sides, begun = self._sides(), self._begun_sides()
         situation = (
             self._waiting.revision,
             self._waiting.samples > 0,
-            self._sides(),
-            self._waits_for(tail=False),
-            self._waits_for(tail=True),
+            sides,
+            begun,
+            self._waits(sides, begun),
             self._evaluator.version,
             self._evaluator.waiting,
             self._window.situation(),
@@ -70,6 +83,7 @@ class Assignment:
             self._production.answering > 0,
             self.open,
             self.ended,
+            len(self._coming),
         )
         names = self._fleet.take_touched()
         if situation == self._last:
@@ -81,24 +95,46 @@ class Assignment:
 
     def _serve(self, generators: Iterable[Generator], *, crossing: bool) -> list[Generator]:
         """Fill slots until they are full or nothing is left for them; those with free slots at the end."""
-        heap = [self._offer(generator) for generator in generators]
+        here = {generator.generator_id: generator for generator in generators}
+        heap = [self._fleet.offer(generator) for generator in (here | self._coming).values()]
         heapify(heap)
         left = []
+        kept: Counter[str] = Counter()
+        """Samples that wait for a generator that is coming, by its name."""
         while heap:
-            generator = self._fleet.free[heappop(heap)[2]]
-            if not self._give(generator, crossing=crossing):
+            generator = self._fleet.free[name := heappop(heap)[2]]
+            coming = name in self._coming
+            begins = not coming and (not kept or self._waiting.samples > kept.total())
+            if name in here and self._give(generator, crossing=crossing, begins=begins):
+                if generator.free > kept[name]:
+                    heappush(heap, self._fleet.offer(generator, more=kept[name]))
+            elif coming and self._waiting.samples > kept.total() and generator.free > kept[name]:
+                kept[name] += min(self._settings.group_size, generator.free - kept[name])
+                heappush(heap, self._fleet.offer(generator, more=kept[name]))
+            elif name in here:
                 left.append(generator)
-            elif generator.free > 0:
-                heappush(heap, self._offer(generator))
         return left
 
-    def _offer(self, generator: Generator) -> tuple[float, float, str]:
-        """How fast one more sample would run there."""
-        active = len(generator.leases)
-        return self._fleet.curve(generator).at(active + 1), active / generator.slots, generator.generator_id
+    def _expected(self) -> dict[str, Generator]:
+        """Generators that will be there soon and for which something is left, where all that waits has room at once.
 
-    def _give(self, generator: Generator, *, crossing: bool) -> bool:
-        """One portion for the generator, if there is any; `crossing`: from the other side."""
+        With S = 0 generators load each step's version one after the other: who is first would else be filled to the brim, and
+        as slow as that makes it, while others have nothing. Where more waits than there is room for, it makes no difference.
+        """
+        if not self._waiting.samples or self._waiting.plan.tail_generators:
+            return {}
+        coming = self._fleet.coming()
+        if not coming or sum(generator.free for generator in self._fleet.free.values()) <= self._waiting.samples:
+            return {}
+        return {name: generator for name, generator in coming.items() if self._will_begin(generator)}
+
+    def _will_begin(self, generator: Generator) -> bool:
+        """Whether groups may begin with it under the version that it loads, and not under the one that it has."""
+        now = generator.step is not None and self._may_begin(generator.step)
+        return not now and generator.told is not None and self._may_begin(generator.told[1])
+
+    def _give(self, generator: Generator, *, crossing: bool, begins: bool) -> bool:
+        """One portion for the generator, if there is any; `crossing`: from the other side; `begins`: also of a group that begins with it."""
         version = generator.step
         if version is None or version > self._window.step or self.ended:
             return False
@@ -107,14 +143,25 @@ class Assignment:
             return True
         if not self.open:
             return False
-        group = self._waiting.first_open()
-        if group is None or not self._may_go_on(group, version=version):
-            tail = self._of_tail(generator) != crossing
-            group = self._waiting.first_fresh(tail=tail)
+        tail = self._of_tail(generator)
+        group = self._open_for(tail=tail, version=version)
+        if group is None and not begins:
+            return False
+        if group is None:
+            group = self._waiting.first_fresh(tail=tail != crossing)
             if group is None or not self._may_begin(version):
                 return False
         self._give_group(group, generator)
         return True
+
+    def _open_for(self, *, tail: bool, version: int) -> Group | None:
+        """The begun group that a generator of this side and version takes: the oldest of those that nobody nearer could take."""
+        own, other = (self._waiting.first_open(tail=side) for side in (tail, not tail))
+        if other is not None and (not self._may_go_on(other, version=version) or self._goes_on(other, tail=not tail)):
+            other = None
+        if own is not None and not self._may_go_on(own, version=version):
+            own = None
+        return min((group for group in (own, other) if group is not None), key=_age, default=None)
 
     def _give_group(self, group: Group, generator: Generator) -> None:
         for _ in range(min(generator.free, len(group.waiting))):
@@ -146,9 +193,10 @@ class Assignment:
         for generator in generators:
             deserted = rest if self._of_tail(generator) else tail
             (takers if deserted else others).append(generator)
-        return others + self._serve(takers, crossing=True)
+        left = self._serve(others, crossing=False)  # begun groups for which there was room on their side before
+        return left + self._serve(takers, crossing=True)
 
-    def _sides(self) -> tuple[tuple[bool, bool], ...]:
+    def _sides(self) -> _Sides:
         """Of the rest and of the tail: whether groups wait, and are served. () without sides."""
         if not self._waiting.plan.tail_generators:
             return ()
@@ -161,7 +209,8 @@ class Assignment:
         One that is loading a version under which a group may begin counts: with S = 0 all do so at each step's begin.
         """
         window = self._window
-        usable = {version for version in range(window.oldest, window.step + 1) if window.may_begin(version)}
+        known = range(max(window.oldest, 0), window.step + 1)
+        usable = {version for version in known if window.may_begin(version)}
         return bool(usable) and any(
             generator.serves and (generator.step in usable or generator.highest_told in usable)
             for generator in self._of_side(tail=tail)
@@ -175,28 +224,52 @@ class Assignment:
             return (generator for name in names if (generator := among.get(name)) is not None)
         return (generator for name, generator in among.items() if name not in names)
 
-    def _waits_for(self, *, tail: bool) -> bool:
-        """Whether samples wait that a generator of the side may take."""
-        if self._evaluator.waiting or not self._waiting.plan.tail_generators:
-            return self._waiting.samples + self._evaluator.waiting > 0
-        return self._waiting.first_open() is not None or self._waiting.first_fresh(tail=tail) is not None
+    def _begun_sides(self) -> _Sides:
+        """The same for the begun groups that are next."""
+        if not self._waiting.plan.tail_generators:
+            return ()
+        return tuple(
+            (group is not None, group is not None and self._goes_on(group, tail=tail))
+            for tail in (False, True)
+            for group in [self._waiting.first_open(tail=tail)]
+        )
+
+    def _goes_on(self, group: Group, *, tail: bool) -> bool:
+        """Whether a generator of the side takes the begun group: as `_served`, at a version that it may go on with."""
+        known = range(self._window.step + 1)
+        return any(
+            version is not None and version in known and self._may_go_on(group, version=version)
+            for generator in self._of_side(tail=tail)
+            if generator.serves
+            for version in (generator.step, generator.highest_told)
+        )
+
+    def _waits(self, *kinds: _Sides) -> tuple[bool, bool]:
+        """Whether samples wait that a generator of the rest, and one of the tail, may take: of its side, or by crossing."""
+        if self._evaluator.waiting or not all(kinds):
+            waits = self._waiting.samples + self._evaluator.waiting > 0
+            return waits, waits
+        rest = any(own[0] or (other[0] and not other[1]) for own, other in kinds)
+        tail = any(own[0] or (other[0] and not other[1]) for other, own in kinds)
+        return rest, tail
 
     # ---- why nothing
 
-    def _tell_idle(self, generator: Generator) -> None:
-        cause = self._cause(generator)
+    def _tell_idle(self, generator: Generator, *, waiting: bool) -> None:
+        cause = self._cause(generator, waiting=waiting)
         if generator.idle_cause != cause:
             generator.idle_cause = cause
             self._outbox.idle(generator.generator_id, cause)
 
-    def _cause(self, generator: Generator) -> str:
+    def _cause(self, generator: Generator, *, waiting: bool) -> str:
+        """`waiting`: whether samples wait that it may take."""
         if self._production.answering and not (self.ended or self._waiting.samples):
             return "no_prompts"  # what the model reads next is not there yet
         if self.ended or (self._planner.all_planned() and not self._waiting.samples and not self._evaluator.waiting):
             return "ended"
         if generator.step is None or not self.open:
             return "no_weights"
-        if self._waiting.samples and not self._waits_for(tail=self._of_tail(generator)):
+        if self._waiting.samples and not waiting:
             return "no_prompts"  # what waits is for the other side's generators
         if self._waiting.samples:
             return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else self._not_yet
@@ -211,3 +284,9 @@ class Assignment:
         if generator.told_waiting != waiting:
             generator.told_waiting = waiting
             self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(queue=pb.QueueState(waiting=waiting)))
+
+
+def _age(group: Group) -> tuple[int, int]:
+    """Smaller for those that began earlier."""
+    assert group.begun is not None
+    return group.begun, group.group_id

@@ -9,12 +9,13 @@ out in order (`shell/executor.py`). The parts decide one thing each:
     evaluation.py   held-out evaluation                 announce.py     which weights generators use
     handover.py     trainer, steps, attempts            life.py         which event may follow which state
     dispatch/       in which order, and on which side
+    rebalancing/    what goes on elsewhere
 
 Invariants: those of design.md section 7, numbers 1 and 2 first of all; every method leaves a state in
 which nothing that can be done now is left undone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.accounting import StepSummary
@@ -43,12 +44,14 @@ from streamrl_workers.scheduler.fleet import Fleet, Generator, welcome
 from streamrl_workers.scheduler.groups import GroupTable
 from streamrl_workers.scheduler.handover import HandOver, HistoryError, MismatchError
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
+from streamrl_workers.scheduler.lengths.asking import Asking
 from streamrl_workers.scheduler.life import Event, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.parts import Parts
 from streamrl_workers.scheduler.pool_view import pool_view, pool_views
 from streamrl_workers.scheduler.production import Production
 from streamrl_workers.scheduler.prompts import Planner
+from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.recovery import frontier, restore
 from streamrl_workers.scheduler.settings import Settings
 from streamrl_workers.scheduler.staleness import Window
@@ -91,8 +94,11 @@ class Core:
             fleet=self._parts.fleet,
             groups=self._parts.groups,
             group_size=settings.group_size,
+            lengths=self._parts.production.lengths,
         )
         self._assignment = Assignment(self._parts)
+        self._asking = Asking(self._parts)
+        self._rebalancer = Rebalancer(self._parts)
         self._parts.production.on_scored = self._handover.scored
         self._exported = False
         self._ending = recovered.ended
@@ -111,6 +117,7 @@ class Core:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Call several times a lease: silent generators, deadlines, repeated announcements."""
+        self._parts.fleet.now_s = now_s
         for generator in self._parts.fleet:
             if not generator.silent and now_s - generator.heard_s > self._settings.lease_s:
                 self._revoke(generator, cancel=True)
@@ -131,6 +138,17 @@ class Core:
                 self._parts.evaluator.arrived(prompt)
             else:
                 self._parts.planner.arrived(prompt)
+                self._parts.production.lengths.expect(prompt.text)
+        return self._settle()
+
+    def prompts_ranked(self, scores: Mapping[int, float]) -> list[Effect]:
+        """Answers to AskRanker: scores by prompt key, in any portions."""
+        self._asking.answered(scores)
+        return self._settle()
+
+    def rank_some(self) -> list[Effect]:
+        """Answer to RankSome: one portion of what the ranker has put off."""
+        self._asking.work()
         return self._settle()
 
     def scores_arrived(self, scores: Sequence[Score]) -> list[Effect]:
@@ -185,6 +203,7 @@ class Core:
 
     def generator_alive(self, generator_id: str, *, now_s: float, reading: Reading | None = None) -> list[Effect]:
         """A heartbeat; `reading`: what it says of the generator's speed."""
+        self._parts.fleet.now_s = now_s
         generator = self._parts.fleet.get(generator_id)
         if generator is not None and reading is not None:
             self._parts.fleet.beat(generator, reading)
@@ -199,8 +218,7 @@ class Core:
         """The generator's next tokens are of this version."""
         generator = self._heard(generator_id, now_s)
         if generator is not None:
-            generator.version = (version.attempt, version.step)
-            self._parts.fleet.settle(generator)
+            self._parts.fleet.loaded(generator, (version.attempt, version.step))
             self._announcer.changed()
         return self._settle()
 
@@ -334,6 +352,7 @@ class Core:
             prompts_ready=parts.planner.ready,
             ignored_progress=self._ignored_progress,
             reissued_samples=parts.production.reissued,
+            moved_samples=parts.production.moved,
             dropped_groups=dict(parts.groups.dropped),
             score_failures=dict(parts.production.failures),
         )
@@ -341,6 +360,7 @@ class Core:
     # ---- inside: generators
 
     def _heard(self, generator_id: str, now_s: float) -> Generator | None:
+        self._parts.fleet.now_s = now_s
         generator = self._parts.fleet.get(generator_id)
         if generator is not None:
             generator.heard_s = now_s
@@ -401,7 +421,9 @@ class Core:
             self._parts.planner.plan()
             self._handover.hand_over()
             self._replanning.refresh()
+            self._rebalancer.look()
             self._assignment.fill()
+            self._asking.ask()
             self._fail_if_hopeless()
             self._end_if_done()
         return self._outbox.take()

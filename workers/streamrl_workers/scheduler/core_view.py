@@ -42,6 +42,8 @@ class CoreView:
     """Progress items of unknown or revoked leases, since the start."""
     reissued_samples: int
     """Since the start."""
+    moved_samples: int
+    """Samples that went on at another generator because it paid, since the start."""
     dropped_groups: Mapping[str, int]
     """Reason -> groups, since the start."""
     score_failures: Mapping[str, int]

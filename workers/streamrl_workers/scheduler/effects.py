@@ -144,6 +144,21 @@ class NeedPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSome:
+    """A ranker has put work off: the shell calls `core.rank_some()` soon, between other events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRanker:
+    """For a ranker that answers later. The shell answers `core.prompts_ranked(scores)`, in any portions, or never."""
+
+    prompts: tuple[tuple[int, str], ...]
+    """To score: (prompt key, text)."""
+    pairs: tuple[tuple[str, float], ...]
+    """To learn: (text, mean completion tokens)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToGenerator:
     """Send a command to one generator."""
 
@@ -191,7 +206,19 @@ class Failed:
     reason: str
 
 
-Effect = NeedPrompts | ScoreSample | PlayTurn | ToGenerator | ToTrainer | HandGroup | Write | Finished | Failed
+Effect = (
+    NeedPrompts
+    | RankSome
+    | AskRanker
+    | ScoreSample
+    | PlayTurn
+    | ToGenerator
+    | ToTrainer
+    | HandGroup
+    | Write
+    | Finished
+    | Failed
+)
 
 
 # ---------------------------------------------------------------- recovery

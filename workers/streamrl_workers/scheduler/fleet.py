@@ -18,6 +18,8 @@ from streamrl_workers.scheduler.effects import GeneratorInfo
 Version = tuple[int, int]
 """Attempt, step."""
 
+LOAD_PATIENCE, LOAD_GRACE_S = 2.0, 0.5
+"""A generator is expected to have loaded a version after so many times what the quickest took, and so many seconds."""
 IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "turn", "ended")
 """Why a generator with a free slot gets nothing."""
 
@@ -33,6 +35,8 @@ class Lease:
     version_step: int
     """Version that the generator had at issue: its tokens are of this one or a newer one."""
     evaluation: bool = False
+    moves: int = 0
+    """So often the sample was moved to another generator, since it was last issued from the queue."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Generator:
     leases: dict[int, Lease] = field(default_factory=dict)
     told: Version | None = None
     """Version that it was last told to load."""
+    told_s: float = 0.0
+    """When that was."""
     highest_told: int = -1
     """Highest number among those that it may still load."""
     failed: bool = False
@@ -100,6 +106,10 @@ class Fleet:
         self._touched: set[str] = set()
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
+        self.now_s = 0.0
+        """Of the newest event that came with a time."""
+        self._quickest: tuple[Version, float] | None = None
+        """The newest version that one has loaded, and the seconds that the quickest of them took."""
 
     def __iter__(self) -> Iterator[Generator]:
         return iter(self._generators.values())
@@ -145,6 +155,28 @@ class Fleet:
         else:
             self.free.pop(generator.generator_id, None)
 
+    def loaded(self, generator: Generator, version: Version) -> None:
+        """It has the version now."""
+        if generator.told == version:
+            took_s = self.now_s - generator.told_s
+            if self._quickest is None or self._quickest[0] != version:
+                self._quickest = (version, took_s)
+            self._quickest = (version, min(took_s, self._quickest[1]))
+        generator.version = version
+        self.settle(generator)
+
+    def coming(self) -> dict[str, Generator]:
+        """Those with free slots that still load what others have loaded, and not for much longer than the quickest took."""
+        if self._quickest is None:
+            return {}
+        version, took_s = self._quickest
+        since_s = self.now_s - LOAD_PATIENCE * took_s - LOAD_GRACE_S
+        return {
+            name: generator
+            for name, generator in self.free.items()
+            if generator.told == version != generator.version and not generator.failed and generator.told_s >= since_s
+        }
+
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""
         if generator.reading is not None:
@@ -155,21 +187,38 @@ class Fleet:
         """Seconds of its decoding step by active samples, as far as known."""
         return self._curves.curve(generator.pool, slots=generator.slots)
 
+    def measured(self, generator: Generator) -> bool:
+        """Whether that is known from enough heartbeats of its pool."""
+        return self._curves.measured(generator.pool)
+
+    def offer(self, generator: Generator, *, more: int = 0) -> tuple[float, float, str]:
+        """How fast one more sample would run there, with so many `more` besides its own; the smallest is served first, of equal ones the emptier."""
+        active = len(generator.leases) + more
+        return self.curve(generator).at(active + 1), active / generator.slots, generator.generator_id
+
     def take_touched(self) -> set[str]:
         """Names of the generators whose slots or versions changed since the last call."""
         touched, self._touched = self._touched, set()
         return touched
 
-    def lend(self, generator: Generator, *, group_id: int, sample_index: int, evaluation: bool = False) -> Lease:
-        """A new lease for a sample that goes to the generator."""
+    def lend(
+        self, generator: Generator, *, group_id: int, sample_index: int, evaluation: bool = False, moves: int = 0
+    ) -> Lease:
+        """A new lease for a sample that goes to the generator; `moves`: as in `Lease`."""
         assert generator.step is not None, "a generator without weights gets no samples"
-        lease = Lease(self._next_lease, generator.generator_id, group_id, sample_index, generator.step, evaluation)
+        lease = Lease(
+            self._next_lease, generator.generator_id, group_id, sample_index, generator.step, evaluation, moves
+        )
         self._next_lease += 1
         generator.leases[lease.number] = lease
         self._leases[lease.number] = lease
         generator.idle_cause = ""
         self.settle(generator)
         return lease
+
+    def lease(self, number: int) -> Lease | None:
+        """The lease, if it is not over."""
+        return self._leases.get(number)
 
     def find(self, number: int, *, generator_id: str) -> Lease | None:
         """The lease, if this generator holds it."""

@@ -3,7 +3,8 @@
 ```
    generators ══ gRPC ══╗                          ┌── journal (writer thread) ── journal.sqlite
    trainer ═════ gRPC ══╬══ service ── executor ── core (pure)
-   task pool ── taskdesk ╝        └── numbers ── metrics/*.jsonl, signals port
+   task pool ── taskdesk ╣        └── numbers ── metrics/*.jsonl, signals port
+   ranker's process ─────╝
 ```
 Owns the order of start and end, and the exit code. Decides nothing about groups.
 
@@ -45,6 +46,7 @@ from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.front import Front
 from streamrl_workers.scheduler.shell.loops import Loops, report
 from streamrl_workers.scheduler.shell.model_files import ModelFiles
+from streamrl_workers.scheduler.shell.ranker_desk import Answers, RankerDesk, in_a_run, opening_of
 from streamrl_workers.scheduler.shell.result import (
     keep_numbers,
     last_numbers,
@@ -183,20 +185,28 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
-    lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals, ranker=ranker)
+    history = LengthHistory(recovered.prompt_lengths)
+    lengths = Lengths(history, signals=settings.length_signals, ranker=in_a_run(ranker))
     core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
     switchboard = Switchboard()
     front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
     front.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, switchboard=switchboard, numbers=numbers, ending=run.ending)
     desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns)
-    executor.attach(desk)
+    around = run.environment
+    opening = opening_of(choice, ranker=ranker, base_dir=around.code_dir, run_dir=around.run_dir)
+    ranking = RankerDesk(Answers(on_scores=executor.on_ranked, on_portion=executor.on_rank_portion), opening=opening)
+    executor.attach(desk, ranking=ranking)
+    numbers.ranker = ranking.numbers
     listener = JournalListener(on_committed=executor.on_committed, on_fault=lambda fault: run.ending.retry(str(fault)))
     run.journal.start(listener)
     executor.run(core.start(time.monotonic()))
     loops = Loops(run.ending)
     loops.start(
-        desk=desk, tick=lambda: executor.run(core.tick(time.monotonic())), lease_s=run.job.spec.scheduling.lease_seconds
+        desk=desk,
+        ranking=ranking,
+        tick=lambda: executor.run(core.tick(time.monotonic())),
+        lease_s=run.job.spec.scheduling.lease_seconds,
     )
     parts = Parts(
         core=core,

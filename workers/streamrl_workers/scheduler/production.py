@@ -1,4 +1,4 @@
-"""A group's way from planned to scored: issue, tokens, lost generators, turns, scores.
+"""A group's way from planned to scored: issue, tokens, moves, lost generators, turns, scores.
 
 Owns what each of these does to samples, groups and the queue. Decides nothing about who gets what
 (`assignment.py`) or what is handed over (`handover.py`).
@@ -9,7 +9,7 @@ versions, so the token can only be newer, and a token that claims an older one i
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.dynamic_sampling import DynamicSampling
@@ -53,7 +53,11 @@ class Production:
         self._dynamic = DynamicSampling(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
+        self.on_lengths: Callable[[Sequence[int]], None] = lambda tokens: None
+        """Called with the tokens of each completion of a finished group."""
         self.reissued = 0
+        self.moved = 0
+        """Samples that went on at another generator while theirs was alive."""
         self.answering = 0
         """Samples that are with the environment."""
         self.last_error = ""
@@ -65,18 +69,36 @@ class Production:
     def issue(self, group: Group, generator: Generator) -> None:
         """The group's next waiting sample goes to the generator."""
         sample = group.samples[self._waiting.take(group)]
-        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index)
-        sample.follow(SampleEvent.ISSUE)
-        sample.lease = lease.number
-        sample.generator_id = generator.generator_id
         if sample.issues:
             self.reissued += 1
         sample.issues += 1
         if group.state is State.PLANNED:
             self._groups.follow(group, Event.ISSUE)
+        lease = self._send(group, sample, generator, moves=0)
         if not sample.spans:
             self._groups.rebound(group, sample, to=lease.version_step)
+
+    def move(self, lease: Lease, *, to: Generator) -> Lease:
+        """A running sample goes on at another generator, from its tokens so far; its new lease.
+
+        What its old generator still says of it is ignored, as of any lease that was revoked.
+        """
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        assert sample.spans, "a sample without a token would begin anew, perhaps under another version"
+        self._outbox.cancel(lease.generator_id, lease.number)
+        self._fleet.end(lease.number)
+        sample.follow(SampleEvent.LOSE)
+        self.moved += 1
+        return self._send(group, sample, to, moves=lease.moves + 1)
+
+    def _send(self, group: Group, sample: Sample, generator: Generator, *, moves: int) -> Lease:
+        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, moves=moves)
+        sample.follow(SampleEvent.ISSUE)
+        sample.lease = lease.number
+        sample.generator_id = generator.generator_id
         self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
+        return lease
 
     def _request(self, group: Group, sample: Sample, *, lease: int) -> pb.SampleRequest:
         return pb.SampleRequest(
@@ -267,6 +289,7 @@ class Production:
         """A group with equal rewards is dropped, but its lengths are as true as any."""
         tokens = [len(sample.tokens) >> 2 for sample in group.samples]
         self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
+        self.on_lengths(tokens)
 
     def _record(self, group: Group, *, begun: int) -> None:
         record = Scored(

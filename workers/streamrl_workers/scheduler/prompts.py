@@ -42,6 +42,8 @@ class Planner:
         """Groups found in the journal whose text is not known yet, by prompt index."""
         self._next_group = first
         self._next_prompt = first
+        self.in_portions = False
+        """Whether the last portion was a full one and more can be planned at once: the commit of its records brings the next."""
 
     @property
     def ready(self) -> int:
@@ -64,9 +66,9 @@ class Planner:
 
     def plan(self) -> None:
         """Plan what admission allows, a portion at most, and look ahead. The commit of a portion's records brings the next."""
-        for _ in range(PORTION):
-            if not self.may_plan() or self._next_group not in self._ready:
-                break
+        planned = 0
+        while planned < PORTION and self._can_plan():
+            planned += 1
             text = self._ready.pop(self._next_group)
             group = Group(self._next_group, self._next_group)
             self._next_group += 1
@@ -75,7 +77,11 @@ class Planner:
             self._outbox.write(
                 Planned(group_id=group.group_id, prompt_index=group.prompt_index, prompt_key=group.prompt_key)
             )
+        self.in_portions = planned == PORTION and self._can_plan()
         self._look_ahead()
+
+    def _can_plan(self) -> bool:
+        return self.may_plan() and self._next_group in self._ready
 
     def may_plan(self) -> bool:
         """Whether admission leaves room for one more group."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
+from streamrl.spec.scheduling import Rebalance
 from streamrl.spec.task import Sampling
 from streamrl.spec.training import Algorithm, DynamicSampling, Mode
 from streamrl_workers.scheduler.turns import Turns
@@ -45,6 +46,8 @@ class Settings:
     """Key of the dispatch registry."""
     dispatch_options: SpecModel | None = None
     """Its member of the contract; None: the defaults."""
+    rebalance: Rebalance | None = None
+    """When running samples move; None: they never do."""
     length_signals: tuple[str, ...]
     """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
     prompt_look_ahead: int
@@ -80,6 +83,7 @@ class Settings:
             max_buffer_bytes=parse_bytes(scheduling.max_buffer_bytes),
             dispatch=scheduling.dispatch.key,
             dispatch_options=scheduling.dispatch.value,
+            rebalance=scheduling.rebalance,
             length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,

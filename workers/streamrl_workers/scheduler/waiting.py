@@ -1,14 +1,15 @@
 """The central queue: groups with samples that wait for a slot.
 
-Owns the order, by the plan in force. Three heaps: `open` groups have begun (or a sample of theirs is out), their
+Owns the order, by the plan in force. Four heaps: `open` groups have begun (or a sample of theirs is out), their
 other samples go first, the oldest version first, since the staleness rule waits for them; `fresh` groups go in the
-order of the plan, those of the tail and those of the rest apart. Entries that are out of date are left in the heaps
+order of the plan; of both, those of the tail and those of the rest apart. Entries that are out of date are left in the heaps
 and skipped, so that every operation is O(log n); a new plan sorts again what waits.
 
 Owns what was predicted of each group when it began to wait, and which batch was last planned whole.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from streamrl_workers.scheduler.dispatch import Candidate, Key, Plan
@@ -25,7 +26,7 @@ class WaitingGroups:
         self._groups = groups
         self._lengths = lengths
         self._batch_groups = batch_groups
-        self._open: _Heap = []
+        self._open: dict[bool, _Heap] = {False: [], True: []}
         self._fresh: dict[bool, _Heap] = {False: [], True: []}
         """By whether they are of the tail's side."""
         self._candidates: dict[int, Candidate] = {}
@@ -64,11 +65,22 @@ class WaitingGroups:
         self.samples -= len(group.waiting)
         group.waiting.clear()
 
+    def renew(self, group_ids: Iterable[int]) -> None:
+        """More is known of the lengths of these groups: those that have never been out are predicted and placed anew."""
+        for group_id in group_ids:
+            group, known = self._groups.get(group_id), self._candidates.get(group_id)
+            if group is None or known is None or not group.waiting or any(sample.issues for sample in group.samples):
+                continue
+            self._lengths.renew(group_id, key=group.prompt_key)
+            predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt)
+            self._candidates[group_id] = replace(known, predicted_tokens=max(0.0, predicted.tokens))
+            self._place(group)
+
     # ---- who is next
 
-    def first_open(self) -> Group | None:
-        """The begun group whose sample is next."""
-        return self._first(self._open)
+    def first_open(self, *, tail: bool) -> Group | None:
+        """The begun group of this side whose sample is next."""
+        return self._first(self._open[tail])
 
     def first_fresh(self, *, tail: bool) -> Group | None:
         """The group of this side that begins next."""
@@ -83,16 +95,23 @@ class WaitingGroups:
 
     def adopt(self, plan: Plan) -> None:
         """This plan is in force now."""
-        waiting = [self._groups[group_id] for heap in self._fresh.values() for group_id in self._valid(heap)]
+        heaps = [*self._open.values(), *self._fresh.values()]
+        waiting = [self._groups[group_id] for heap in heaps for group_id in self._valid(heap)]
         self.plan = plan
         self.revision += 1
-        self._fresh = {False: [], True: []}
+        self._open, self._fresh = {False: [], True: []}, {False: [], True: []}
         for group in waiting:
-            candidate = self._candidate(group)
-            group.entry = (plan.key(candidate), group.group_id)
-            self._fresh[plan.is_tail(candidate)].append(group.entry)
-        for heap in self._fresh.values():
+            self._heap_of(group).append(self._entry(group))
+        for heap in [*self._open.values(), *self._fresh.values()]:
             heapify(heap)
+
+    def predict_again(self) -> None:
+        """Signals have won or lost trust: groups of which nothing is out are predicted by those that are trusted now."""
+        for group_id in [group_id for heap in self._fresh.values() for group_id in self._valid(heap)]:
+            group = self._groups[group_id]
+            predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt)
+            known = self._candidate(group)
+            self._candidates[group_id] = replace(known, predicted_tokens=max(0.0, predicted.tokens))
 
     def batch(self) -> list[Candidate]:
         """What a plan is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
@@ -119,17 +138,29 @@ class WaitingGroups:
         """Tokens of one more completion of a group, of which some have finished with so many."""
         return self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=siblings).tokens
 
+    def expected_share(self, group: Group, *, siblings: Sequence[int]) -> float | None:
+        """Predicted place (0..1) of one more completion of the group among all lengths; None: nothing that is trusted knows."""
+        if not self._lengths.trusted:
+            return None
+        predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=siblings)
+        return None if predicted.source == "Nothing" else predicted.share
+
     # ---- inside
 
     def _place(self, group: Group) -> None:
         self.revision += 1
-        if group.begun is not None:
-            group.entry = ((group.begun,), group.group_id)
-            heappush(self._open, group.entry)
-        else:
-            candidate = self._candidate(group)
-            group.entry = (self.plan.key(candidate), group.group_id)
-            heappush(self._fresh[self.plan.is_tail(candidate)], group.entry)
+        heappush(self._heap_of(group), self._entry(group))
+
+    def _heap_of(self, group: Group) -> _Heap:
+        """Where it belongs now."""
+        heaps = self._fresh if group.begun is None else self._open
+        return heaps[self.plan.is_tail(self._candidate(group))]
+
+    def _entry(self, group: Group) -> tuple[Key, int]:
+        """Its place there; an older one is out of date from now on."""
+        key = self.plan.key(self._candidate(group)) if group.begun is None else (group.begun,)
+        group.entry = (key, group.group_id)
+        return group.entry
 
     def _first(self, heap: _Heap) -> Group | None:
         while heap:

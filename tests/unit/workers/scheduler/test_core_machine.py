@@ -2,13 +2,14 @@
 
 Random lengths, deaths, joins and leaves of generators, lagging and failing weights, failing rewards, lost links,
 trainers that go back to a checkpoint, schedulers that restart from what was durable; every dispatch policy, with
-length predictions that win and lose trust. `World` checks each
+length predictions that win and lose trust, running samples that move. `World` checks each
 step as the trainer takes it; at the end of every example the run is driven to its end with everybody alive.
 """
 
 from random import Random
 from typing import Any, ClassVar
 
+import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -21,9 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamrl.spec.scheduling import TailIsolation
+from streamrl.spec.scheduling import Rebalance, TailIsolation
 from streamrl_workers.scheduler.dispatch import replanning
 from streamrl_workers.scheduler.effects import Evaluated, StepTaken
+from streamrl_workers.scheduler.fleet import Fleet
+from streamrl_workers.scheduler.rebalancing import Move, rebalancer
 from support.core_world import KnownLengths, World, settings
 
 NAMES = ("a", "b", "c")
@@ -49,6 +52,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     staleness = 1
     demands: ClassVar[dict[str, Any]] = {}
+    least_slots = 0
 
     @initialize(
         dispatch=st.sampled_from(sorted(DISPATCHES)),
@@ -65,6 +69,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_buffer_bytes=buffer_bytes,
             **self.demands,
         )
+        slots = tuple(max(count, self.least_slots) for count in slots)
         self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)
         self.failures = 0
         self.world.start_trainer()
@@ -281,3 +286,30 @@ TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=T
 def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
     monkeypatch.setattr(replanning, "FLEET_SHARE", 1)  # all of the generators must change before there is a new plan
     run_state_machine_as_test(CoreMachine, settings=EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "demands"),
+    [(0, {}), (1, {}), (2, {"whole_batches": True}), (1, {"max_turns": 3}), (2, {"draws_per_step": 3})],
+    ids=str,
+)
+def test_samples_that_move_at_every_chance(staleness, demands, monkeypatch):
+    """Whether it pays or not: all that may move moves, as soon as nothing waits."""
+    moved = []
+
+    def all_of_them(source, target, *, movable, gain):
+        leases = tuple(running.lease for running in movable[: target.free])
+        moved.append(len(leases))
+        ends = {"source": source.generator_id, "target": target.generator_id}
+        return Move(**ends, leases=leases, before_s=1.0, after_s=0.0) if leases else None
+
+    monkeypatch.setattr(rebalancer, "best_move", all_of_them)
+    monkeypatch.setattr(rebalancer, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(rebalancer, "WINDOW", 0)  # completions that must be known
+    monkeypatch.setattr(Fleet, "measured", lambda self, generator: True)
+    monkeypatch.setattr(rebalancer.Rebalancer, "_is_known", lambda self, generator: bool(generator.leases))
+    often = {"rebalance": Rebalance.model_validate({"maxMoves": 5}), "evaluation_prompts": 0}
+    fixed = {"staleness": staleness, "demands": {**demands, **often}, "least_slots": 12}  # something is free
+    kind = type("Moving", (CoreMachine,), fixed)
+    run_state_machine_as_test(kind, settings=EXAMPLES)
+    assert sum(moved) > 0
