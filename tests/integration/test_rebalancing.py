@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from streamrl import keys
 from streamrl.errors import EXIT_DONE
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
 from streamrl_workers.generator.engine import Request, Sampling
 from streamrl_workers.generator.engines.simulated_samples import draw_sample
-from streamrl_workers.scheduler.journal_load import read_samples
-from streamrl_workers.scheduler.journal_store import open_for_reading
 from streamrl_workers.scheduler.seeds import sample_seed
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from support.jobs import simulated_job, write_prompts
+from support.journals import trajectories
 from support.runs import streamrl, wait_for
 from support.worker_processes import Workers
 
@@ -79,15 +77,6 @@ def until_moved(workers: Workers) -> int:
     return 0
 
 
-def trajectories(workers: Workers) -> list[pb.Trajectory]:
-    connection = open_for_reading(workers.folder / keys.FILE_JOURNAL)
-    try:
-        samples = [data for group in range(GROUPS * STEPS) for data in read_samples(connection, group)]
-    finally:
-        connection.close()
-    return [pb.Trajectory.FromString(data) for data in samples]
-
-
 def check(trajectory: pb.Trajectory) -> None:
     """Tokens and log-probs are those of one generator alone, and each is of a version that is named."""
     job = parse_job(long_tails()).spec
@@ -114,7 +103,7 @@ def test_a_tail_moves_to_the_generator_that_came_back(workers: Workers) -> None:
     assert "moved_samples" in workers.page("metrics")
     step = workers.numbers()["step"]
     wait_for(lambda: workers.numbers()["step"] >= min(step + 1, STEPS - 1), what="the step with the moved samples")
-    found = trajectories(workers)
+    found = trajectories(workers.folder, groups=GROUPS * STEPS)
     assert len(found) >= GROUPS * SAMPLES * step
     assert len({(one.group_id, one.sample_index) for one in found}) == len(found)
     for trajectory in found:

@@ -275,8 +275,8 @@ class World:
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
-        assert request.pinned == is_evaluation(request)
-        if request.pinned:
+        assert request.pinned == (is_evaluation(request) or not self.job.partial_rollouts)
+        if is_evaluation(request):
             number = group_number(generator.version[1], request.group_id & 0xFFFFF)
             assert request.group_id == number, "evaluation of another version"
         item = next_token(request, version=generator.version, finish=finish)
@@ -361,6 +361,7 @@ class World:
             assert len(group.trajectories) == self.job.group_size
             for trajectory in group.trajectories:
                 check_trajectory(trajectory, max_turns=self.job.max_turns)
+                assert self.job.partial_rollouts or self.job.max_turns or len(trajectory.spans) == 1
             first = min(trajectory.spans[0].step for trajectory in group.trajectories)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)

@@ -1,14 +1,16 @@
-"""Builds journals for tests: runs records through the real journal and waits until they are durable."""
+"""Builds journals for tests, by running records through the real journal until they are durable; reads the samples of a run's."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.journal import Journal, JournalListener
 from streamrl_workers.scheduler.journal_compact import KEEP_GROUPS
-from streamrl_workers.scheduler.journal_store import JournalFaultError
+from streamrl_workers.scheduler.journal_load import read_samples
+from streamrl_workers.scheduler.journal_store import JournalFaultError, open_for_reading
 from streamrl_workers.stream.packing import pack_int32
 
 DEADLINE_S = 30.0
@@ -34,6 +36,16 @@ def scored(group_id: int, *, begun: int = 0, samples: int = 2, tokens: int = 3, 
     """A group's samples."""
     blobs = tuple(trajectory(group_id, index, tokens=tokens, padding=padding) for index in range(samples))
     return fx.Scored(group_id=group_id, begun_step=begun, trajectories=blobs, size_bytes=sum(map(len, blobs)))
+
+
+def trajectories(folder: Path, *, groups: int) -> list[pb.Trajectory]:
+    """The samples of a run's first groups, as far as its journal has them."""
+    connection = open_for_reading(folder / keys.FILE_JOURNAL)
+    try:
+        samples = [data for group in range(groups) for data in read_samples(connection, group)]
+    finally:
+        connection.close()
+    return [pb.Trajectory.FromString(data) for data in samples]
 
 
 class OpenJournal:

@@ -192,6 +192,11 @@ class Pipeline(SpecModel):
         le=64,
         description="Largest age of a sample's first token in steps. Colocated, StreamSync: 0; Batch: default 0; StreamAsync: at least 1, default 1.",
     )
+    partial_rollouts: bool = Field(
+        default=True,
+        description="Whether a sample that runs goes on under a new version of the weights, its tokens then being of several versions, each with its log-prob. "
+        "False: each sample (with an environment: each turn) is of one version; a generator loads the next when those that run have ended.",
+    )
     batch_groups: int = Field(description="Groups (prompts) a training step.", ge=1, le=65_536)
     steps: int = Field(description="Training steps of the run.", ge=1, le=10_000_000)
 

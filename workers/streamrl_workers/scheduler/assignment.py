@@ -141,7 +141,7 @@ class Assignment:
         if self._evaluator.wants(generator):
             self._evaluator.issue(generator)
             return True
-        if not self.open:
+        if not self.open or self._is_held(generator):
             return False
         tail = self._of_tail(generator)
         group = self._open_for(tail=tail, version=version)
@@ -153,6 +153,10 @@ class Assignment:
                 return False
         self._give_group(group, generator)
         return True
+
+    def _is_held(self, generator: Generator) -> bool:
+        """Whether it gets nothing more before it has loaded what it was told of: what runs ends under the version that it began with."""
+        return not self._settings.partial_rollouts and generator.is_loading
 
     def _open_for(self, *, tail: bool, version: int) -> Group | None:
         """The begun group that a generator of this side and version takes: the oldest of those that nobody nearer could take."""
@@ -267,7 +271,7 @@ class Assignment:
             return "no_prompts"  # what the model reads next is not there yet
         if self.ended or (self._planner.all_planned() and not self._waiting.samples and not self._evaluator.waiting):
             return "ended"
-        if generator.step is None or not self.open:
+        if generator.step is None or not self.open or self._is_held(generator):
             return "no_weights"
         if self._waiting.samples and not waiting:
             return "no_prompts"  # what waits is for the other side's generators

@@ -82,6 +82,11 @@ class Generator:
         return self.highest_told if self.version is None else max(self.version[1], self.highest_told)
 
     @property
+    def is_loading(self) -> bool:
+        """Whether it will be at a newer version without another word from us."""
+        return self.version is not None and self.highest_told > self.version[1]
+
+    @property
     def serves(self) -> bool:
         """Whether it takes samples, now or when a slot frees."""
         return not (self.silent or self.leaving or self.drained)

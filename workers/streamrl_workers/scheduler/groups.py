@@ -76,6 +76,12 @@ class Sample:
         for span in item.spans:
             self._add_span(_span(span))
 
+    def begin_anew(self) -> None:
+        """Forget the tokens that have arrived; with an environment they stay, since turns before may have ended."""
+        if self.turns is None:
+            self.tokens = self.logprobs = b""
+            self.spans.clear()
+
     def _add_observation(self, item: pb.Progress, *, turns: Turns) -> None:
         """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
         count = len(item.observation_tokens) >> 2

@@ -111,6 +111,7 @@ class Production:
             observation="" if sample.turns is None else sample.turns.observation,
             sampling=self._settings.sampling,
             seed=sample_seed(self._settings.seed, group_id=group.group_id, sample_index=sample.index),
+            pinned=not self._settings.partial_rollouts,
         )
 
     # ---- from a generator
@@ -216,12 +217,14 @@ class Production:
     # ---- lost
 
     def lost(self, lease: Lease) -> None:
-        """The lease is revoked: its sample waits again, with the tokens that had arrived."""
+        """The lease is revoked: its sample waits again, with the tokens that had arrived, unless all must be of one version."""
         self._fleet.end(lease.number)
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
         sample.lease = None
         sample.follow(SampleEvent.LOSE)
+        if not self._settings.partial_rollouts:
+            sample.begin_anew()
         if sample.issues >= self._settings.max_issues:
             self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
             self._drop(group, Event.GENERATION_FAILED)

@@ -51,6 +51,8 @@ class Settings:
     length_signals: tuple[str, ...]
     """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
     prompt_look_ahead: int
+    partial_rollouts: bool = True
+    """Whether a sample that runs may go on under another version."""
     whole_batches: bool = False
     """Whether groups are handed over only when a whole batch can be."""
     waits_are_turns: bool = False
@@ -86,6 +88,7 @@ class Settings:
             rebalance=scheduling.rebalance,
             length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
+            partial_rollouts=pipeline.partial_rollouts,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_turns=pipeline.mode in _TURN_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),

@@ -278,6 +278,8 @@ TestColocated = machine(0, whole_batches=True, waits_are_turns=True)
 TestBatch = machine(0, whole_batches=True)
 TestBatchOfStaleness1 = machine(1, whole_batches=True)
 TestBatchOfStaleness3 = machine(3, whole_batches=True)
+TestSamplesOfOneVersion = machine(1, partial_rollouts=False)
+TestSamplesOfOneVersionWithTurns = machine(2, partial_rollouts=False, max_turns=2)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)
@@ -290,7 +292,14 @@ def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
 
 @pytest.mark.parametrize(
     ("staleness", "demands"),
-    [(0, {}), (1, {}), (2, {"whole_batches": True}), (1, {"max_turns": 3}), (2, {"draws_per_step": 3})],
+    [
+        (0, {}),
+        (1, {}),
+        (2, {"whole_batches": True}),
+        (1, {"max_turns": 3}),
+        (2, {"draws_per_step": 3}),
+        (2, {"partial_rollouts": False}),
+    ],
     ids=str,
 )
 def test_samples_that_move_at_every_chance(staleness, demands, monkeypatch):

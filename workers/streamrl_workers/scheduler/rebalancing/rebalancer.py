@@ -54,6 +54,7 @@ class Rebalancer:
         self._production = parts.production
         self._evaluator = parts.evaluator
         self._group_size = settings.group_size
+        self._one_version = not settings.partial_rollouts
         self._remaining = Remaining(most_tokens=settings.sampling.max_tokens)
         self._enough = min(WINDOW, max(MIN_COMPLETIONS, settings.batch_groups * settings.group_size))
         self._ends: dict[str, float] = {}
@@ -164,7 +165,8 @@ class Rebalancer:
         if lease is None or lease.moves >= options.max_moves:
             return False
         group = self._groups[lease.group_id]
-        if not group.samples[lease.sample_index].spans:
+        spans = group.samples[lease.sample_index].spans
+        if not spans or (self._one_version and (spans[-1][2], spans[-1][1]) != target.version):
             return False
         assert group.begun is not None and target.step is not None
         if target.step > self._window.step:
