@@ -290,6 +290,10 @@ def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
     run_state_machine_as_test(CoreMachine, settings=EXAMPLES)
 
 
+MOST_ROUNDS = 8
+"""With S of 1 and more something nearly always waits, and then nothing moves: examples are drawn until it did."""
+
+
 @pytest.mark.parametrize(
     ("staleness", "demands"),
     [
@@ -320,5 +324,8 @@ def test_samples_that_move_at_every_chance(staleness, demands, monkeypatch):
     often = {"rebalance": Rebalance.model_validate({"maxMoves": 5}), "evaluation_prompts": 0}
     fixed = {"staleness": staleness, "demands": {**demands, **often}, "least_slots": 12}  # something is free
     kind = type("Moving", (CoreMachine,), fixed)
-    run_state_machine_as_test(kind, settings=EXAMPLES)
-    assert sum(moved) > 0
+    for _ in range(MOST_ROUNDS):
+        run_state_machine_as_test(kind, settings=EXAMPLES)
+        if sum(moved):
+            return
+    raise AssertionError("nothing has moved: these examples say nothing")
