@@ -4,40 +4,21 @@ Owns the table of results by scenario, in a file of the checkout if wanted (`--r
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from paper.facts import BATCH
-from paper.rule import GROUP
 from streamrl_cli.simulation.reading import parse_scenario
 from streamrl_cli.simulation.results import summary
 from streamrl_cli.simulation.world import simulate
-from streamrl_workers.scheduler import prompts
-
-
-@contextmanager
-def _whole_batches() -> Iterator[None]:
-    """A batch is planned in one portion.
-
-    The scheduler plans 64 groups at a time and issues them at once where slots are free, so that the longest of each portion share
-    a generator. The paper's service is handed the whole batch. See docs/paper-tables.md.
-    """
-    before, prompts.PORTION = prompts.PORTION, BATCH // GROUP
-    try:
-        yield
-    finally:
-        prompts.PORTION = before
 
 
 def simulated(document: Mapping[str, Any]) -> dict[str, Any]:
     """What `results.summary` gives of a scenario."""
-    with _whole_batches():
-        return summary(simulate(parse_scenario(document)))
+    return summary(simulate(parse_scenario(document)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,7 @@ def opening(folder: Path, state_dir: Path, **changes: Any) -> Opening:
     return Opening(**{**given, "state_dir": str(state_dir), "cpu_percent": 20, "refit_pairs": REFIT_PAIRS, **changes})
 
 
+@pytest.mark.soak
 async def test_it_learns_within_its_budget_and_a_later_process_goes_on(folder: Path, tmp_path: Path) -> None:
     async with Asked(opening(folder, tmp_path / "state")).running() as asked:
         before = await asked.held_out()

@@ -24,6 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl_workers.ranker import protocol
 from streamrl_workers.ranker.budget import CpuBudget
@@ -117,7 +119,7 @@ def _disk() -> Iterator[None]:
     """What cannot be saved is said, and is still in memory: scoring goes on."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         log.warning("the ranker's state cannot be saved: %s", error)
 
 

@@ -52,8 +52,7 @@ class PairStore:
         self._path = folder / FILE
         found = read_pairs(self._path if self._path.exists() else first / FILE)
         self._pairs: deque[Pair] = deque(found, maxlen=MEMORY_PAIRS)
-        self._lines = 0
-        self.write()
+        self._lines = 2 * MEMORY_PAIRS  # the file is written anew with the first pairs that come
 
     def __len__(self) -> int:
         return len(self._pairs)

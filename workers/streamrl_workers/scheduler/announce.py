@@ -86,8 +86,7 @@ class Announcer:
         name, address = self._published[version[1]]
         for generator in self._fleet:
             if generator.told != version and not generator.failed and _may_load(generator, version):
-                generator.told, generator.told_s = version, self._fleet.now_s
-                generator.highest_told = version[1]
+                self._fleet.tell(generator, version)
                 command = pb.WeightsAvailable(version=name, address=address)
                 self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
 

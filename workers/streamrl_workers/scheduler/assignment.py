@@ -276,7 +276,9 @@ class Assignment:
         if self._waiting.samples and not waiting:
             return "no_prompts"  # what waits is for the other side's generators
         if self._waiting.samples:
-            return "back_pressure" if self._window.may_begin(generator.step) and self._pressed() else self._not_yet
+            if not self._window.may_begin(generator.step):
+                return self._not_yet
+            return "back_pressure" if self._pressed() else "no_prompts"  # the rest is kept for others that load
         return "no_prompts" if self._planner.may_plan() else self._not_yet
 
     @property

@@ -108,6 +108,7 @@ class Core:
 
     def start(self, now_s: float) -> list[Effect]:
         """First call, once. A run that had ended already answers Finished."""
+        self._parts.fleet.now_s = now_s
         if self._ended:
             return [Finished(step=self._recovered.step)]
         self._restore()

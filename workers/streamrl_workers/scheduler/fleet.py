@@ -113,6 +113,8 @@ class Fleet:
         """Rises when a generator begins or ceases to serve."""
         self.now_s = 0.0
         """Of the newest event that came with a time."""
+        self._loading: dict[str, Generator] = {}
+        """Told of a version that they do not have yet."""
         self._quickest: tuple[Version, float] | None = None
         """The newest version that one has loaded, and the seconds that the quickest of them took."""
 
@@ -138,6 +140,7 @@ class Fleet:
 
     def join(self, info: GeneratorInfo, *, now_s: float) -> Generator:
         """A generator has said hello; it holds nothing."""
+        self.now_s = now_s
         assert info.generator_id not in self._generators, f"{info.generator_id} is here already"
         version = None if info.step is None else (info.attempt or 0, info.step)
         generator = Generator(info.generator_id, info.instance, info.pool, info.slots, version, now_s)
@@ -148,6 +151,7 @@ class Fleet:
     def remove(self, generator_id: str) -> None:
         """The generator is gone; its leases were revoked before."""
         self.changes += self._generators.pop(generator_id).counted
+        self._loading.pop(generator_id, None)
         self.free.pop(generator_id, None)
 
     def settle(self, generator: Generator) -> None:
@@ -168,18 +172,29 @@ class Fleet:
                 self._quickest = (version, took_s)
             self._quickest = (version, min(took_s, self._quickest[1]))
         generator.version = version
+        if generator.told == version:
+            self._loading.pop(generator.generator_id, None)
         self.settle(generator)
+
+    def tell(self, generator: Generator, version: Version) -> None:
+        """It is told to load the version."""
+        generator.told, generator.told_s = version, self.now_s
+        generator.highest_told = version[1]
+        self._loading[generator.generator_id] = generator
 
     def coming(self) -> dict[str, Generator]:
         """Those with free slots that still load what others have loaded, and not for much longer than the quickest took."""
-        if self._quickest is None:
+        if self._quickest is None or not self._loading:
             return {}
         version, took_s = self._quickest
         since_s = self.now_s - LOAD_PATIENCE * took_s - LOAD_GRACE_S
         return {
             name: generator
-            for name, generator in self.free.items()
-            if generator.told == version != generator.version and not generator.failed and generator.told_s >= since_s
+            for name, generator in self._loading.items()
+            if generator.free > 0
+            and generator.told == version != generator.version
+            and not generator.failed
+            and generator.told_s >= since_s
         }
 
     def beat(self, generator: Generator, reading: Reading) -> None:

@@ -21,7 +21,7 @@ class Leading:
 
     def __init__(self, settings: Settings) -> None:
         """Listen for them. A rendezvous that cannot be is the user's error."""
-        self._watch = Watch()
+        self._watch = Watch(exit_code=settings.lost_code)
         self._told: Callable[[str], None] | None = None
         self._lost: str | None = None
         self._team = None if settings.place.alone else Team(meeting(settings), on_lost=self._on_lost)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 import grpc.aio
 
-from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_CHECKPOINTS, DIR_METRICS, FILE_RESULT
 from streamrl_workers.metrics.prometheus import Metrics
 from streamrl_workers.metrics.recorder import Recorder
@@ -106,8 +106,7 @@ def _lived(settings: Settings) -> int:
         asyncio.run(_life(settings))
     except (RetryError, ModelTimeoutError) as error:
         sys.stderr.write(f"{error}\n")
-        elsewhere = isinstance(error, RankLostError) and settings.spec.trainer.nodes > 1
-        return EXIT_RANK_LOST if elsewhere else EXIT_RETRY
+        return settings.lost_code if isinstance(error, RankLostError) else EXIT_RETRY
     return EXIT_DONE
 
 

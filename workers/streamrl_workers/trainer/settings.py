@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from streamrl.errors import UserError
+from streamrl.errors import EXIT_RANK_LOST, EXIT_RETRY, UserError
 from streamrl.keys import (
     ENV_GRPC_PORT,
     ENV_LOCAL_RANK,
@@ -68,6 +68,11 @@ class Settings:
     def store(self) -> Path:
         """What holds checkpoints and the model."""
         return self.store_dir or self.run_dir
+
+    @property
+    def lost_code(self) -> int:
+        """Exit code of a rank that cannot go on because another one is not there."""
+        return EXIT_RANK_LOST if self.spec.trainer.nodes > 1 else EXIT_RETRY
 
     @property
     def versions_kept(self) -> int:

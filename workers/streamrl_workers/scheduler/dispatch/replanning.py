@@ -55,7 +55,7 @@ class Replanning:
         signals = self._trusted_signals()
         if now == self._planned and signals == self._signals and not self._fleet_differs():
             return
-        again = bool(self._signals) and signals != self._signals
+        again = signals != self._signals
         if again:
             self._waiting.predict_again()
         self._planned, self._signals, self._fleet_changes = now, signals, self._fleet.changes

@@ -25,11 +25,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_LIFELINE_FD
 from streamrl_workers.ranker import protocol
+from streamrl_workers.ranker.pairs import MAX_CHARS
 from streamrl_workers.ranker.protocol import Opening, ProcessNumbers
 from streamrl_workers.scheduler.effects import AskRanker
 from streamrl_workers.scheduler.shell.ranker_questions import Questions, RankerNumbers, RankerState
@@ -90,13 +92,18 @@ class RankerProcess:
         self._deaths = 0
         self._in_a_row = 0
         self._numbers = ProcessNumbers()
-        self._was_ready = False
+        self._ready_s: float | None = None
+        """When this process was ready."""
+        self._proof = Path(opening.state_dir) / "was-ready"
+        self._was_ready = self._proof.exists()
+        """Whether one was, in this run: then its folder can be used, and what is wrong will pass."""
 
     def ask(self, question: AskRanker) -> None:
         """Queue it; pairs only where they are learnt."""
         pairs = question.pairs if self._opening.cpu_percent > 0 else ()
         if self._state != "given_up" and (question.prompts or pairs):
-            self._questions.add(AskRanker(prompts=question.prompts, pairs=pairs))
+            prompts = tuple((key, text[-MAX_CHARS:]) for key, text in question.prompts)
+            self._questions.add(AskRanker(prompts=prompts, pairs=tuple((text[-MAX_CHARS:], n) for text, n in pairs)))
 
     def numbers(self) -> RankerNumbers:
         """What it has done."""
@@ -112,11 +119,11 @@ class RankerProcess:
     async def run(self) -> None:
         """One process after the other. Raises `UserError` if the first says that its folder cannot be used."""
         while self._in_a_row < MAX_DEATHS:
-            self._state, began_s = "starting", time.monotonic()
+            self._state, self._ready_s = "starting", None
             try:
                 await self._live()
             except ProcessLostError as lost:
-                self._mourn(str(lost), lived_s=time.monotonic() - began_s)
+                self._mourn(str(lost), lived_s=0.0 if self._ready_s is None else time.monotonic() - self._ready_s)
             except UserError as error:
                 if not self._was_ready and not self._deaths:
                     raise
@@ -132,7 +139,10 @@ class RankerProcess:
         try:
             await child.send(self._opening.frame())
             self._numbers = await self._first_answer(child)
-            self._state, self._was_ready = "ready", True
+            self._state, self._was_ready, self._ready_s = "ready", True, time.monotonic()
+            with contextlib.suppress(OSError):
+                self._proof.parent.mkdir(parents=True, exist_ok=True)
+                self._proof.touch()
             log.info("the ranker %s is ready after %.0f s", self._opening.ranker, time.monotonic() - began_s)
             await self._serve(child)
         finally:
@@ -185,7 +195,15 @@ class RankerProcess:
                     self._questions.put_back(prompts)
                     raise
             elif pairs := self._questions.pairs(LEARNT_AT_ONCE):
+                await self._teach(child, pairs)
+
+    async def _teach(self, child: "_Child", pairs: list[tuple[str, float]]) -> None:
+        try:
+            async with asyncio.timeout(self._patience.answer_s):
                 await child.send(protocol.to_learn(pairs))
+        except TimeoutError:
+            limit_s = self._patience.answer_s
+            raise ProcessLostError(f"did not take {len(pairs)} pairs within {limit_s:g} s") from None
 
     async def _score(self, child: "_Child", prompts: list[tuple[int, str]]) -> None:
         self._answered.clear()

@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 class Watch:
     """Ends this process when it computes on, long after a rank was lost: a collective that never returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exit_code: int = EXIT_RETRY) -> None:
+        self._exit_code = exit_code
         self._serial = 0
         self._computing = False
         self._loss = threading.Event()
@@ -69,7 +70,7 @@ class Watch:
         if self._computing and self._serial == serial:
             sys.stderr.write(f"{reason}\n")
             sys.stderr.flush()
-            os._exit(EXIT_RETRY)
+            os._exit(self._exit_code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from enum import IntEnum
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MASTER_ADDR, ENV_MASTER_PORT
-from streamrl_workers.trainer.endings import RetryError
+from streamrl_workers.trainer.endings import RankLostError
 from streamrl_workers.trainer.engines.links import Link
 from streamrl_workers.trainer.engines.place import Place
 
@@ -75,7 +75,7 @@ class Team:
         return [self._links[rank] for rank in sorted(self._links)]
 
     def gather(self) -> None:
-        """Wait for all other ranks. Raises RetryError naming those that did not come."""
+        """Wait for all other ranks. Raises RankLostError naming those that did not come."""
         deadline_s = time.monotonic() + self.meeting.timeout_s
         with self._listener:
             while len(self._links) < self.meeting.place.size - 1:
@@ -83,7 +83,7 @@ class Team:
                 try:
                     connection, _ = self._listener.accept()
                 except TimeoutError:
-                    raise RetryError(f"{self._absent()} did not come within {self.meeting.timeout_s:g} s") from None
+                    raise RankLostError(f"{self._absent()} did not come within {self.meeting.timeout_s:g} s") from None
                 self._admit(connection, deadline_s=min(deadline_s, time.monotonic() + _HELLO_S))
         log.info("all %d ranks are there", self.meeting.place.size)
 
@@ -133,7 +133,7 @@ class Team:
 
 
 def join(meeting: Meeting, *, on_lost: Callable[[str], None]) -> Link:
-    """The link to rank 0, which may begin to listen later. Raises RetryError."""
+    """The link to rank 0, which may begin to listen later. Raises RankLostError."""
     deadline_s = time.monotonic() + meeting.timeout_s
     reason = "nobody listens"
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -148,7 +148,7 @@ def join(meeting: Meeting, *, on_lost: Callable[[str], None]) -> Link:
             reason = str(error)
         time.sleep(min(_RETRY_S, max(0.0, deadline_s - time.monotonic())))
     where = f"{meeting.place.host}:{meeting.place.port}"
-    raise RetryError(f"rank 0 was not reached at {where} within {meeting.timeout_s:g} s: {reason}")
+    raise RankLostError(f"rank 0 was not reached at {where} within {meeting.timeout_s:g} s: {reason}")
 
 
 def _introduce(connection: socket.socket, meeting: Meeting, *, deadline_s: float) -> None:
