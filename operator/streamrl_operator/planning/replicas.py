@@ -114,7 +114,8 @@ def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool)
     if kind == "auto":
         state = observed.scaling.get(pool.name, state)
         if halted:
-            return Decision(replicas=state.wanted, reason="as before"), state
+            least, most = bounds(pool.scaling)
+            return Decision(replicas=min(max(state.wanted, least), most), reason="as before"), state
     seen = observe(observed.numbers, pool=pool.name, wanted=state.wanted, now_s=observed.at_s)
     return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
 

@@ -5,6 +5,7 @@ broken on purpose in `mistakes.py`. Pools that scale themselves are pinned (leas
 they lead to depends on more than the spec.
 """
 
+from threading import Lock
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -21,6 +22,8 @@ _KEYS = st.sampled_from(("team", "example.com/kind", "a.b", "k" * 63))
 _QUANTITIES = (("100m", "1"), ("1", "1"), ("1.5", "2"), ("2", "3"))
 _SIZES = st.sampled_from(("1Gi", "500Mi", "10G"))
 _EXAMPLES = 8
+_ALONE = Lock()
+"""Hypothesis draws something else where two threads draw at once."""
 
 
 def drawn(number: int) -> tuple[Spec, Spec]:
@@ -39,7 +42,8 @@ def drawn(number: int) -> tuple[Spec, Spec]:
     def collect(pair: tuple[Spec, Spec]) -> None:
         made.append(pair)
 
-    collect()
+    with _ALONE:
+        collect()
     return made[-1]
 
 

@@ -83,6 +83,13 @@ def test_a_pool_made_by_an_operator_that_died_then_begins_as_another(scaling: di
     assert plan(look(scaling, held(first - 1, kind))).status.reason != "initialReplicas"  # somebody was quicker
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_new_bounds_hold_in_a_suspended_job_too(count: int) -> None:
+    """Else a suspended job asks for a number that a fresh one would not have, and begins with it when it goes on."""
+    scaling = {"auto": {"initialReplicas": 3, "minReplicas": 3, "maxReplicas": 3}}
+    assert plan(look(scaling, held(count, "auto")), halted="the job is suspended").requested == 3
+
+
 def test_a_pool_whose_object_is_not_seen_does_not_begin_again() -> None:
     before = RLJobStatus(pools=(PoolSummary(name="sim", desired=4, ready=4),))
     assert plan(look(AUTO), before=before).desired == 4
