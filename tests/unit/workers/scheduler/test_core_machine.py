@@ -302,7 +302,7 @@ MOST_ROUNDS = 8
         (2, {"whole_batches": True}),
         (1, {"max_turns": 3}),
         (2, {"draws_per_step": 3}),
-        (2, {"partial_rollouts": False}),
+        (0, {"partial_rollouts": False}),
     ],
     ids=str,
 )
