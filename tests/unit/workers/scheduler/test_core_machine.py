@@ -290,7 +290,7 @@ def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
     run_state_machine_as_test(CoreMachine, settings=EXAMPLES)
 
 
-MOST_ROUNDS = 8
+MOST_ROUNDS = 16
 """With S of 1 and more something nearly always waits, and then nothing moves: examples are drawn until it did."""
 
 
