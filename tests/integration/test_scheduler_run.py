@@ -29,7 +29,11 @@ def assert_exact(workers: Workers) -> str:
 
 
 def test_whole_run(workers: Workers) -> None:
-    workers.start_all(generators=2)
+    workers.start_scheduler()
+    for number in range(2):
+        workers.start(f"generator-sim-{number}")
+    wait_for(lambda: len(workers.numbers().get("generators", ())) == 2, what="both generators")
+    workers.start("trainer-0")  # last: so short a run would end without a generator that starts slowly
     wait_for(lambda: len(workers.lines("steps.jsonl")) >= 2 or workers.ended("scheduler"), what="two steps")
     assert workers.page("healthz").strip() == "ok"
     numbers = workers.numbers()

@@ -24,7 +24,7 @@ from itertools import islice
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl.spec.scheduling import Rebalance
-from streamrl_workers.scheduler.fleet import Generator, Lease
+from streamrl_workers.scheduler.fleet import Generator, Lease, Version
 from streamrl_workers.scheduler.parts import Parts
 from streamrl_workers.scheduler.rebalancing.decision import Host, Move, Running, best_move
 from streamrl_workers.scheduler.rebalancing.remaining import WINDOW, Remaining
@@ -166,7 +166,7 @@ class Rebalancer:
             return False
         group = self._groups[lease.group_id]
         spans = group.samples[lease.sample_index].spans
-        if not spans or (self._one_version and (spans[-1][2], spans[-1][1]) != target.version):
+        if not spans or (self._one_version and not _stays_at(target, (spans[-1][2], spans[-1][1]))):
             return False
         assert group.begun is not None and target.step is not None
         if target.step > self._window.step:
@@ -235,3 +235,8 @@ def _least_measured(curve: LatencyCurve) -> int:
 
 def _emptier(one: Generator, other: Generator) -> bool:
     return (len(one.leases), one.generator_id) < (len(other.leases), other.generator_id)
+
+
+def _stays_at(generator: Generator, version: Version) -> bool:
+    """Whether what goes to the generator now is made under this version."""
+    return generator.version == version and not generator.is_loading
