@@ -67,6 +67,12 @@ def bounds(scaling: Scaling) -> tuple[int, int]:
     return 0, MOST_REPLICAS
 
 
+def clamped(replicas: int, scaling: Scaling) -> int:
+    """`replicas` within the bounds."""
+    least, most = bounds(scaling)
+    return min(max(replicas, least), most)
+
+
 def plan(observed: Observed, *, before: RLJobStatus, halted: str = "") -> list[PoolPlan]:
     """For all pools of a valid job that has not ended. `halted`: why no pods are wanted; empty: the job runs."""
     assert observed.job is not None, "an invalid job's pools are left as they are"
@@ -89,18 +95,18 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     now = _replicas(found)
     have = now if now is not None else _remembered(pool.name, before) or pool.scaling.initial
     decision, state = _decide(pool, observed=observed, have=have, halted=halted)
-    least, most = bounds(pool.scaling)
-    clamped = min(max(decision.replicas, least), most)
+    within = clamped(decision.replicas, pool.scaling)
     is_first = found is None or (now == pool.scaling.initial and not stored.pool_status(found).scaling_history)
     reason = "initialReplicas" if is_first and kind != "static" else decision.reason
-    if clamped != decision.replicas:
+    if within != decision.replicas:
+        least, most = bounds(pool.scaling)
         reason = f"{reason}; bounds are {least} to {most}"
     if kind == "external":
         write = now is None or (_was(found) != kind and not _is_held(found))
     else:
         write = decision.replicas != now or (_has_managers(found) and not _is_held(found))
     return _Asked(
-        replicas=clamped,
+        replicas=within,
         reason=reason,
         requested=decision.replicas if write else None,
         state=state if kind == "auto" and not halted else None,
@@ -114,8 +120,7 @@ def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool)
     if kind == "auto":
         state = observed.scaling.get(pool.name, state)
         if halted:
-            least, most = bounds(pool.scaling)
-            return Decision(replicas=min(max(state.wanted, least), most), reason="as before"), state
+            return Decision(replicas=clamped(state.wanted, pool.scaling), reason="as before"), state
     seen = observe(observed.numbers, pool=pool.name, wanted=state.wanted, now_s=observed.at_s)
     return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
 

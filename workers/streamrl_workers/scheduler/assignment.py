@@ -174,7 +174,7 @@ class Assignment:
 
     def _may_go_on(self, group: Group, *, version: int) -> bool:
         assert group.begun is not None
-        return version >= group.begun or self._window.may_lower(group.begun, to=version)
+        return self._window.may_go_on(group.begun, at=version)
 
     def _may_begin(self, version: int) -> bool:
         return self._window.may_begin(version) and not self._pressed()

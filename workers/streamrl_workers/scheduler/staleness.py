@@ -48,6 +48,10 @@ class Window:
         newest = self._tight().newest_tight
         return newest is None or version > newest
 
+    def may_go_on(self, begun: int, *, at: int) -> bool:
+        """Whether a group that has begun under a version may go on under this one."""
+        return at >= begun or self.may_lower(begun, to=at)
+
     def may_lower(self, version: int, *, to: int) -> bool:
         """Whether a live group begun under `version` may count as begun under the older version `to`."""
         return to >= self.oldest and not any(to <= tight < version for tight in self._tight().tight)

@@ -171,7 +171,7 @@ class Rebalancer:
         assert group.begun is not None and target.step is not None
         if target.step > self._window.step:
             return False
-        return target.step >= group.begun or self._window.may_lower(group.begun, to=target.step)
+        return self._window.may_go_on(group.begun, at=target.step)
 
     def _carry_out(self, move: Move) -> None:
         target = self._fleet.get(move.target)

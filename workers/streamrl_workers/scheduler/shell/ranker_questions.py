@@ -14,7 +14,7 @@ from streamrl_workers.ranker.protocol import ProcessNumbers
 from streamrl_workers.scheduler.effects import AskRanker
 
 MOST_PROMPTS = 16_384
-"""Twice what is looked ahead to at most; the texts are held by their groups anyway."""
+"""Twice what is looked ahead to at most; who adds them has cut their texts."""
 MOST_PAIRS = 4096
 
 RankerState = Literal["none", "starting", "ready", "down", "given_up"]
