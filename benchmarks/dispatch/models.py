@@ -11,17 +11,18 @@ KV caps: bytes a token = 2 * layers * KV heads * head size * 2; 90 % of the GPUs
 
 from dataclasses import dataclass
 
+from paper.facts import GENERATION, PTL_MS
+from paper.rule import QWEN
+
 from streamrl.latency import LatencyCurve
 
 SAMPLES = 1024
 MOST_TOKENS = 20_480
 PROMPT_TOKENS = 512
-MILLISECONDS = (
-    (1, 8.3), (2, 8.7), (4, 8.9), (8, 9.0), (16, 9.4), (32, 10.2), (64, 11.7), (128, 15.2), (256, 21.7), (512, 36.9),
-)  # fmt: skip
-CURVE = LatencyCurve.of_milliseconds(MILLISECONDS)
+CURVE = LatencyCurve.of_milliseconds(PTL_MS.items())
 GPU_BYTES = 80e9
 USABLE = 0.9
+BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +34,23 @@ class Model:
     gpus_each: int
     queue_slots: int
     """Of an instance in regime (a)."""
-    weight_bytes: float
-    kv_token_bytes: float
-    paper: float
-    """Fig. 9: generation time with StreamRL's ranker."""
-    paper_oracle: float
+
+    @property
+    def paper(self) -> float:
+        """Fig. 9: generation time with StreamRL's ranker."""
+        return GENERATION[self.name]["StreamRL"]
+
+    @property
+    def paper_oracle(self) -> float:
+        """The same with an oracle."""
+        return GENERATION[self.name]["oracle"]
 
     @property
     def kv_slots(self) -> int:
         """Samples of the longest kind that fit into the memory of an instance."""
-        free = USABLE * GPU_BYTES * self.gpus_each - self.weight_bytes
-        return int(free / (self.kv_token_bytes * (MOST_TOKENS + PROMPT_TOKENS)))
+        qwen = QWEN[self.name]
+        free = USABLE * GPU_BYTES * self.gpus_each - BF16_BYTES * qwen.parameters
+        return int(free / (qwen.kv_bytes * (MOST_TOKENS + PROMPT_TOKENS)))
 
     @property
     def all_slots(self) -> int:
@@ -51,40 +58,8 @@ class Model:
         return 2 * SAMPLES // self.instances
 
 
-def kv_bytes(*, layers: int, heads: int, head: int = 128) -> float:
-    """Of one token, bf16."""
-    return 2 * layers * heads * head * 2
-
-
 MODELS = (
-    Model(
-        name="7B",
-        instances=32,
-        gpus_each=1,
-        queue_slots=6,
-        weight_bytes=15.2e9,
-        kv_token_bytes=kv_bytes(layers=28, heads=4),
-        paper=0.90,
-        paper_oracle=0.815,
-    ),
-    Model(
-        name="32B",
-        instances=16,
-        gpus_each=4,
-        queue_slots=16,
-        weight_bytes=65.5e9,
-        kv_token_bytes=kv_bytes(layers=64, heads=8),
-        paper=0.82,
-        paper_oracle=0.67,
-    ),
-    Model(
-        name="72B",
-        instances=16,
-        gpus_each=8,
-        queue_slots=16,
-        weight_bytes=145.4e9,
-        kv_token_bytes=kv_bytes(layers=80, heads=8),
-        paper=0.785,
-        paper_oracle=0.69,
-    ),
+    Model(name="7B", instances=32, gpus_each=1, queue_slots=6),
+    Model(name="32B", instances=16, gpus_each=4, queue_slots=16),
+    Model(name="72B", instances=16, gpus_each=8, queue_slots=16),
 )
