@@ -38,38 +38,28 @@ _REVISIONS_KEPT = 2
 
 
 def stateful_set(plan: Plan) -> Built:
-    """The trainer's StatefulSet."""
-    selector = plan.selector(role=ROLE_TRAINER)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": plan.metadata(names.trainer(plan.name)),
-        "spec": {
-            "replicas": plan.wanted.trainers,
-            "serviceName": names.trainer(plan.name),
-            "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
-            "revisionHistoryLimit": _REVISIONS_KEPT,
-            "selector": {"matchLabels": selector},
-            "template": template.build_template(_template(plan), plan=plan, pod=plan.job.spec.trainer.pod),
-        },
-    }
+    """The StatefulSet of the first pod."""
+    return _stateful_set(plan, names.trainer(plan.name), replicas=plan.wanted.trainers, pods=_template(plan))
 
 
 def workers_set(plan: Plan) -> Built:
     """The StatefulSet of the further nodes."""
-    selector = plan.selector(role=ROLE_TRAINER_WORKER)
-    trainer = plan.job.spec.trainer
+    replicas = plan.wanted.trainers * (plan.job.spec.trainer.nodes - 1)
+    return _stateful_set(plan, names.trainer_workers(plan.name), replicas=replicas, pods=_worker_template(plan))
+
+
+def _stateful_set(plan: Plan, name: str, *, replicas: int, pods: template.Template) -> Built:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": plan.metadata(names.trainer_workers(plan.name)),
+        "metadata": plan.metadata(name),
         "spec": {
-            "replicas": plan.wanted.trainers * (trainer.nodes - 1),
-            "serviceName": names.trainer_workers(plan.name),
-            "podManagementPolicy": "Parallel",
+            "replicas": replicas,
+            "serviceName": name,
+            "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
             "revisionHistoryLimit": _REVISIONS_KEPT,
-            "selector": {"matchLabels": selector},
-            "template": template.build_template(_worker_template(plan), plan=plan, pod=trainer.pod),
+            "selector": {"matchLabels": dict(pods.selector)},
+            "template": template.build_template(pods, plan=plan, pod=plan.job.spec.trainer.pod),
         },
     }
 
@@ -144,34 +134,34 @@ def _service_port(name: str, port: int) -> Built:
 
 
 def _template(plan: Plan) -> template.Template:
-    stamp = plan.wanted.restarted_at
     simulated = plan.job.spec.trainer.engine.simulated is not None  # there is no model to make ready
-    return template.Template(
-        selector=plan.selector(role=ROLE_TRAINER),
-        labels=plan.labels(),
-        annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
-        grace_s=_GRACE_S,
-        init_containers=([] if simulated else [_prepare(plan)]) + [_scheduler(plan)],
-        main=_trainer(
-            plan,
-            variables=environment.trainer(plan.job, uid=plan.uid),
-            ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
-        ),
-        volumes=_volumes(plan),
-        image=plan.settings.trainer_image,
+    main = _trainer(
+        plan,
+        variables=environment.trainer(plan.job, uid=plan.uid),
+        ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
+    before = ([] if simulated else [_prepare(plan)]) + [_scheduler(plan)]
+    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=_volumes(plan))
 
 
 def _worker_template(plan: Plan) -> template.Template:
+    main = _trainer(plan, variables=environment.trainer_worker(plan.job, uid=plan.uid), ports={})
+    volumes = _shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()}
+    return _pod_template(plan, role=ROLE_TRAINER_WORKER, init_containers=[_prepare(plan)], main=main, volumes=volumes)
+
+
+def _pod_template(
+    plan: Plan, *, role: str, init_containers: list[Container], main: Container, volumes: dict[str, Built]
+) -> template.Template:
     stamp = plan.wanted.restarted_at
     return template.Template(
-        selector=plan.selector(role=ROLE_TRAINER_WORKER),
+        selector=plan.selector(role=role),
         labels=plan.labels(),
         annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
         grace_s=_GRACE_S,
-        init_containers=[_prepare(plan)],
-        main=_trainer(plan, variables=environment.trainer_worker(plan.job, uid=plan.uid), ports={}),
-        volumes=_shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()},
+        init_containers=init_containers,
+        main=main,
+        volumes=volumes,
         image=plan.settings.trainer_image,
     )
 
