@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
 	$(BIN)/streamrl run $(JOB) $(if $(SEED),--set spec.seed=$(SEED)) $(ARGS)
 
-test: install check-tree ## the default test suite (ARGS="-k name" picks)
-	$(BIN)/pytest $(ARGS)
+test: install check-tree ## the default test suite, a file to each core (ARGS="-k name" picks)
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: install check-tree ## ruff, mypy, import-linter
 	$(BIN)/ruff check

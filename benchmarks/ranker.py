@@ -26,7 +26,8 @@ from transformers.utils import logging as transformers_logging
 
 from streamrl.spec.model import ScratchModel
 from streamrl.spec.task import ReasoningGymDataset
-from streamrl_cli.rank.offline import FitOptions, fit
+from streamrl_cli.rank.fitted import FitOptions
+from streamrl_cli.rank.offline import fit
 from streamrl_cli.rank.pairs import Pair
 from streamrl_cli.rank.sampling import Sampler
 from streamrl_workers.models.scratch import build_model, build_tokenizer

@@ -103,9 +103,10 @@ async def test_a_reward_that_kills_its_parent_costs_itself_alone(tmp_path: Path)
 
 
 async def test_children_of_a_reward_end_with_its_process(tmp_path: Path) -> None:
+    before = {*psutil.Process().children(recursive=True)}
     async with running(tmp_path, rewards=[ACT]) as pool:
         assert [result.reward for result in await scored(pool, "leave children", "fine")] == [1.0, 1.0]
-        family = psutil.Process().children(recursive=True)
+        family = {*psutil.Process().children(recursive=True)} - before
         assert len(family) >= 7, "nursery, worker and five children"
     await asyncio.to_thread(wait_for, lambda: not any(_runs(process) for process in family), what="their end")
 

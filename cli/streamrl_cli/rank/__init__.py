@@ -18,7 +18,8 @@ from pathlib import Path
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
-from streamrl_cli.rank.offline import FITTERS, FitOptions, fit, open_fitted, save_scores
+from streamrl_cli.rank.fitted import FitOptions
+from streamrl_cli.rank.offline import FITTERS, fit, open_fitted, save_scores
 from streamrl_cli.rank.pairs import Pair, is_held_out, read_pairs, read_prompts, write_pairs
 
 MIN_JUDGED = 20

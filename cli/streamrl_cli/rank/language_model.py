@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from streamrl_cli.rank.backbone import load_backbone
-from streamrl_cli.rank.offline import FitOptions, made_folder
+from streamrl_cli.rank.fitted import FitOptions, made_folder
 from streamrl_cli.rank.pairs import Pair
 from streamrl_workers.ranker import language_model, pairs
+from streamrl_workers.ranker.backbone import load_backbone
 
 PASSES = 3
 
@@ -27,7 +27,9 @@ class LanguageModel:
     def fit(cls, known: Sequence[Pair], *, options: FitOptions) -> "LanguageModel":
         """Fine-tune the model that the options name."""
         torch.manual_seed(options.seed)
-        model = language_model.LanguageModel.fresh(load_backbone(options.model), learning_rate=options.learning_rate)
+        model = language_model.LanguageModel.fresh(
+            load_backbone(options.model, field="--model"), learning_rate=options.learning_rate
+        )
         targets = pairs.standardised([pair.tokens for pair in known])
         examples = [(pair.prompt, target) for pair, target in zip(known, targets, strict=True)]
         passes = options.passes or PASSES

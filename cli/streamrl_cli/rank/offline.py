@@ -11,39 +11,17 @@ can also reach a run as a table (`save_scores`).
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from streamrl.errors import UserError
+from streamrl_cli.rank.fitted import FitOptions, Fitted
 from streamrl_cli.rank.pairs import Pair
 from streamrl_workers.ranker.folders import folder_document
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.lengths.rankers import HashingRanker, Ranker, ScoresRanker
 from streamrl_workers.scheduler.lengths.rankers.files import read_ranker, write_ranker
 from streamrl_workers.scheduler.lengths.rankers.hashing import PASSES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitOptions:
-    """What `rank fit` was told."""
-
-    model: str = ""
-    """Directory or hub name of a transformers model."""
-    passes: int | None = None
-    learning_rate: float | None = None
-    batch_prompts: int = 16
-    seed: int = 0
-
-
-class Fitted(Protocol):
-    """A ranker that has learnt."""
-
-    def scores(self, prompts: Sequence[str]) -> list[float]:
-        """Higher = longer."""
-
-    def save(self, path: Path) -> None:
-        """Write what `open_fitted` reads."""
 
 
 class FittedLight:
@@ -128,14 +106,6 @@ def save_scores(path: Path, scores: Mapping[str, float]) -> None:
 def _light(ranker: Ranker) -> HashingRanker | ScoresRanker:
     assert isinstance(ranker, HashingRanker | ScoresRanker), "a ranker of the registry without a file of its own"
     return ranker
-
-
-def made_folder(path: Path) -> Path:
-    """The folder of a ranker with a model, made if it is not there. Raises `UserError` where a file is."""
-    if path.is_file():
-        raise UserError(field="--out", rule="must be a folder for this ranker", got=str(path))
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _folder_ranker(path: Path) -> str:

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl_cli.rank.backbone import load_backbone
-from streamrl_cli.rank.offline import FitOptions, made_folder
+from streamrl_cli.rank.fitted import FitOptions, made_folder
 from streamrl_cli.rank.pairs import Pair
 from streamrl_workers.ranker import policy_features
-from streamrl_workers.ranker.policy_features import MAX_PAIRS, RIDGES, solve
-
-__all__ = ["RIDGES", "PolicyFeatures", "solve"]
+from streamrl_workers.ranker.backbone import load_backbone
+from streamrl_workers.ranker.policy_features import MAX_PAIRS
 
 
 class PolicyFeatures:
@@ -27,7 +25,7 @@ class PolicyFeatures:
                 field="PAIRS.jsonl", rule=f"must have at most {MAX_PAIRS} prompts for policyFeatures", got=len(known)
             )
         solved = policy_features.PolicyFeatures.solved(
-            load_backbone(options.model),
+            load_backbone(options.model, field="--model"),
             model=options.model,
             prompts=[pair.prompt for pair in known],
             tokens=[pair.tokens for pair in known],

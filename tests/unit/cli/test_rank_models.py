@@ -11,11 +11,12 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from streamrl.errors import UserError
-from streamrl_cli.rank.backbone import load_backbone, pooled
-from streamrl_cli.rank.offline import FitOptions, Fitted, fit, open_fitted
+from streamrl_cli.rank.fitted import FitOptions, Fitted
+from streamrl_cli.rank.offline import fit, open_fitted
 from streamrl_cli.rank.pairs import Pair
-from streamrl_cli.rank.policy_features import RIDGES, solve
 from streamrl_cli.rank.sampling import Sampler
+from streamrl_workers.ranker.backbone import load_backbone, pooled
+from streamrl_workers.ranker.policy_features import RIDGES, solve
 from streamrl_workers.scheduler.lengths.quality import rank_correlation
 from support.tiny_folder import tiny_folder
 from support.tiny_trainer import VOCABULARY
@@ -69,7 +70,7 @@ def test_scores_do_not_depend_on_the_batch(model: Path) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--model: cannot be loaded: "):
-        load_backbone(str(tmp_path))
+        load_backbone(str(tmp_path), field="--model")
 
 
 def test_a_damaged_folder_is_one_line(model: Path, tmp_path: Path) -> None:
