@@ -56,7 +56,7 @@ class Following:
     def __init__(self, settings: Settings, *, recorder: Recorder) -> None:
         self._settings = settings
         self._recorder = recorder
-        self._watch = Watch(exit_code=settings.lost_code)
+        self._watch = Watch(exit_code=lambda _: settings.lost_code)
         self._link: Link | None = None
         self._worker: Any = None
         self.terminated = False

@@ -3,12 +3,15 @@
 Owns: the team's life in the process of rank 0. Does not own: calls (`engines/linked_ranks.py`), rendezvous (`engines/team.py`).
 
 Invariant: ranks are told of an end that is nobody's loss (done, asked to end, a user's error) and end with exit code 0; without that
-word they take rank 0 for dead and end with 75, to be started again.
+word they take rank 0 for dead and end with 75, to be started again (76 where rank 0 is on another node: its own end says why).
+A rank that is only silent may have no end that says why: then rank 0 ends with 75, the others with 76, and it is counted once.
 """
 
 from collections.abc import Callable
 
+from streamrl.errors import EXIT_RETRY
 from streamrl_workers.trainer.engines.linked_ranks import LinkedRanks, Watch
+from streamrl_workers.trainer.engines.links import Loss
 from streamrl_workers.trainer.engines.team import Meeting, Team
 from streamrl_workers.trainer.settings import Settings
 
@@ -21,9 +24,10 @@ class Leading:
 
     def __init__(self, settings: Settings) -> None:
         """Listen for them. A rendezvous that cannot be is the user's error."""
-        self._watch = Watch(exit_code=settings.lost_code)
+        self._settings = settings
+        self._watch = Watch(exit_code=self._exit_code)
         self._told: Callable[[str], None] | None = None
-        self._lost: str | None = None
+        self._lost: Loss | None = None
         self._team = None if settings.place.alone else Team(meeting(settings), on_lost=self._on_lost)
 
     def gather(self) -> LinkedRanks | None:
@@ -37,23 +41,26 @@ class Leading:
         """Be told why, at once or later and from another thread, when a rank is lost."""
         self._told = callback
         if self._lost is not None:
-            callback(self._lost)
+            callback(self._lost.text)
 
     @property
-    def lost(self) -> bool:
-        """Whether a rank is lost."""
-        return self._lost is not None
+    def excused(self) -> bool:
+        """Whether a rank is lost whose own end says why."""
+        return self._lost is not None and not self._lost.silent
 
     def end(self) -> None:
         """All is over and nobody is lost."""
         if self._team is not None:
             self._team.end(timeout_s=_FAREWELL_S)
 
-    def _on_lost(self, reason: str) -> None:
-        self._lost = self._lost or reason
-        self._watch.lost(reason)
+    def _on_lost(self, loss: Loss) -> None:
+        self._lost = self._lost or loss
+        self._watch.lost(loss)
         if self._told is not None:
-            self._told(reason)
+            self._told(loss.text)
+
+    def _exit_code(self, loss: Loss) -> int:
+        return EXIT_RETRY if loss.silent else self._settings.lost_code
 
 
 def meeting(settings: Settings) -> Meeting:

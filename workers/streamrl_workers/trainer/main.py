@@ -191,7 +191,7 @@ async def _lead(wired: Wired, *, identity: Identity) -> Session:
     try:
         session = await _train(wired, identity=identity, leading=leading)
     except RetryError as error:
-        if leading.lost:
+        if leading.excused:
             raise RankLostError(str(error)) from error
         raise
     except BaseException:

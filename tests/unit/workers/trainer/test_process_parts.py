@@ -11,22 +11,13 @@ from streamrl_workers.scheduler.shell.link import LIMIT_BYTES
 from streamrl_workers.trainer.main import _close
 from streamrl_workers.trainer.settings import Settings
 from support.jobs import simulated_job
+from support.trainer_settings import trainer_settings
 
 
 def settings(*, group_size: int, max_tokens: int) -> Settings:
     job = simulated_job()
     job["spec"]["task"] |= {"groupSize": group_size, "sampling": {"maxTokens": max_tokens}}
-    return Settings(
-        run_dir=Path(),
-        process="trainer-0",
-        spec=parse_job(job).spec,
-        scheduler_address="",
-        grpc_port=0,
-        signals_port=0,
-        token="",
-        model_path=None,
-        threads=None,
-    )
+    return trainer_settings(parse_job(job).spec)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from streamrl.errors import UserError
 from streamrl_workers.trainer.endings import RetryError
 from streamrl_workers.trainer.engines import codec, failures
 from streamrl_workers.trainer.engines.linked_ranks import LinkedRanks, Watch
-from streamrl_workers.trainer.engines.links import Link, LostError
+from streamrl_workers.trainer.engines.links import Link, Loss, LostError
 from streamrl_workers.trainer.engines.place import Place
 from streamrl_workers.trainer.engines.team import Kind, Meeting, Team, join
 from support.rank_team import free_port
@@ -72,7 +72,7 @@ class World:
     """Three ranks in three threads."""
 
     def __init__(self, meeting: Meeting) -> None:
-        self.lost: list[str] = []
+        self.lost: list[Loss] = []
         self.told = threading.Event()
         self.watch = Watch()
         self.team = Team(meeting, on_lost=self._on_lost)
@@ -94,9 +94,9 @@ class World:
             link.close()
         self.pool.shutdown()
 
-    def _on_lost(self, reason: str) -> None:
-        self.lost.append(reason)
-        self.watch.lost(reason)
+    def _on_lost(self, loss: Loss) -> None:
+        self.lost.append(loss)
+        self.watch.lost(loss)
         self.told.set()
 
 
@@ -139,22 +139,22 @@ def test_a_rank_that_is_gone_is_named_at_once(world: World) -> None:
             ranks.call("double", [1, 2, 3])
     assert time.monotonic() - begun_s < DEADLINE_S / 2
     assert world.told.wait(DEADLINE_S)  # by a thread of the link
-    assert world.lost == ["rank 2 is gone"]
+    assert world.lost == [Loss("rank 2 is gone")]
 
 
 def test_a_rank_that_is_silent_is_named_after_its_deadline() -> None:
-    lost, reasons = threading.Event(), list[str]()
+    lost, reasons = threading.Event(), list[Loss]()
     ours, theirs = _pair()  # nobody beats at the other end: a stopped process
 
-    def on_lost(reason: str) -> None:
-        reasons.append(reason)
+    def on_lost(loss: Loss) -> None:
+        reasons.append(loss)
         lost.set()
 
     link = Link(ours, peer="rank 1", silence_s=2.0, on_lost=on_lost)
     with theirs, pytest.raises(LostError, match="rank 1 is silent for 2 s"):
         link.receive(DEADLINE_S)
     assert lost.wait(DEADLINE_S)
-    assert reasons == ["rank 1 is silent for 2 s"]
+    assert reasons == [Loss("rank 1 is silent for 2 s", silent=True)]
 
 
 def test_a_peer_that_does_not_read_cannot_hold_up_a_send_for_ever() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 from streamrl.errors import EXIT_RETRY, UserError
 from streamrl_workers.trainer.endings import RetryError
 from streamrl_workers.trainer.engines import codec, failures
-from streamrl_workers.trainer.engines.links import LATE_S, Link, LostError
+from streamrl_workers.trainer.engines.links import LATE_S, Link, Loss, LostError
 from streamrl_workers.trainer.engines.ranks import Payload
 from streamrl_workers.trainer.engines.team import Kind, Team
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Watch:
     """Ends this process when it computes on, long after a rank was lost: a collective that never returns."""
 
-    def __init__(self, *, exit_code: int = EXIT_RETRY) -> None:
+    def __init__(self, *, exit_code: Callable[[Loss], int] = lambda _: EXIT_RETRY) -> None:
         self._exit_code = exit_code
         self._serial = 0
         self._computing = False
@@ -54,11 +54,11 @@ class Watch:
     def __exit__(self, *exc_info: object) -> None:
         self._computing = False
 
-    def lost(self, reason: str) -> None:
+    def lost(self, loss: Loss) -> None:
         """A rank is lost."""
         self._loss.set()
         if self._computing:
-            timer = threading.Timer(_GRACE_S, self._give_up, (self._serial, reason))
+            timer = threading.Timer(_GRACE_S, self._give_up, (self._serial, loss))
             timer.daemon = True
             timer.start()
 
@@ -66,11 +66,11 @@ class Watch:
         """Until a rank is lost."""
         self._loss.wait(timeout_s)
 
-    def _give_up(self, serial: int, reason: str) -> None:
+    def _give_up(self, serial: int, loss: Loss) -> None:
         if self._computing and self._serial == serial:
-            sys.stderr.write(f"{reason}\n")
+            sys.stderr.write(f"{loss.text}\n")
             sys.stderr.flush()
-            os._exit(self._exit_code)
+            os._exit(self._exit_code(loss))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class LinkedRanks:
         self._watch.wait_loss(_BLAME_S)
         for link in self._links:
             if link.lost is not None:
-                raise RetryError(link.lost)
+                raise RetryError(link.lost.text)
         for link in self._links:
             if link.silent_s > LATE_S:
                 raise RetryError(f"{link.peer} is silent for {link.silent_s:.0f} s")

@@ -43,6 +43,15 @@ class LostError(Exception):
     """The peer is gone or silent; the text names it and says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a peer counts as lost."""
+
+    text: str
+    silent: bool = False
+    """Nothing was heard of it for long: it hangs, or the way to it is cut, and it may have no end of its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One message."""
@@ -55,7 +64,7 @@ class Link:
     """One connection; takes over the socket."""
 
     def __init__(
-        self, connection: socket.socket, *, peer: str, silence_s: float, on_lost: Callable[[str], None]
+        self, connection: socket.socket, *, peer: str, silence_s: float, on_lost: Callable[[Loss], None]
     ) -> None:
         """`peer` names the other side ("rank 1"); `on_lost` is called once, from a thread of the link, with the reason."""
         connection.settimeout(None)
@@ -67,7 +76,7 @@ class Link:
         self._sending = threading.Lock()
         self._frames: queue.Queue[Frame | None] = queue.Queue(2 * _MOST_FRAMES)  # the ends of the link fit in, too
         self._heard_s = time.monotonic()
-        self._lost: str | None = None
+        self._lost: Loss | None = None
         self._losing = threading.Lock()
         self._closed = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"{peer}-reader", daemon=True)
@@ -75,7 +84,7 @@ class Link:
         threading.Thread(target=self._beat, name=f"{peer}-beats", daemon=True).start()
 
     @property
-    def lost(self) -> str | None:
+    def lost(self) -> Loss | None:
         """Why the peer counts as lost, or None."""
         return self._lost
 
@@ -97,7 +106,7 @@ class Link:
                 self._connection.sendall(_FRAME + _HEAD.pack(kind, len(data)))
                 self._connection.sendall(data)
             except OSError:
-                self.lose(f"{self.peer} is gone")
+                self.lose(Loss(f"{self.peer} is gone"))
         self._raise_lost()
 
     def receive(self, timeout_s: float | None = None) -> Frame:
@@ -112,15 +121,15 @@ class Link:
             raise LostError(f"the link to {self.peer} is closed")
         return frame
 
-    def lose(self, reason: str) -> None:
+    def lose(self, loss: Loss) -> None:
         """Give the peer up; every wait on this link ends."""
         with self._losing:
             if self._lost is not None or self._closed.is_set():
                 return
-            self._lost = reason
+            self._lost = loss
         self._shut()
         self._frames.put(None)
-        self._on_lost(reason)
+        self._on_lost(loss)
 
     def farewell(self, kind: int, *, timeout_s: float) -> None:
         """Send the last frame and wait until the peer closes: a connection closed from here could take the frame with it."""
@@ -144,7 +153,7 @@ class Link:
 
     def _raise_lost(self) -> None:
         if self._lost is not None:
-            raise LostError(self._lost)
+            raise LostError(self._lost.text)
 
     def _read(self) -> None:
         try:
@@ -154,7 +163,7 @@ class Link:
                         raise ConnectionError("frames that nobody asked for")
                     self._frames.put(self._frame())
         except OSError:
-            self.lose(f"{self.peer} is gone")
+            self.lose(Loss(f"{self.peer} is gone"))
         finally:
             self._connection.close()
 
@@ -177,13 +186,13 @@ class Link:
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S) and self._lost is None:
             if self.silent_s > self._silence_s:
-                self.lose(f"{self.peer} is silent for {self._silence_s:g} s")
+                self.lose(Loss(f"{self.peer} is silent for {self._silence_s:g} s", silent=True))
             if self._sending.acquire(blocking=False):  # else a frame is on its way, which is a sign of life too
                 try:
                     self._connection.send(_BEAT, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     pass  # the peer does not read: its silence will show
                 except OSError:
-                    self.lose(f"{self.peer} is gone")
+                    self.lose(Loss(f"{self.peer} is gone"))
                 finally:
                     self._sending.release()

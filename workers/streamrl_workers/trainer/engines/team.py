@@ -24,7 +24,7 @@ from enum import IntEnum
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MASTER_ADDR, ENV_MASTER_PORT
 from streamrl_workers.trainer.endings import RankLostError
-from streamrl_workers.trainer.engines.links import Link
+from streamrl_workers.trainer.engines.links import Link, Loss
 from streamrl_workers.trainer.engines.place import Place
 
 _CHALLENGE_BYTES = 32
@@ -62,7 +62,7 @@ class Meeting:
 class Team:
     """Rank 0's side: the links to all other ranks, by rank."""
 
-    def __init__(self, meeting: Meeting, *, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, meeting: Meeting, *, on_lost: Callable[[Loss], None]) -> None:
         """Listen. `on_lost` is called with the reason whenever a rank is lost. A port in use is the user's error."""
         self.meeting = meeting
         self._on_lost = on_lost
@@ -132,7 +132,7 @@ class Team:
         return f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
 
 
-def join(meeting: Meeting, *, on_lost: Callable[[str], None]) -> Link:
+def join(meeting: Meeting, *, on_lost: Callable[[Loss], None]) -> Link:
     """The link to rank 0, which may begin to listen later. Raises RankLostError."""
     deadline_s = time.monotonic() + meeting.timeout_s
     reason = "nobody listens"

@@ -1,0 +1,21 @@
+"""Settings of a trainer process that is not started."""
+
+from pathlib import Path
+
+from streamrl.spec import RLJobSpec
+from streamrl_workers.trainer.settings import Settings
+
+
+def trainer_settings(spec: RLJobSpec) -> Settings:
+    """Of this job, with nothing around it."""
+    return Settings(
+        run_dir=Path(),
+        process="trainer-0",
+        spec=spec,
+        scheduler_address="",
+        grpc_port=0,
+        signals_port=0,
+        token="",
+        model_path=None,
+        threads=None,
+    )
