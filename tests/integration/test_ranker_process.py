@@ -151,7 +151,8 @@ async def test_one_that_never_comes_up_is_given_up_and_asked_no_more(folder: Pat
 
 
 def job_with(path: str) -> dict[str, Any]:
-    job = simulated_job(steps=100_000, replicas=1)
+    latency = [{"batch": 1, "milliseconds": 10.0}]  # leaves the cores to the ranker, which has the lowest priority
+    job = simulated_job(steps=100_000, replicas=1, latency=latency)
     ranker = {"languageModel": {"path": path, "refitPairs": 16}}
     job["spec"]["scheduling"] = {"leaseSeconds": 2.0, "lengthSignals": ["Ranker"], "ranker": ranker}
     return job

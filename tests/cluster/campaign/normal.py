@@ -85,12 +85,17 @@ def _current(value: Any, generation: int) -> Any:
 def _managers(obj: Mapping[str, Any]) -> dict[str, Any]:
     found = obj["metadata"].get("managedFields") or ()
     return {
-        f"{each['manager']} {each['operation']} {each.get('subresource', '')}".strip(): _without_memory(
-            each["fieldsV1"]
-        )
+        f"{each['manager']} {each['operation']} {each.get('subresource', '')}".strip(): _held(each)
         for each in found
         if each["manager"] in _OURS
     }
+
+
+def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the manager of replicas only these count: what else a pool was born with it shares with the other until its next write."""
+    if entry["manager"] == names.REPLICAS_MANAGER:
+        return {"f:replicas": "f:replicas" in (entry["fieldsV1"].get("f:spec") or {})}
+    return _without_memory(entry["fieldsV1"])
 
 
 def _without_memory(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class Scenario:
     """The scenario whose end this one begins at; empty: an empty namespace."""
     wrong: Callable[[Objects], str]
     """What is not yet as it should be at the end; empty: nothing. A check of the undisturbed run, which all others must equal."""
+    left: Callable[[Objects], str] = lambda _: ""
+    """What the act has left and must be gone at the end, of which pictures say nothing; empty: nothing."""
     forgiven: tuple[str, ...] = ()
     """Fields of the picture and reasons of events that may differ (docs/track-record.md says why)."""
     looks: bool = True
@@ -167,6 +169,12 @@ def _counted(name: str) -> Callable[[Objects], str]:
     return wrong
 
 
+def _ended_pod(objects: Objects) -> str:
+    """The pod whose container has ended, until it is replaced."""
+    told = (objects.get(("pods", TRAINER_POD)) or {}).get("status") or {}
+    return f"{TRAINER_POD} is not replaced" if told.get("containerStatuses") else ""
+
+
 def _gone(objects: Objects) -> str:
     kept = {("persistentvolumeclaims", names.checkpoints_claim(JOB))}
     return "" if set(objects) == kept else f"left over: {sorted(set(objects) - kept)[:3]}"
@@ -195,6 +203,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             act=_replace,
             after="create",
             wrong=_counted("ignoredRestarts"),
+            left=_ended_pod,
             forgiven=("status.ignoredRestarts", "PodFailed"),
         ),
         Scenario(name="fail", act=_fail, after="create", wrong=_sized(STOPPED, condition="Failed"), looks=False),
