@@ -242,12 +242,11 @@ async def _end(
 ) -> None:
     """The oracle. What is forgiven cannot be waited for: it may be all by which the end differs from the beginning."""
     await station.wait_until_right(scenario.left)
-
-    async def stays() -> Picture:
-        await station.wait_until_equal(undisturbed.picture, but=scenario.forgiven)
-        return await station.stays(undisturbed.picture, looks=scenario.looks, but=scenario.forgiven)
-
-    await _at_rest(stays, attempts=_ATTEMPTS if scenario.forgiven else 1)
+    await station.wait_until_equal(undisturbed.picture, but=scenario.forgiven)
+    await _at_rest(
+        lambda: station.stays(undisturbed.picture, looks=scenario.looks, but=scenario.forgiven),
+        attempts=_ATTEMPTS if scenario.forgiven else 1,
+    )
     if traces := station.operator.traces():
         raise WrongError(f"an error of ours in the log: {traces[0][:400]}")
     if odd := [code for code in station.operator.codes if code not in _MAY_END_WITH]:

@@ -106,7 +106,7 @@ class Link:
                 self._connection.sendall(_FRAME + _HEAD.pack(kind, len(data)))
                 self._connection.sendall(data)
             except OSError:
-                self.lose(Loss(f"{self.peer} is gone"))
+                self._gone()
         self._raise_lost()
 
     def receive(self, timeout_s: float | None = None) -> Frame:
@@ -147,6 +147,9 @@ class Link:
         self._shut()
         self._frames.put(None)
 
+    def _gone(self) -> None:
+        self.lose(Loss(f"{self.peer} is gone"))
+
     def _shut(self) -> None:
         with contextlib.suppress(OSError):  # the peer was first
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -163,7 +166,7 @@ class Link:
                         raise ConnectionError("frames that nobody asked for")
                     self._frames.put(self._frame())
         except OSError:
-            self.lose(Loss(f"{self.peer} is gone"))
+            self._gone()
         finally:
             self._connection.close()
 
@@ -193,6 +196,6 @@ class Link:
                 except BlockingIOError:
                     pass  # the peer does not read: its silence will show
                 except OSError:
-                    self.lose(Loss(f"{self.peer} is gone"))
+                    self._gone()
                 finally:
                     self._sending.release()
