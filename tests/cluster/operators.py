@@ -12,8 +12,9 @@ from cluster.harness import reaper
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
-from cluster.harness.processes import free_port, tail, wait_until
+from cluster.harness.processes import tail, wait_until
 from streamrl import keys
+from support.ports import free_port
 
 USER = "streamrl-operator-under-test"
 RESYNC_S = 2.0

@@ -13,11 +13,12 @@ from cluster.harness import kubeconfigs
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
-from cluster.harness.processes import free_port, wait_until
+from cluster.harness.processes import wait_until
 from streamrl import names
 from streamrl_cli.cluster import api
 from streamrl_cli.cluster.follow import follow
 from support.command import Outcome, streamrl
+from support.ports import free_port
 
 Cli = Callable[..., Outcome]
 JOB = """

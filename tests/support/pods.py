@@ -6,7 +6,6 @@ No cluster: what a container would mount lies in a directory, Services are loopb
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -20,6 +19,7 @@ from streamrl import keys, names
 from streamrl.spec import RLJob, parse_job
 from streamrl_operator.planning.objects import environment
 from support.certificates import NAMESPACE, Authority, Leaf, mount
+from support.ports import free_port
 from support.runs import DEADLINE_S, streamrl, wait_for
 
 HOST = "127.0.0.1"
@@ -33,13 +33,6 @@ MODULES = {
     "generator": "streamrl_workers.generator",
 }
 INHERITED = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "PYTHONPATH")
-
-
-def free_port() -> int:
-    """A port that is free now: Services have fixed ones."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass

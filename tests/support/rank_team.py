@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,18 +12,12 @@ from typing import Any
 import torch
 
 from streamrl import keys
+from support.ports import free_port
 from support.trainer_groups import trainer_spec
 
 DEADLINE_S = 240.0
 """For a start of two torch processes, or a step, on a busy machine."""
 TESTS = Path(__file__).parents[1]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 class RankTeam:

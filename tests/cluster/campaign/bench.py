@@ -24,9 +24,9 @@ from cluster.campaign.process import OperatorProcess
 from cluster.campaign.proxy import Proxy, Upstream
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
-from cluster.harness.processes import free_port
 from streamrl import keys
 from streamrl_operator.kube import access
+from support.ports import free_port
 
 USER = "streamrl-operator-in-a-campaign"
 LEASE_S = 60.0

@@ -27,7 +27,8 @@ from cluster.harness import audit, flags, kubeconfigs, reaper, tools
 from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.certificates import Authority, service_account_key
 from cluster.harness.flags import LOOPBACK, Files, Settings
-from cluster.harness.processes import Server, free_port, wait_until
+from cluster.harness.processes import Server, wait_until
+from support.ports import free_port
 
 READY_S = 120.0
 """6 s on an idle machine; one that builds something else at the same time takes many times longer."""

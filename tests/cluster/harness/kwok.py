@@ -9,7 +9,8 @@ Pods on its nodes become Running and Ready within a second or two and stay so; n
 from cluster.harness import tools
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.flags import LOOPBACK
-from cluster.harness.processes import Server, free_port, wait_until
+from cluster.harness.processes import Server, wait_until
+from support.ports import free_port
 
 READY_S = 60.0
 LEASE_S = 40

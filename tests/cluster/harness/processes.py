@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +15,6 @@ _LOOK_S = 0.05
 
 class ClusterError(Exception):
     """The cluster did not do what was asked; the text says what was awaited and shows the end of the log."""
-
-
-def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:

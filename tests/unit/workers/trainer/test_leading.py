@@ -12,7 +12,7 @@ import pytest
 
 from streamrl_workers.trainer.engines.place import Place
 from streamrl_workers.trainer.leading import Leading
-from support.rank_team import free_port
+from support.ports import free_port
 from support.trainer_groups import trainer_spec
 from support.trainer_settings import trainer_settings
 

@@ -12,7 +12,7 @@ from streamrl_workers.trainer.engines.create import create
 from streamrl_workers.trainer.engines.linked_ranks import LinkedRanks, Watch
 from streamrl_workers.trainer.engines.place import Place
 from streamrl_workers.trainer.engines.team import Kind, Meeting, Team, join
-from support.rank_team import free_port
+from support.ports import free_port
 from support.tiny_folder import tiny_folder
 from support.trainer_groups import trainer_spec
 

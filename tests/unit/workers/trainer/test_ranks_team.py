@@ -17,7 +17,7 @@ from streamrl_workers.trainer.engines.linked_ranks import LinkedRanks, Watch
 from streamrl_workers.trainer.engines.links import Link, Loss, LostError
 from streamrl_workers.trainer.engines.place import Place
 from streamrl_workers.trainer.engines.team import Kind, Meeting, Team, join
-from support.rank_team import free_port
+from support.ports import free_port
 
 DEADLINE_S = 20.0
 
