@@ -29,7 +29,7 @@ class TailIsolation(SpecModel):
     """Few generators take the longest predicted samples alone, where all samples fit at once; else as lateBinding."""
 
     gain_percent: float = Field(
-        default=2.0,
+        default=0.5,
         ge=0,
         le=50,
         description="Least modelled gain, in percent of the makespan, before a generator moves.",
@@ -40,7 +40,7 @@ class Auto(SpecModel):
     """The policy whose modelled makespan is least: fifo, lateBinding or tailIsolation."""
 
     gain_percent: float = Field(
-        default=2.0,
+        default=0.5,
         ge=0,
         le=50,
         description="Least modelled gain, in percent of the makespan, before a tail is isolated.",

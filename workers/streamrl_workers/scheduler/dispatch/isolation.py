@@ -1,23 +1,23 @@
 """Tail isolation: the longest requests alone on few replicas, where all requests run at once.
 
-    min over (q, m) of the mean over draws of max{ T_tail(q, m), T_bulk(N - q, R - m) }          (after TailSieve, 2026)
+    min over (q, m) of the likely max{ T_tail(q, m), T_bulk(N - q, R - m) }          (after TailSieve, 2026)
 
 m of R replicas take the q longest predicted of N groups. T is the exact replica time of the slowest replica of a side,
-beside what runs there already. TailSieve knows the lengths; here they are drawn around predictions (`uncertain.py`), so
-that a split is not chosen which only pays if nobody of the bulk is long after all. That takes more replicas for fewer
-groups: with lengths known best at 2 of 16 replicas for the longest, a predictor of recall .87 wants 8.
+beside what runs there already. TailSieve knows the lengths; here they are drawn around predictions (`uncertain.py`), and
+"likely" is the mean over draws and its error, so that a split is not chosen which only pays if nobody of the bulk is long
+after all. That takes more replicas for fewer groups: with lengths known best at 2 of 16 replicas for the longest, a
+predictor of recall .87 wants 8.
 
-As q grows the tail gets slower and the bulk faster, the mean over draws of the slower one falls and then rises: for each
+As q grows the tail gets slower and the bulk faster, the likely time of the slower one falls and then rises: for each
 m a search over a coarse scale of q. Owns the search. Does not own whether sides pay (`tail_isolation.py`).
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from streamrl.spec.scheduling import SkewAware
 from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt
-from streamrl_workers.scheduler.dispatch.modelled import Model
+from streamrl_workers.scheduler.dispatch.modelled import Model, likely
 from streamrl_workers.scheduler.dispatch.policy import Candidate
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2
 
@@ -39,9 +39,9 @@ class Split:
     """Makespan, by draw."""
 
     @property
-    def mean_s(self) -> float:
+    def likely_s(self) -> float:
         """Over the draws."""
-        return fmean(self.seconds)
+        return likely(self.seconds)
 
 
 class Isolation:
@@ -62,7 +62,7 @@ class Isolation:
         paper = self.at(range(static.tail_instances), groups=groups)
         if paper is not None:
             found.append(paper)
-        return min(found, key=lambda split: (split.mean_s, len(split.replicas)), default=None)
+        return min(found, key=lambda split: (split.likely_s, len(split.replicas)), default=None)
 
     def at(self, replicas: Collection[int], *, groups: int | None = None) -> Split | None:
         """The best q, or this one, for these replicas of the tail; None if it does not fit."""
@@ -87,16 +87,16 @@ class Isolation:
 
 
 def _least(counts: Sequence[int], seconds: Callable[[int], Sequence[float]]) -> int:
-    """Where a mean that falls and then rises is least: thirds are left out until few counts are left."""
+    """Where a time that falls and then rises is least: thirds are left out until few counts are left."""
     first, last = 0, len(counts) - 1
     while last - first > 2:  # noqa: PLR2004 - a third to the left, a third to the right
         left = first + (last - first) // 3
         right = last - (last - first) // 3
-        if fmean(seconds(counts[left])) <= fmean(seconds(counts[right])):
+        if likely(seconds(counts[left])) <= likely(seconds(counts[right])):
             last = right
         else:
             first = left
-    return min(counts[first : last + 1], key=lambda count: (fmean(seconds(count)), count))
+    return min(counts[first : last + 1], key=lambda count: (likely(seconds(count)), count))
 
 
 class _Side:

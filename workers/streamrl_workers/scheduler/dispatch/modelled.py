@@ -69,5 +69,17 @@ def plan_seconds(plan: Plan, work: Work) -> float:
 def gains(plan_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.0) -> bool:
     """Whether a plan's makespans are less than the other's by more than this share, and by more than luck of the draws."""
     differences = [other - one for one, other in zip(plan_s, other_s, strict=True)]
-    error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    return fmean(differences) - error > share * fmean(other_s)
+    return fmean(differences) - _error(differences) > share * fmean(other_s)
+
+
+def likely(seconds: Sequence[float]) -> float:
+    """The mean over draws and its standard error: of many plans the one with the least mean alone owes it to luck of the draws."""
+    return fmean(seconds) + _error(seconds)
+
+
+# ---- inside
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the mean; 0 for one value, which is the truth."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

@@ -87,7 +87,7 @@ def _choose(
         return best if best is not None and gains(best.seconds, together_s, share=gain) else None
     now = search.at(held)
     moved = [split for replicas in _neighbours(held, count) if (split := search.at(replicas)) is not None]
-    best = min(moved, key=lambda split: split.mean_s, default=None)
+    best = min(moved, key=lambda split: split.likely_s, default=None)
     if best is not None and (now is None or gains(best.seconds, now.seconds, share=gain)):
         now = best
     return now if now is not None and gains(now.seconds, together_s) else None

@@ -23,7 +23,7 @@ WITHIN_SHARE = 0.4
 """w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
 TIED_SHARE = 0.1
 """A prediction that more groups of a batch have in common says nothing of them: it is that of prompts nobody knows."""
-SAMPLES_DRAWN = 8192
+SAMPLES_DRAWN = 16_384
 """Samples of all draws together: bounds the time of a plan."""
 FEWEST_DRAWS, MOST_DRAWS = 2, 24
 _NORMAL = NormalDist()

@@ -65,7 +65,7 @@ def test_what_a_split_costs_is_what_its_plan_costs(lengths, instances, samples, 
     pick = data.draw(st.sampled_from(picks))
     split = search(found).at(pick)
     assert split is not None
-    assert split.mean_s == pytest.approx(split_seconds(found, split.groups, pick))
+    assert fmean(split.seconds) == pytest.approx(split_seconds(found, split.groups, pick))
 
 
 @settings(max_examples=50)
@@ -84,8 +84,8 @@ def test_with_lengths_known_the_search_is_brute_force(lengths, instances, busy):
     best = search(found).best()
     assert (best is None) == (not options)
     if best is not None:
-        assert best.mean_s <= 1.05 * min(options)
-        assert best.mean_s >= min(options) * (1 - 1e-9)
+        assert best.likely_s <= 1.05 * min(options)
+        assert best.likely_s >= min(options) * (1 - 1e-9)
 
 
 @settings(max_examples=25)
@@ -119,7 +119,7 @@ def test_the_longest_get_generators_of_their_own():
 def test_the_less_is_known_the_more_generators_hold_the_tail_until_none_does():
     lengths = [float(tokens) for tokens in range(1000, 1128)] + [4000.0, 6000.0, 8000.0, 12_000.0]
     sizes = []
-    for correlation in (1.0, 0.97, 0.3):
+    for correlation in (1.0, 0.97, 0.0):
         plan = POLICY.plan(work(lengths, instances=8, correlation=correlation), previous=IN_ORDER)
         sizes.append(len(plan.tail_generators))
     assert 0 < sizes[0] <= sizes[1]
