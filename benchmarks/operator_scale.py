@@ -47,7 +47,7 @@ RESYNC_S, LEASE_S = 30.0, 60.0
 """The operator's own default, where the cluster tests have less; and a Lease that is not lost where other programs take the cores."""
 QUIET_S = 35.0
 """Between "every job is Ready" and the steady window: one refresh of each job is over."""
-_DEADLINE_A_JOB_S, _LEAST_DEADLINE_S = 3.0, 300.0
+_DEADLINE_A_JOB_S, _LEAST_DEADLINE_S = 6.0, 300.0
 _LOOK_S = 2.0
 _TRAINERS = 1
 _PLANNING = Planning(namespace=OPERATED, trainer_image="trainer:test", generator_image="generator:test")
@@ -209,8 +209,7 @@ async def operated(run: Run) -> None:
         run.server, [document(name, pools=load.pools) for name in names_of(load.jobs)], namespace=OPERATED
     )
     run.mark("created")
-    await until(lambda: jobs_ready(run), f"{load.jobs} jobs Ready", deadline_s=load.deadline_s)
-    run.mark("ready")
+    await _until_ready(run)
     report_created(run)
     await asyncio.sleep(QUIET_S)
     run.mark("steady")
@@ -234,11 +233,23 @@ async def operated(run: Run) -> None:
     run.operator.stop()
 
 
+async def _until_ready(run: Run) -> None:
+    """Until every job is; what was measured is told also where that does not come."""
+    try:
+        await until(lambda: jobs_ready(run), f"{run.load.jobs} jobs Ready", deadline_s=run.load.deadline_s)
+    except ClusterError:
+        if run.operator.runs:
+            run.mark("ready")
+            report_created(run, all_ready=False)
+        raise
+    run.mark("ready")
+
+
 async def _leads(run: Run) -> None:
     await asyncio.to_thread(run.operator.wait_until_leading, deadline_s=run.load.deadline_s)
 
 
-def report_created(run: Run) -> None:
+def report_created(run: Run, *, all_ready: bool = True) -> None:
     """Print what the create phase took, beside the bare loops that have run."""
     load, marks = run.load, run.marks
     phase = counts.between(run.plane.uses(USER), marks["create"], marks["ready"])
@@ -257,7 +268,8 @@ def report_created(run: Run) -> None:
     print(f"operator: {len(writes)} writes in {took_s:.0f} s = {rate:.0f} writes/s, ratio {rate / bare_rate:.2f}")
     print(f"          {len(made)} objects made = {objects_rate:.0f}/s, ratio {objects_rate / bare_rate:.2f};", end=" ")
     print(f"by quarters of the objects {', '.join(f'{each:.0f}' for each in quarters)}")
-    print(f"          every job Ready after {counts.seconds(marks['create'], marks['ready']):.0f} s")
+    ready = "every job Ready after" if all_ready else "NOT every job Ready after"
+    print(f"          {ready} {counts.seconds(marks['create'], marks['ready']):.0f} s")
     print(f"          CPU {1e3 * (final.cpu_s - first.cpu_s) / len(writes):.1f} ms a write, RSS {final.rss_mb:.0f} MB")
     cpu_s = run.cpu_s("create", "ready", only=(*run.plane.servers, "operator")) / load.jobs
     bare_cpu_s = sum(run.bare_cpu_s) / len(run.bare_cpu_s)
