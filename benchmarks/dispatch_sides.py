@@ -20,7 +20,7 @@ from dispatch.models import CURVE, MOST_TOKENS, SAMPLES
 from streamrl.spec.scheduling import Auto, SkewAware
 from streamrl_cli.simulation.ranker import correlation_of
 from streamrl_workers.scheduler.dispatch.auto import AutoPolicy
-from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, bound_seconds, dealt
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, Together, bound_seconds, dealt
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Candidate, Plan, Policy, Work
 from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
 from streamrl_workers.scheduler.lengths import prompt_key
@@ -96,7 +96,7 @@ class Batch:
             Instance(generator_id=f"{place:03}", slots=SAMPLES, curve=CURVE)
             for place in range(instances if tokens else 0)
         ]
-        return Pace(held).together_s(dealt(len(tokens), held), tokens)
+        return Together(Pace(held), dealt(len(tokens), held)).seconds(tokens)
 
 
 def rows(*, instances: int, recall: float, draws: int) -> Iterator[tuple[str, list[float], str]]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from streamrl.spec.scheduling import SkewAware
-from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, Together, dealt
 from streamrl_workers.scheduler.dispatch.modelled import Model, likely
 from streamrl_workers.scheduler.dispatch.policy import Candidate
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2
@@ -103,14 +103,11 @@ class _Side:
     """Instances of one side."""
 
     def __init__(self, instances: Sequence[Instance], *, samples: int, groups: int) -> None:
-        self._pace = Pace(instances)
-        self._places = dealt(groups * samples, instances, together=samples)
-        self.most = len(self._places) // samples
-        """Groups that find free slots at once."""
-
-    def seconds(self, lengths: Sequence[float]) -> float:
+        places = dealt(groups * samples, instances, together=samples)
+        self.seconds = Together(Pace(instances), places).seconds
         """Makespan of samples that all begin now."""
-        return self._pace.together_s(self._places[: len(lengths)], lengths)
+        self.most = len(places) // samples
+        """Groups that find free slots at once."""
 
 
 def scale(most: int) -> list[int]:

@@ -6,9 +6,12 @@ curves as they are; it knows no prefill, no KV limit beyond slots, no time for w
 `uncertain.py`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from itertools import pairwise
+from operator import mul
 
 from streamrl.latency import LatencyCurve
 
@@ -83,34 +86,49 @@ class Pace:
 
     def __init__(self, instances: Sequence[Instance]) -> None:
         known: dict[tuple[LatencyCurve, int], list[float]] = {}
+        rises: dict[tuple[LatencyCurve, int], list[float]] = {}
         self.instances = instances
         self.step_s: list[list[float]] = []
         """By instance: seconds of a step with 0 .. slots active samples."""
+        self._rise_s: list[list[float]] = []
+        """By instance: seconds that the first, the second, ... active sample adds to a step."""
         for instance in instances:
             kind = (instance.curve, max(instance.slots, len(instance.running)))
             if kind not in known:
                 known[kind] = [instance.curve.at(active) for active in range(kind[1] + 1)]
+                rises[kind] = [more - less for less, more in pairwise(known[kind])]
             self.step_s.append(known[kind])
-
-    def together_s(self, places: Sequence[int], lengths: Iterable[float]) -> float:
-        """Makespan of samples that all begin now, each at its place (`dealt`), beside what runs already."""
-        held = [list(instance.running) for instance in self.instances]
-        for index, tokens in zip(places, lengths, strict=True):
-            held[index].append(tokens)
-        return self.left_s(held)
+            self._rise_s.append(rises[kind])
 
     def left_s(self, held: Sequence[list[float]]) -> float:
-        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest."""
+        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest.
+
+        Summed by samples instead of by batches: with lengths falling, the j-th adds PTL(j) - PTL(j - 1) to each step of its own.
+        """
         longest_s = 0.0
-        for tokens, step_s in zip(held, self.step_s, strict=True):
-            tokens.sort()
-            seconds, before, active = 0.0, 0.0, len(tokens)
-            for count in tokens:
-                seconds += (count - before) * step_s[active]
-                before = count
-                active -= 1
-            longest_s = max(longest_s, seconds)
+        for tokens, rise_s in zip(held, self._rise_s, strict=True):
+            tokens.sort(reverse=True)
+            longest_s = max(longest_s, sum(map(mul, tokens, rise_s)))
         return longest_s
+
+
+class Together:
+    """Samples that all begin now, each at its place (`dealt`), beside what runs already: for many draws of their lengths."""
+
+    def __init__(self, pace: Pace, places: Sequence[int]) -> None:
+        self._pace = pace
+        self._numbers: list[list[int]] = [[] for _ in pace.instances]
+        """By instance: which samples it gets."""
+        for number, index in enumerate(places):
+            self._numbers[index].append(number)
+
+    def seconds(self, lengths: Sequence[float]) -> float:
+        """Makespan of the first so many samples."""
+        held = [
+            [*instance.running, *map(lengths.__getitem__, numbers[: bisect_left(numbers, len(lengths))])]
+            for instance, numbers in zip(self._pace.instances, self._numbers, strict=True)
+        ]
+        return self._pace.left_s(held)
 
 
 def list_seconds(lengths: Sequence[float], pace: Pace, *, places: Sequence[int]) -> float:

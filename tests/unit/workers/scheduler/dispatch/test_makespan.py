@@ -10,6 +10,7 @@ from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_workers.scheduler.dispatch.makespan import (
     Instance,
     Pace,
+    Together,
     bound_seconds,
     dealt,
     fastest_first,
@@ -113,7 +114,7 @@ def test_what_runs_at_once_takes_the_exact_replica_time(lengths, instances):
     for place, tokens in zip(places, lengths, strict=True):
         held[place].append(tokens)
     expected = max(replica_seconds(one.curve, tokens) for one, tokens in zip(instances, held, strict=True))
-    assert Pace(instances).together_s(places, lengths) == pytest.approx(expected, rel=1e-9)
+    assert Together(Pace(instances), places).seconds(lengths) == pytest.approx(expected, rel=1e-9)
 
 
 @given(st.lists(st.integers(0, 40).map(float), max_size=10), fleets(), st.integers(1, 3))
