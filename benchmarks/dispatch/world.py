@@ -86,12 +86,12 @@ class Ran:
 class World:
     """One run."""
 
-    def __init__(self, job: Job, *, tokens: Sequence[Sequence[int]], lengths: Lengths) -> None:
-        """`tokens`: of each sample, by group; enough groups for all steps. `lengths`: what predicts them."""
+    def __init__(self, job: Job, *, tokens: Sequence[Sequence[int]], lengths: Lengths, core: type[Core] = Core) -> None:
+        """`tokens`: of each sample, by group; enough groups for all steps. `lengths`: what predicts them. `core`: one that is watched."""
         self._job = job
         self._tokens = tokens
         known = {pool.name: pool.curve.scaled(job.unit) for pool in job.pools} if job.curves_known else None
-        self._core = Core(_settings(job), replay([]), lengths=lengths, curves=Curves(known))
+        self._core = core(_settings(job), replay([]), lengths=lengths, curves=Curves(known))
         self._now_s = 0.0
         self._serial = 0
         self._events: list[tuple[float, int, Callable[[int], None], int]] = []
