@@ -32,7 +32,7 @@ class TailIsolation(SpecModel):
         default=0.5,
         ge=0,
         le=50,
-        description="Least modelled gain, in percent of the makespan, before a generator moves.",
+        description="Least modelled gain, in percent of the makespan, before a tail is isolated, or on other generators.",
     )
 
 
@@ -43,7 +43,7 @@ class Auto(SpecModel):
         default=0.5,
         ge=0,
         le=50,
-        description="Least modelled gain, in percent of the makespan, before a tail is isolated.",
+        description="Least modelled gain, in percent of the makespan, before a tail is isolated, or on other generators.",
     )
 
 

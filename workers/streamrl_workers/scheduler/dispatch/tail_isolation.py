@@ -6,8 +6,8 @@ little; generators that hold few and the longest only end sooner, and the others
 Sides are for batches that begin on an idle fleet (S = 0, Batch, Colocated). Beside samples of earlier batches, of which
 nobody knows when they end, the model's gains did not hold (docs/dispatch.md).
 
-The fastest generators become the tail's. Once there are sides, a plan moves one generator, and only for a modelled
-gain of `gainPercent`; the sides are given up when the model says that they cost time. Nobody waits for a side that
+The fastest generators become the tail's. Sides are made, and changed, only for a modelled gain of `gainPercent`; they
+are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose. Nobody waits for a side that
 has no free slot: predictions may be wrong, and an empty slot beside a waiting group is wrong for certain.
 """
 
@@ -31,7 +31,7 @@ class TailIsolationPolicy:
         self._gain = options.gain_percent / 100
 
     def plan(self, work: Work, *, previous: Plan) -> Plan:
-        """Sides, moved by one generator at most, or none."""
+        """Sides where they pay, those in force while others do not pay more, or none."""
         if not work.trusted:
             return DISTRUST
         if not work.groups or not work.instances:
@@ -47,8 +47,8 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     Args:
         model: of the batch and the generators.
         instead_of: the plan without sides.
-        previous: its sides, if it has any, are kept but for one generator.
-        gain: least share of the makespan to be won by a move.
+        previous: its sides, if it has any, are kept where others are not better.
+        gain: least share of the makespan to be won by sides, or by others than those in force.
     """
     work = model.work
     ranked = sorted(work.groups, key=lambda group: group.rank)
@@ -56,9 +56,7 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
         return None
     if any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances):
         return None
-    split = _choose(
-        Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), model=model, gain=gain
-    )
+    split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
     if split is None:
         return None
     tail = [work.instances[place] for place in sorted(split.replicas)]
@@ -70,31 +68,17 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
 
 
 def _held(instances: Sequence[Instance], previous: Plan) -> frozenset[int]:
-    """The tail's replicas so far, as far as they are still there; none behind static pools."""
+    """The tail's replicas so far, as far as they are still there; none behind static pools, or where no others are left."""
     if previous.strict:
         return frozenset()
     names = previous.tail_generators
-    return frozenset(place for place, instance in enumerate(instances) if instance.generator_id in names)
+    held = frozenset(place for place, instance in enumerate(instances) if instance.generator_id in names)
+    return held if len(held) < len(instances) else frozenset()
 
 
-def _choose(
-    search: Isolation, held: frozenset[int], together_s: Sequence[float], *, model: Model, gain: float
-) -> Split | None:
-    """The best split from nothing; from a split, the same or its neighbour."""
-    count = len(model.work.instances)
-    if not held or len(held) == count:
-        best = search.best()
-        return best if best is not None and gains(best.seconds, together_s, share=gain) else None
-    now = search.at(held)
-    moved = [split for replicas in _neighbours(held, count) if (split := search.at(replicas)) is not None]
-    best = min(moved, key=lambda split: split.likely_s, default=None)
-    if best is not None and (now is None or gains(best.seconds, now.seconds, share=gain)):
-        now = best
-    return now if now is not None and gains(now.seconds, together_s) else None
-
-
-def _neighbours(held: frozenset[int], count: int) -> list[frozenset[int]]:
-    """One replica more (the fastest of the others), one less (the slowest)."""
-    others = [place for place in range(count) if place not in held]
-    found = [held | {others[0]}] if len(others) > 1 else []
-    return [*found, held - {max(held)}] if len(held) > 1 else found
+def _choose(search: Isolation, held: frozenset[int], together_s: Sequence[float], *, gain: float) -> Split | None:
+    """The best split; that of the replicas which hold the tail now while the best is not better by `gain`."""
+    best, now = search.best(), search.at(held) if held else None
+    if now is not None and (best is None or not gains(best.seconds, now.seconds, share=gain)):
+        return now if gains(now.seconds, together_s) else None
+    return best if best is not None and gains(best.seconds, together_s, share=gain) else None
