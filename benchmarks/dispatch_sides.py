@@ -30,8 +30,10 @@ UNIT = 64
 BASE_DEALS = 8
 POPULATION = Population(shape=log_normal(median=4000.0, sigma=0.8), within=0.0, most=MOST_TOKENS, group_size=1)
 POLICIES: dict[str, Policy] = {"Algorithm 2 (`Max`)": SkewAwarePolicy(SkewAware()), "`auto`": AutoPolicy(Auto())}
+SPARE = 2
+"""Slots for so many times the samples."""
 TAILS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384)
-"""q of the grid; m is every number of instances but all."""
+"""q of the grid; m is every number of instances for which both sides find slots."""
 
 Split = tuple[int, int]
 
@@ -50,7 +52,7 @@ class Batch:
         assert quality.rank_correlation is not None
         self._tokens = [float(group.tokens[0]) for group in groups]
         self._instances = [
-            Instance(generator_id=f"{place:03}", slots=2 * SAMPLES // instances, curve=CURVE)
+            Instance(generator_id=f"{place:03}", slots=SPARE * SAMPLES // instances, curve=CURVE)
             for place in range(instances)
         ]
         self.work = Work(
@@ -91,12 +93,9 @@ class Batch:
         return max(self._side(tail, instances), self._side(rest, others)) / self._base_s
 
     def _side(self, tokens: Sequence[float], instances: int) -> float:
-        """One after the other to the emptiest, all at once; slots are as many as it takes."""
-        held = [
-            Instance(generator_id=f"{place:03}", slots=SAMPLES, curve=CURVE)
-            for place in range(instances if tokens else 0)
-        ]
-        return Together(Pace(held), dealt(len(tokens), held)).seconds(tokens)
+        """One after the other to the emptiest, all at once."""
+        side = self._instances[:instances]
+        return Together(Pace(side), dealt(len(tokens), side)).seconds(tokens)
 
 
 def rows(*, instances: int, recall: float, draws: int) -> Iterator[tuple[str, list[float], str]]:
@@ -105,7 +104,13 @@ def rows(*, instances: int, recall: float, draws: int) -> Iterator[tuple[str, li
     yield "lower bound", [batch.bound for batch in batches], ""
     for name, policy in POLICIES.items():
         yield name, [batch.planned(policy.plan(batch.work, previous=IN_ORDER)) for batch in batches], ""
-    splits = [(tail, count) for tail in TAILS for count in range(1, instances)]
+    slots = SPARE * SAMPLES // instances
+    splits = [
+        (tail, count)
+        for tail in TAILS
+        for count in range(1, instances)
+        if tail <= count * slots and SAMPLES - tail <= (instances - count) * slots
+    ]
     found = {split: [batch.split(split) for batch in batches] for split in splits}
     best = min(splits, key=lambda split: fmean(found[split]))
     yield "one split for all draws", found[best], f" ({best[0]} on {best[1]})"
