@@ -48,7 +48,8 @@ RESYNC_S, LEASE_S = 30.0, 60.0
 QUIET_S = 35.0
 """Between "every job is Ready" and the steady window: one refresh of each job is over."""
 _DEADLINE_A_JOB_S, _LEAST_DEADLINE_S = 6.0, 300.0
-_LOOK_S = 2.0
+_LOOK_S, _LOOK_A_JOB_S = 2.0, 0.01
+"""Between two looks of the benchmark: a list of a thousand jobs is some ten megabytes, and a load of its own."""
 _TRAINERS = 1
 _PLANNING = Planning(namespace=OPERATED, trainer_image="trainer:test", generator_image="generator:test")
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -70,6 +71,11 @@ class Load:
     def deadline_s(self) -> float:
         """For a phase that handles every job."""
         return _LEAST_DEADLINE_S + _DEADLINE_A_JOB_S * self.jobs
+
+    @property
+    def look_s(self) -> float:
+        """Between two looks at all of them."""
+        return max(_LOOK_S, _LOOK_A_JOB_S * self.jobs)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,7 +128,7 @@ def names_of(count: int, *, begin: int = 0) -> list[str]:
     return [f"job-{number:04}" for number in range(begin, begin + count)]
 
 
-async def until(check: Callable[[], Any], what: str, *, deadline_s: float, every_s: float = _LOOK_S) -> None:
+async def until(check: Callable[[], Any], what: str, *, deadline_s: float, every_s: float) -> None:
     """Wait for a condition; `check` gives an awaitable bool."""
     end_s = time.monotonic() + deadline_s
     while not await _holds(check):
@@ -193,7 +199,9 @@ async def bare_loop(run: Run, *, begin: int) -> None:
     run.bare_rates.append(sum(map(len, writes)) / took_s)
     client_s = run.cpu_s(f"bare loop {begin} begins", f"bare loop {begin} ends", only=("benchmark",))
     pods = (begin + load.bare_jobs) * (load.pools + _TRAINERS)
-    await until(lambda: pods_run(run, BARE, pods), f"{pods} bare pods", deadline_s=load.deadline_s)
+    await until(
+        lambda: pods_run(run, BARE, pods), f"{pods} bare pods", deadline_s=load.deadline_s, every_s=load.look_s
+    )
     run.mark(f"bare pods {begin} run")
     servers_s = run.cpu_s(f"bare loop {begin} begins", f"bare pods {begin} run", only=tuple(run.plane.servers))
     run.bare_cpu_s.append((client_s + servers_s) / load.bare_jobs)
@@ -236,7 +244,10 @@ async def operated(run: Run) -> None:
 async def _until_ready(run: Run) -> None:
     """Until every job is; what was measured is told also where that does not come."""
     try:
-        await until(lambda: jobs_ready(run), f"{run.load.jobs} jobs Ready", deadline_s=run.load.deadline_s)
+        load = run.load
+        await until(
+            lambda: jobs_ready(run), f"{load.jobs} jobs Ready", deadline_s=load.deadline_s, every_s=load.look_s
+        )
     except ClusterError:
         if run.operator.runs:
             run.mark("ready")
