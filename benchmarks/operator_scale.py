@@ -199,9 +199,7 @@ async def bare_loop(run: Run, *, begin: int) -> None:
     run.bare_rates.append(sum(map(len, writes)) / took_s)
     client_s = run.cpu_s(f"bare loop {begin} begins", f"bare loop {begin} ends", only=("benchmark",))
     pods = (begin + load.bare_jobs) * (load.pools + _TRAINERS)
-    await until(
-        lambda: pods_run(run, BARE, pods), f"{pods} bare pods", deadline_s=load.deadline_s, every_s=load.look_s
-    )
+    await until(lambda: pods_run(run, BARE, pods), f"{pods} bare pods", deadline_s=load.deadline_s, every_s=load.look_s)
     run.mark(f"bare pods {begin} run")
     servers_s = run.cpu_s(f"bare loop {begin} begins", f"bare pods {begin} run", only=tuple(run.plane.servers))
     run.bare_cpu_s.append((client_s + servers_s) / load.bare_jobs)
@@ -245,9 +243,7 @@ async def _until_ready(run: Run) -> None:
     """Until every job is; what was measured is told also where that does not come."""
     try:
         load = run.load
-        await until(
-            lambda: jobs_ready(run), f"{load.jobs} jobs Ready", deadline_s=load.deadline_s, every_s=load.look_s
-        )
+        await until(lambda: jobs_ready(run), f"{load.jobs} jobs Ready", deadline_s=load.deadline_s, every_s=load.look_s)
     except ClusterError:
         if run.operator.runs:
             run.mark("ready")
