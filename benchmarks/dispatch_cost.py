@@ -12,10 +12,11 @@ import cProfile
 import pstats
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
-from dispatch.draws import Population, draw, log_normal, ranked, scores
-from dispatch.models import CURVE, MOST_TOKENS
+from dispatch.draws import draw, ranked, scores
+from dispatch.models import CURVE, POPULATION, UNIT
 from dispatch.world import Job, Pool, World
 
 from streamrl.proto import stream_pb2 as pb
@@ -28,7 +29,6 @@ from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Candidate, Work
 POLICIES = ("fifo", "lateBinding", "skewAware", "tailIsolation", "auto")
 GENERATORS, SLOTS, GROUP_SIZE, WAITING = 1000, 8, 8, 10_000
 MEASURED = 1000
-UNIT = 64
 CORRELATION = 0.9
 PLANS = (
     ("1,024 samples on 32, queueing", 1024, 32, 6),
@@ -38,7 +38,7 @@ PLANS = (
     ("65,536 samples on 1,000, all fit", 65_536, 1000, 80),
 )
 """Name, samples, instances, slots of each."""
-POPULATION = Population(shape=log_normal(median=4000.0, sigma=0.8), within=0.4, most=MOST_TOKENS, group_size=GROUP_SIZE)
+GROUPS = replace(POPULATION, within=0.4, group_size=GROUP_SIZE)
 
 
 class EnoughError(Exception):
@@ -72,7 +72,7 @@ def dispatches(name: str, *, profiler: cProfile.Profile | None = None) -> list[f
     """Seconds of each of the first dispatches of a batch."""
     chance = Random(name)
     count = (GENERATORS * SLOTS + WAITING) // GROUP_SIZE
-    groups, past = draw(POPULATION, groups=count, chance=chance), draw(POPULATION, groups=512, chance=chance)
+    groups, past = draw(GROUPS, groups=count, chance=chance), draw(GROUPS, groups=512, chance=chance)
     said, past_said = (scores(part, correlation=CORRELATION, chance=chance) for part in (groups, past))
     job = Job(
         pools=[Pool(name="p", replicas=GENERATORS, slots=SLOTS, curve=CURVE)],
@@ -100,7 +100,7 @@ def plan_seconds(name: str, *, samples: int, instances: int, slots: int) -> floa
     chance = Random(samples)
     groups = [
         Candidate(group_id=place, wave=0, place=place, predicted_tokens=float(group.tokens[0]))
-        for place, group in enumerate(draw(POPULATION, groups=samples // GROUP_SIZE, chance=chance))
+        for place, group in enumerate(draw(GROUPS, groups=samples // GROUP_SIZE, chance=chance))
     ]
     fleet = [Instance(generator_id=f"{place:04}", slots=slots, curve=CURVE) for place in range(instances)]
     work = Work(trusted=True, groups=groups, samples=GROUP_SIZE, instances=fleet, rank_correlation=CORRELATION)

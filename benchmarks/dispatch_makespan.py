@@ -14,20 +14,15 @@ from random import Random
 from statistics import mean, stdev
 from typing import Any
 
-from dispatch.draws import Group, Population, draw, log_normal, ranked, scores
-from dispatch.models import CURVE, MODELS, MOST_TOKENS, SAMPLES, Model
+from dispatch.draws import Group, draw, ranked, scores
+from dispatch.models import BASE_DEALS, CURVE, MODELS, POPULATION, SAMPLES, UNIT, Model
 from dispatch.world import Job, Pool, World
 
 from streamrl.spec.scheduling import Dispatch
 from streamrl_cli.simulation.ranker import correlation_of
 from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, bound_seconds, dealt, list_seconds
 
-UNIT = 64
 PAST = 1024
-BASE_DEALS = 8
-SIGMA = 0.8
-MEDIAN = 4000.0
-"""Mode 2.1K; one in 49 is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +59,6 @@ CASES = (
     Case(name="auto, inverted, guarded", dispatch={"auto": {}}, recall=1.0, inverted=True),
 )
 BOUND = "lower bound"
-POPULATION = Population(shape=log_normal(median=MEDIAN, sigma=SIGMA), within=0.0, most=MOST_TOKENS, group_size=1)
 
 
 def shares(model: Model, *, slots: int, cases: Sequence[Case], seed: int) -> Iterator[tuple[str, float]]:

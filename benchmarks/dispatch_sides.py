@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import fmean, stdev
 
-from dispatch.draws import Population, draw, log_normal, ranked, scores
-from dispatch.models import CURVE, MOST_TOKENS, SAMPLES
+from dispatch.draws import draw, ranked, scores
+from dispatch.models import BASE_DEALS, CURVE, POPULATION, SAMPLES, UNIT
 
 from streamrl.spec.scheduling import Auto, SkewAware
 from streamrl_cli.simulation.ranker import correlation_of
@@ -26,9 +26,6 @@ from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.lengths.quality import rank_correlation_lower
 
-UNIT = 64
-BASE_DEALS = 8
-POPULATION = Population(shape=log_normal(median=4000.0, sigma=0.8), within=0.0, most=MOST_TOKENS, group_size=1)
 POLICIES: dict[str, Policy] = {"Algorithm 2 (`Max`)": SkewAwarePolicy(SkewAware()), "`auto`": AutoPolicy(Auto())}
 SPARE = 2
 """Slots for so many times the samples."""

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from paper.facts import GENERATION, PTL_MS
 from paper.rule import QWEN
 
+from dispatch.draws import Population, log_normal
 from streamrl.latency import LatencyCurve
 
 SAMPLES = 1024
+UNIT = 64
+"""The core is told lengths in units of so many tokens."""
+BASE_DEALS = 8
+"""Random static FIFO is the mean of so many deals."""
 MOST_TOKENS = 20_480
 PROMPT_TOKENS = 512
+POPULATION = Population(shape=log_normal(median=4000.0, sigma=0.8), within=0.0, most=MOST_TOKENS, group_size=1)
+"""Mode 2.1K; one in 49 is cut."""
 CURVE = LatencyCurve.of_milliseconds(PTL_MS.items())
 GPU_BYTES = 80e9
 USABLE = 0.9

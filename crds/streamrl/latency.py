@@ -10,7 +10,9 @@ Pure values; times in seconds, lengths in tokens.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
+from operator import mul, sub
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +83,15 @@ def replica_seconds(curve: LatencyCurve, lengths: Sequence[float]) -> float:
         curve: of the replica.
         lengths: tokens of each, in any order.
     """
-    falling = [*sorted(lengths, reverse=True), 0.0]
-    return sum(curve.at(count) * (falling[count - 1] - falling[count]) for count in range(1, len(falling)))
+    return table_seconds([curve.at(active) for active in range(len(lengths) + 1)], lengths)
+
+
+def table_seconds(step_s: Sequence[float], lengths: Sequence[float]) -> float:
+    """The same with the curve read off before: who asks by the thousand reads it once.
+
+    Args:
+        step_s: seconds of a step with 0, 1, .. active samples, at least up to as many as there are.
+        lengths: tokens of each, in any order.
+    """
+    falling = sorted(lengths, reverse=True)
+    return float(sum(map(mul, islice(step_s, 1, None), map(sub, falling, [*falling[1:], 0.0]))))

@@ -10,10 +10,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import pairwise
-from operator import mul
 
-from streamrl.latency import LatencyCurve
+from streamrl.latency import LatencyCurve, table_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +84,18 @@ class Pace:
 
     def __init__(self, instances: Sequence[Instance]) -> None:
         known: dict[tuple[LatencyCurve, int], list[float]] = {}
-        rises: dict[tuple[LatencyCurve, int], list[float]] = {}
         self.instances = instances
         self.step_s: list[list[float]] = []
         """By instance: seconds of a step with 0 .. slots active samples."""
-        self._rise_s: list[list[float]] = []
-        """By instance: seconds that the first, the second, ... active sample adds to a step."""
         for instance in instances:
             kind = (instance.curve, max(instance.slots, len(instance.running)))
             if kind not in known:
                 known[kind] = [instance.curve.at(active) for active in range(kind[1] + 1)]
-                rises[kind] = [more - less for less, more in pairwise(known[kind])]
             self.step_s.append(known[kind])
-            self._rise_s.append(rises[kind])
 
     def left_s(self, held: Sequence[list[float]]) -> float:
-        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest.
-
-        Summed by samples instead of by batches: with lengths falling, the j-th adds PTL(j) - PTL(j - 1) to each step of its own.
-        """
-        longest_s = 0.0
-        for tokens, rise_s in zip(held, self._rise_s, strict=True):
-            tokens.sort(reverse=True)
-            longest_s = max(longest_s, sum(map(mul, tokens, rise_s)))
-        return longest_s
+        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest."""
+        return max(map(table_seconds, self.step_s, held), default=0.0)
 
 
 class Together:

@@ -7,8 +7,9 @@ Sides are for batches that begin on an idle fleet (S = 0, Batch, Colocated). Bes
 nobody knows when they end, the model's gains did not hold (docs/dispatch.md).
 
 The fastest generators become the tail's. Sides are made, and changed, only for a modelled gain of `gainPercent`; they
-are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose. Nobody waits for a side that
-has no free slot: predictions may be wrong, and an empty slot beside a waiting group is wrong for certain.
+are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose.
+Nobody waits for a side that has no free slot: predictions may be wrong, and an empty slot beside a waiting group is wrong
+for certain.
 """
 
 from collections.abc import Sequence

@@ -16,9 +16,8 @@ Owns the model and the choice. Pure. Invariant: `after` of a move is below `befo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import mul, sub
 
-from streamrl.latency import LatencyCurve
+from streamrl.latency import LatencyCurve, table_seconds
 
 PROGRESS_INTERVAL_S = 1.0
 """A generator tells of running samples so often (`generator/link.py`): a move loses at most what is made in that time."""
@@ -122,19 +121,15 @@ def _after_s(source: Host, target: Host, *, moved: Sequence[Running]) -> float:
 
 def _times(host: Host, drawn_tokens: Sequence[tuple[float, ...]]) -> list[float]:
     """Exact replica time of samples with these tokens left, for each draw; empty if there are none."""
-    return [_replica_s(_step_seconds(host.curve, host.slots), lengths) for lengths in zip(*drawn_tokens, strict=True)]
-
-
-def _replica_s(step_s: Sequence[float], lengths: Sequence[float]) -> float:
-    """As `streamrl.latency.replica_seconds`, with the curve already read off: this is asked for often."""
-    falling = sorted(lengths, reverse=True)
-    return float(sum(map(mul, step_s, map(sub, falling, [*falling[1:], 0.0]))))
+    return [
+        table_seconds(_step_seconds(host.curve, host.slots), lengths) for lengths in zip(*drawn_tokens, strict=True)
+    ]
 
 
 @lru_cache(maxsize=256)
 def _step_seconds(curve: LatencyCurve, slots: int) -> tuple[float, ...]:
-    """At 1 .. slots active samples."""
-    return tuple(curve.at(active) for active in range(1, slots + 1))
+    """At 0 .. slots active samples."""
+    return tuple(curve.at(active) for active in range(slots + 1))
 
 
 def _latest(times: Sequence[list[float]]) -> list[float]:
