@@ -28,8 +28,13 @@ class Link(WeightsService):
         self._allowed = asyncio.Semaphore(0)
         self._open = 0
         self._used = asyncio.Event()
+        self.more = asyncio.Event()
+        """Whether tensors after the first are sent."""
+        self.more.set()
 
     async def Fetch(self, request: pb.FetchRequest, context) -> AsyncIterator[pb.Chunk]:  # noqa: N802 - the RPC's name
+        if request.tensor != "w0":
+            await self.more.wait()
         async for chunk in super().Fetch(request, context):
             await self._allowed.acquire()
             self._open -= 1
@@ -116,6 +121,20 @@ async def test_a_pull_that_outlasts_many_steps_comes_to_its_end() -> None:
         running.link.open()
         await running.until_loaded(39)
         assert len(running.loaded) <= 7  # the newest follows the one that was on its way: nothing between
+        assert running.failures == []
+
+
+async def test_a_version_is_kept_between_its_tensors() -> None:
+    async with trainer() as running:
+        running.link.more.clear()
+        running.publish(0)
+        await running.link.carry(CHUNKS)  # all of the first tensor: no other is being fetched
+        for step in (1, 2):
+            running.publish(step)
+        running.link.more.set()
+        running.link.open()
+        await running.until_loaded(2)
+        assert running.loaded == [0, 2]
         assert running.failures == []
 
 

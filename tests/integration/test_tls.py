@@ -65,7 +65,7 @@ async def get_model(channel: grpc.aio.Channel) -> Any:
 
 
 async def get_manifest(channel: grpc.aio.Channel) -> Any:
-    return await WeightsStub(channel).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S)
+    return await WeightsStub(channel).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S).read()
 
 
 async def fetch(channel: grpc.aio.Channel) -> Any:

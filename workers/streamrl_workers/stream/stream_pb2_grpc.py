@@ -197,7 +197,7 @@ class WeightsStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetManifest = channel.unary_unary(
+        self.GetManifest = channel.unary_stream(
                 '/streamrl.v1alpha1.Weights/GetManifest',
                 request_serializer=streamrl_dot_proto_dot_stream__pb2.ManifestRequest.SerializeToString,
                 response_deserializer=streamrl_dot_proto_dot_stream__pb2.Manifest.FromString,
@@ -214,7 +214,8 @@ class WeightsServicer:
     """
 
     def GetManifest(self, request, context):
-        """NOT_FOUND: the version is not (or no longer) kept.
+        """One manifest; the call then stays open, and until it ends the version stays kept (a few old ones at most).
+        NOT_FOUND, here and below: the version is not (or no longer) kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,7 +231,7 @@ class WeightsServicer:
 
 def add_WeightsServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetManifest': grpc.unary_unary_rpc_method_handler(
+            'GetManifest': grpc.unary_stream_rpc_method_handler(
                     servicer.GetManifest,
                     request_deserializer=streamrl_dot_proto_dot_stream__pb2.ManifestRequest.FromString,
                     response_serializer=streamrl_dot_proto_dot_stream__pb2.Manifest.SerializeToString,
@@ -263,7 +264,7 @@ class Weights:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/streamrl.v1alpha1.Weights/GetManifest',

@@ -161,20 +161,26 @@ async def _attempt(state: _Pull) -> bool:
 
 async def _over(stub: WeightsStub, state: _Pull) -> None:
     """Fetch what is missing, several tensors at once; the first error ends them all."""
-    if state.tensors is None:
-        state.tensors = await _manifest(stub, state)
-    pending = deque(t for t in state.tensors if not t.complete())
+    request = pb.ManifestRequest(version=state.version)
+    kept = stub.GetManifest(request, metadata=call_metadata(state.token))
     try:
+        async with asyncio.timeout(_STALL_TIMEOUT_S):  # wait_for can lose a cancellation (until Python 3.12)
+            manifest = await kept.read()
+        if manifest is grpc.aio.EOF:
+            raise WeightsError(f"{state.named()}: no manifest came")
+        if state.tensors is None:
+            state.tensors = _arriving(manifest, state)
+        pending = deque(t for t in state.tensors if not t.complete())
         async with asyncio.TaskGroup() as group:
             for number in range(min(_STREAMS, len(pending))):
                 group.create_task(_fetch_all(stub, state, pending=pending), name=f"fetch-{number}")
     except ExceptionGroup as errors:
         raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
+    finally:
+        kept.cancel()  # open until here: the version is not dropped between two tensors
 
 
-async def _manifest(stub: WeightsStub, state: _Pull) -> list[_Arriving]:
-    request = pb.ManifestRequest(version=state.version)
-    manifest = await stub.GetManifest(request, metadata=call_metadata(state.token), timeout=_STALL_TIMEOUT_S)
+def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
     got = manifest_hash(manifest.tensors)
     if got != state.version.hash:
         raise WeightsError(
@@ -205,7 +211,7 @@ async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
     call = stub.Fetch(request, metadata=call_metadata(state.token))
     try:
         while not tensor.complete():
-            async with asyncio.timeout(_STALL_TIMEOUT_S):  # wait_for can lose a cancellation (until Python 3.12)
+            async with asyncio.timeout(_STALL_TIMEOUT_S):
                 chunk = await call.read()
             if chunk is grpc.aio.EOF:
                 raise WeightsError(f"the stream ended after {tensor.offset} of {len(tensor.buffer)} bytes")

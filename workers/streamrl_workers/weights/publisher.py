@@ -5,7 +5,7 @@ Thread-safe: the trainer publishes from its thread, the server reads from its lo
 
 Invariants:
 - Published bytes never change: a writable buffer is copied.
-- The newest `newest_kept` versions are kept, and at most `_FETCHED_KEPT` older ones, only while somebody fetches them.
+- The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while somebody pulls them.
 """
 
 import threading
@@ -18,8 +18,8 @@ from streamrl_workers.weights.hashing import TensorBytes, describe, manifest_has
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
-_FETCHED_KEPT = 2
-"""Older ones that are kept while fetched. Bounds memory: one more, and the puller of the oldest is told that it is gone."""
+_PULLED_KEPT = 2
+"""Older ones that are kept while pulled. Bounds memory: one more, and the puller of the oldest is told that it is gone."""
 
 _Key = tuple[int, int, bytes]
 
@@ -28,7 +28,7 @@ _Key = tuple[int, int, bytes]
 class _Kept:
     manifest: pb.Manifest
     data: dict[str, memoryview]
-    fetches: int = 0
+    pulls: int = 0
 
 
 class WeightStore:
@@ -57,12 +57,6 @@ class WeightStore:
         with self._lock:
             return [kept.manifest.version for kept in self._kept.values()]
 
-    def manifest(self, version: pb.VersionName) -> pb.Manifest | None:
-        """The manifest, or None when the version is not kept."""
-        with self._lock:
-            kept = self._kept.get(_key(version))
-            return kept.manifest if kept else None
-
     def chunk(self, version: pb.VersionName, *, tensor: str, offset: int, limit_bytes: int) -> bytes | None:
         """Up to `limit_bytes` of `tensor` from `offset`; None when version or tensor is not kept."""
         with self._lock:
@@ -71,24 +65,24 @@ class WeightStore:
         return None if data is None else bytes(data[offset : offset + limit_bytes])
 
     @contextmanager
-    def fetching(self, version: pb.VersionName) -> Iterator[None]:
-        """While inside, the version is not dropped for being old."""
+    def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
+        """The manifest, or None when the version is not kept; while inside, it is not dropped for being old."""
         with self._lock:
             kept = self._kept.get(_key(version))
             if kept:
-                kept.fetches += 1
+                kept.pulls += 1
         try:
-            yield
+            yield kept.manifest if kept else None
         finally:
             with self._lock:
                 if kept:
-                    kept.fetches -= 1
+                    kept.pulls -= 1
                 self._evict()
 
     def _evict(self) -> None:
         """Drop old versions; oldest first in `_kept`."""
         for key in list(self._kept)[: -self._newest_kept]:
-            if len(self._kept) > self._newest_kept + _FETCHED_KEPT or not self._kept[key].fetches:
+            if len(self._kept) > self._newest_kept + _PULLED_KEPT or not self._kept[key].pulls:
                 del self._kept[key]
 
 

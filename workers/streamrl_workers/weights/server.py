@@ -3,6 +3,7 @@
 Owns: the RPCs' argument checks and status codes. Does not own: the bytes (`publisher.py`), the server's port, who may call.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -24,12 +25,13 @@ class WeightsService(stream_pb2_grpc.WeightsServicer):
 
     async def GetManifest(  # noqa: N802 - the RPC's name
         self, request: pb.ManifestRequest, context: "grpc.aio.ServicerContext[pb.ManifestRequest, pb.Manifest]"
-    ) -> pb.Manifest:
-        manifest = self._store.manifest(request.version)
-        if manifest is not None:
-            return manifest
-        await context.abort(grpc.StatusCode.NOT_FOUND, self._gone(request.version))
-        raise AssertionError("abort raises")
+    ) -> AsyncIterator[pb.Manifest]:
+        with self._store.pulling(request.version) as manifest:
+            if manifest is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, self._gone(request.version))
+                raise AssertionError("abort raises")
+            yield manifest
+            await asyncio.get_running_loop().create_future()  # for ever: the puller ends the call
 
     async def Fetch(  # noqa: N802 - the RPC's name
         self, request: pb.FetchRequest, context: "grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]"
@@ -39,20 +41,19 @@ class WeightsService(stream_pb2_grpc.WeightsServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"chunk_bytes must be 1 to {_MAX_CHUNK_BYTES}, got {request.chunk_bytes}",
             )
-        with self._store.fetching(request.version):
-            offset = request.offset
-            while True:  # looked up again for each chunk: a stalled reader holds no bytes
-                data = self._store.chunk(
-                    request.version, tensor=request.tensor, offset=offset, limit_bytes=request.chunk_bytes
+        offset = request.offset
+        while True:  # looked up again for each chunk: a stalled reader holds no bytes
+            data = self._store.chunk(
+                request.version, tensor=request.tensor, offset=offset, limit_bytes=request.chunk_bytes
+            )
+            if data is None:
+                await context.abort(
+                    grpc.StatusCode.NOT_FOUND, f"tensor {request.tensor}: {self._gone(request.version)}"
                 )
-                if data is None:
-                    await context.abort(
-                        grpc.StatusCode.NOT_FOUND, f"tensor {request.tensor}: {self._gone(request.version)}"
-                    )
-                if not data:
-                    return
-                yield pb.Chunk(data=data)
-                offset += len(data)
+            if not data:
+                return
+            yield pb.Chunk(data=data)
+            offset += len(data)
 
     def _gone(self, version: pb.VersionName) -> str:
         kept = ", ".join(f"({v.attempt}, {v.step})" for v in self._store.versions()) or "none"

@@ -22,27 +22,28 @@ def test_the_newest_two_are_kept():
     store = WeightStore()
     versions = [publish(store, step) for step in range(4)]
     assert steps(store) == [2, 3]
-    assert store.manifest(versions[1]) is None
+    with store.pulling(versions[1]) as manifest:
+        assert manifest is None
     assert chunk(store, versions[1]) is None
     assert chunk(store, versions[3], offset=1, limit=3) == bytes(3)
     assert chunk(store, versions[3], offset=2**63) == b""
     assert store.chunk(versions[3], tensor="none", offset=0, limit_bytes=1) is None
 
 
-def test_what_is_fetched_stays_until_the_fetch_ends():
+def test_what_is_pulled_stays_until_the_pull_ends():
     store = WeightStore()
     oldest = publish(store, 0)
-    with store.fetching(oldest):
+    with store.pulling(oldest):
         for step in (1, 2):
             publish(store, step)
         assert steps(store) == [0, 1, 2]
     assert steps(store) == [1, 2]
 
 
-def test_the_bound_holds_against_fetches():
+def test_the_bound_holds_against_pulls():
     store = WeightStore()
     versions = [publish(store, step) for step in range(2)]
-    with store.fetching(versions[0]), store.fetching(versions[1]):
+    with store.pulling(versions[0]), store.pulling(versions[1]):
         for step in range(2, 6):
             publish(store, step)
             assert len(steps(store)) <= 4
@@ -72,7 +73,7 @@ def test_shaped_and_empty_buffers():
     shaped = memoryview(b"12345678").cast("f", (2, 1))
     tensors = {"w": TensorBytes("float32", (2, 1), shaped), "e": TensorBytes("float32", (0,), memoryview(b""))}
     version = store.publish(attempt=1, step=0, tensors=tensors)
-    manifest = store.manifest(version)
-    assert manifest is not None
+    with store.pulling(version) as manifest:
+        assert manifest is not None
     assert [(e.name, e.size_bytes) for e in manifest.tensors] == [("e", 0), ("w", 8)]
     assert chunk(store, version, offset=3, limit=2) == b"45"
