@@ -8,15 +8,20 @@ from collections import deque
 from collections.abc import Sequence
 from random import Random
 
+from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.dispatch.measured import Curves
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Prediction
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.settings import Settings
 from support.core_peers import SimGenerator, SimTrainer
 from support.turns import check_trajectory, next_token
+
+STEEP = LatencyCurve((1, 64), (0.01, 0.2))
+"""Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
 
 
 def settings(**changes) -> Settings:
@@ -97,7 +102,13 @@ class World:
         self.redrawn = 0
         """Groups dropped for the step being filled because their rewards are equal."""
         self.generators = {name: generator for name, generator in self.generators.items() if not generator.leaving}
-        self.core = Core(self.job, replay(self.durable), first_lease=self.lives * 1_000_000, lengths=self.lengths)
+        self.core = Core(
+            self.job,
+            replay(self.durable),
+            first_lease=self.lives * 1_000_000,
+            lengths=self.lengths,
+            curves=Curves({"p": STEEP}),
+        )
         self.do(self.core.start(self.now_s))
         for generator in self.generators.values():
             generator.connected = False

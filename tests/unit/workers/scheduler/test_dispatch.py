@@ -1,5 +1,7 @@
 """Policies by their plans, and what a job may ask of them; length history and seeds."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +68,11 @@ def test_without_predictions_the_order_is_that_of_planning(key):
 
 def test_where_all_find_a_slot_nothing_is_begun_first():
     """It would only put the longest of all together on one generator."""
-    work = Work(trusted=True, groups=candidates(LENGTHS), instances=instances(2, slots=3))
+    fleet = instances(2, slots=3)
+    work = Work(trusted=True, groups=candidates(LENGTHS), instances=fleet)
+    assert policy("lateBinding").plan(work, previous=IN_ORDER) == IN_ORDER
+    busy = [replace(one, running=(40.0, 50.0)) for one in fleet]  # what waits, waits for these
+    work = Work(trusted=True, groups=candidates(LENGTHS), instances=busy, alone=False)
     assert policy("lateBinding").plan(work, previous=IN_ORDER) == IN_ORDER
 
 
@@ -84,7 +90,7 @@ def test_an_order_that_is_slower_is_not_taken():
         ((STEEP, STEEP), "pp", True),
         ((STEEP, STEEP.scaled(2.5)), "pq", True),
         ((STEEP, STEEP.scaled(4)), "pq", False),  # the longest may go to the slow one
-        ((GUESSED, GUESSED), "pp", True),
+        ((GUESSED, GUESSED), "pp", False),  # steps may get much slower with the last slots
         ((GUESSED, GUESSED), "pq", False),  # one of them may be slow
     ],
 )
@@ -102,6 +108,14 @@ def test_the_longest_go_first_over_speeds_that_are_much_the_same(curves, pools, 
 def test_no_sides_over_speeds_that_nobody_measured(key):
     work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64, curve=GUESSED))
     assert not policy(key).plan(work, previous=IN_ORDER).tail_generators
+
+
+@pytest.mark.parametrize("key", ["tailIsolation", "auto"])
+def test_no_sides_where_batches_overlap(key):
+    """The generators that the model leaves to few are the next batch's too."""
+    work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64))
+    assert policy(key).plan(work, previous=IN_ORDER).tail_generators
+    assert not policy(key).plan(replace(work, alone=False), previous=IN_ORDER).tail_generators
 
 
 @pytest.mark.parametrize(

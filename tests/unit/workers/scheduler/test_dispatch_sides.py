@@ -220,7 +220,9 @@ def test_many_generators_that_join_do_not_cost_as_many_plans():
     groups = GroupTable(Window(batch_groups=5, staleness=0, step=0))
     fleet, policy = Fleet(first_lease=1), Counting()
     waiting = WaitingGroups(groups, plan=IN_ORDER, lengths=KnownLengths(), batch_groups=5)
-    replanning = Replanning(policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2, lengths=KnownLengths())
+    replanning = Replanning(
+        policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2, alone=True, lengths=KnownLengths()
+    )
     plans = []
     for number in range(200):
         info = GeneratorInfo(generator_id=f"g{number}", instance="1", pool="p", slots=4, step=None, attempt=None)

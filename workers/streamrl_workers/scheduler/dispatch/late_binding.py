@@ -7,11 +7,12 @@ is hidden behind the short ones. The order holds within one batch of B groups on
 short prompts would always wait behind newly planned long ones, and the end of the run would train on
 short prompts alone. Prompts without a past count as the median; equal ones go in the order of planning.
 
-Where all samples find a slot at once there is nothing to begin first: the order would only say who shares a generator
+Where there are slots for all samples there is nothing to begin first: the order would only say who shares a generator
 with whom, and longest first puts the longest of all together on the fastest (up to 1.6 times slower over unequal pools).
-There, and where the model says that longest first is slower for the lengths that are likely, it is the order of planning.
-So it is over pools that are too unequal, or unequal in a way that nobody has measured: the longest then go first to
-whoever has a free slot, and there one of them may take longer than all the rest.
+What waits there waits for samples of the batch before. So it is the order of planning there, and where the model says that
+longest first is slower for the lengths that are likely; over pools that are too unequal: the longest then go first to
+whoever has a free slot, and there one of them may take longer than all the rest; and until speeds are measured: where
+steps get much slower with the last few slots, the order of planning may be the one that ends sooner.
 """
 
 from collections.abc import Sequence
@@ -51,8 +52,8 @@ def ordered(model: Model) -> Plan:
 
 
 def comparable(instances: Sequence[Instance]) -> bool:
-    """Whether speeds are known, as far as they can differ, and not too unequal."""
-    if len({instance.pool for instance in instances}) > 1 and any(isinstance(one.curve, Guess) for one in instances):
+    """Whether speeds are known and not too unequal."""
+    if any(isinstance(one.curve, Guess) for one in instances):
         return False
     full_s = [instance.curve.at(instance.slots) for instance in instances]
     return max(full_s) <= MOST_UNEQUAL * min(full_s)

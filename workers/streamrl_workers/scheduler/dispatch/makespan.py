@@ -45,11 +45,6 @@ def offer(instance: Instance, active: int, *, index: int) -> tuple[float, float,
     return instance.curve.at(active + 1), active / instance.slots, index
 
 
-def fits(samples: int, instances: Sequence[Instance]) -> bool:
-    """Whether so many samples all find a free slot at once."""
-    return samples <= sum(max(0, instance.slots - len(instance.running)) for instance in instances)
-
-
 def dealt(samples: int, instances: Sequence[Instance], *, together: int = 1) -> list[int]:
     """The instance (its index) of each of the next samples, as far as free slots reach; it does not depend on lengths.
 

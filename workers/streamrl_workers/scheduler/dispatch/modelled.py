@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from statistics import fmean, stdev
 
-from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt, fits, list_seconds
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, dealt, list_seconds
 from streamrl_workers.scheduler.dispatch.policy import Candidate, Plan, Work
 from streamrl_workers.scheduler.dispatch.uncertain import possible_lengths
 
@@ -28,8 +28,8 @@ class Model:
 
     @property
     def fits(self) -> bool:
-        """Whether all samples find a free slot at once."""
-        return fits(len(self.work.groups) * self.work.samples, self.work.instances)
+        """Whether there are slots for all samples, of which others may still hold some."""
+        return len(self.work.groups) * self.work.samples <= sum(instance.slots for instance in self.work.instances)
 
     def seconds(self, plan: Plan) -> list[float]:
         """Makespan under the plan, beside what runs already, by draw.

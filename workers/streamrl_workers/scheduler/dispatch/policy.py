@@ -69,6 +69,8 @@ class Work:
     """In the order of planning."""
     samples: int = 1
     """Of each group."""
+    alone: bool = True
+    """Whether it begins when the batches before it are done, and ends before the next: S = 0."""
     instances: Sequence[Instance] = ()
     """Fastest first (`makespan.fastest_first`)."""
     rank_correlation: float = 1.0

@@ -34,14 +34,16 @@ class Replanning:
         fleet: Fleet,
         groups: GroupTable,
         group_size: int,
+        alone: bool,
         lengths: Lengths,
     ) -> None:
-        """`lengths`: tells how good predictions are, and which signals are trusted."""
+        """`alone`: whether batches never overlap. `lengths`: tells how good predictions are, and which signals are trusted."""
         self._policy = policy
         self._waiting = waiting
         self._fleet = fleet
         self._groups = groups
         self._group_size = group_size
+        self._alone = alone
         self._lengths = lengths
         self._planned: tuple[bool, int] | None = None
         """Trust and batches at the last plan."""
@@ -78,6 +80,7 @@ class Replanning:
             trusted=True,
             groups=self._waiting.batch(),
             samples=self._group_size,
+            alone=self._alone,
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
             rank_correlation=self._rank_correlation(),
         )

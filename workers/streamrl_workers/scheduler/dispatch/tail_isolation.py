@@ -3,8 +3,8 @@
 A sample of a long answer is as slow as its batch is large. With free places for everybody, order alone gains
 little; generators that hold few and the longest only end sooner, and the others hardly later.
 
-Sides are for batches that begin on an idle fleet (S = 0, Batch, Colocated). Beside samples of earlier batches, of which
-nobody knows when they end, the model's gains did not hold (docs/dispatch.md).
+Sides are for batches that have the fleet for themselves (S = 0, Batch, Colocated). Beside samples of earlier batches, of
+which nobody knows when they end, and of the next, the model's gains did not hold (docs/dispatch.md).
 
 The fastest generators become the tail's. Sides are made, and changed, only for a modelled gain of `gainPercent`; they
 are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose.
@@ -43,7 +43,7 @@ class TailIsolationPolicy:
 
 
 def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> Plan | None:
-    """The plan with sides; None where not all fit, something runs already, speeds are not known, or it does not pay.
+    """The plan with sides; None where not all fit, batches overlap, speeds are not known, or it does not pay.
 
     Args:
         model: of the batch and the generators.
@@ -55,7 +55,7 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     ranked = sorted(work.groups, key=lambda group: group.rank)
     if len(ranked) < 2 or len(work.instances) < 2 or not model.fits:  # noqa: PLR2004 - two sides
         return None
-    if any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances):
+    if not work.alone or any(isinstance(instance.curve, Guess) for instance in work.instances):
         return None
     split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
     if split is None:

@@ -14,7 +14,6 @@ from streamrl_workers.scheduler.dispatch.makespan import (
     bound_seconds,
     dealt,
     fastest_first,
-    fits,
     list_seconds,
     offer,
 )
@@ -126,8 +125,6 @@ def test_nothing_is_faster_than_the_bound(lengths, instances, samples):
 
 def test_what_runs_takes_slots():
     busy = instance(curve(1.0, 2.0), 8, running=(5, 9, 7, 1, 2))
-    assert fits(3, [busy])
-    assert not fits(4, [busy])
     assert dealt(4, [busy]) == [0, 0, 0]
 
 
