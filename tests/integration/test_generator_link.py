@@ -152,6 +152,20 @@ async def test_cancelled_requests_are_silent_and_free_their_slots(tmp_path: Path
         assert all(bench.leases[lease].end is None for lease in bench.leases if lease not in (4, 6))
 
 
+async def test_while_it_generates_heartbeats_do_not_wait_for_the_lease(tmp_path: Path):
+    async with generator_bench(tmp_path, latency=({"batch": 1, "milliseconds": 200.0},)) as bench:
+        await bench.greet(lease_s=3600.0)
+        await bench.announce(0)
+        await bench.issue(1)
+        tokens: list[int] = []
+        while len(tokens) < 2:
+            bench.order.clear()
+            heartbeat = await bench.hear("heartbeat")
+            if heartbeat.active:
+                tokens.append(heartbeat.tokens)
+        assert tokens[0] < tokens[1]
+
+
 async def test_drain_ends_what_was_accepted(tmp_path: Path):
     async with generator_bench(tmp_path) as bench:
         await bench.greet()

@@ -80,11 +80,11 @@ class Bench:
             raise AssertionError(f"waited {DEADLINE_S} s for {what!r}, heard {self.order}") from None
         return self.last[what.split(maxsplit=1)[0]]
 
-    async def greet(self) -> pb.GeneratorHello:
+    async def greet(self, *, lease_s: float = 1.0) -> pb.GeneratorHello:
         """Hear a new hello and welcome it."""
         self.order.clear()
         hello = await self.hear("hello")
-        await self.scheduler.say(welcome=pb.GeneratorWelcome(lease_seconds=1.0))
+        await self.scheduler.say(welcome=pb.GeneratorWelcome(lease_seconds=lease_s))
         return hello
 
     def publish(self, step: int) -> pb.VersionName:

@@ -38,7 +38,8 @@ from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
 from streamrl_workers.stream.tls import Tls
 
 _PARTIALS_INTERVAL_S = 1.0
-"""Between two messages with the gains of running requests: what a death costs at most."""
+"""Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
+these the scheduler measures how fast the generator is, also where it generates for few seconds at a time."""
 _HEARTBEATS_PER_LEASE = 4
 """More than the three that the protocol asks for, so that one may be late."""
 _LOST_AFTER_LEASES = 10
@@ -257,10 +258,11 @@ class Link:
             partials_s = heartbeat_s = time.monotonic()
             while True:
                 now_s = time.monotonic()
-                events = self._outbox.pop(running=now_s >= partials_s)
-                if now_s >= partials_s:
+                running = now_s >= partials_s
+                events = self._outbox.pop(running=running)
+                if running:
                     partials_s = now_s + _PARTIALS_INTERVAL_S
-                if now_s >= heartbeat_s:
+                if now_s >= heartbeat_s or (running and self._loop.counts().active):
                     heartbeat_s = now_s + self._lease_s / _HEARTBEATS_PER_LEASE
                     events.append(self._heartbeat())
                 for event in events:

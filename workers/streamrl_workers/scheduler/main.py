@@ -214,6 +214,7 @@ async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
         journal=run.journal,
         switchboard=switchboard,
         ending=run.ending,
+        lease_s=run.job.spec.scheduling.lease_seconds,
         clock_s=time.monotonic,
     )
     SchedulerService(parts, model_files=ModelFiles(lambda: model_place(os.environ))).add_to(front.server)

@@ -27,7 +27,7 @@ from streamrl_workers.scheduler.shell.ending import EndingBox
 from streamrl_workers.scheduler.shell.executor import Executor
 from streamrl_workers.scheduler.shell.link import Link
 from streamrl_workers.scheduler.shell.model_files import ModelFiles
-from streamrl_workers.scheduler.shell.rates import Beat
+from streamrl_workers.scheduler.shell.rates import LEASES, Beat, BeatWindow
 from streamrl_workers.scheduler.shell.switchboard import GeneratorEntry, Switchboard, TrainerEntry
 from streamrl_workers.stream.admission import Context
 
@@ -43,7 +43,12 @@ class Parts:
     journal: Journal
     switchboard: Switchboard
     ending: EndingBox
+    lease_s: float
     clock_s: Callable[[], float]
+
+    def beats(self) -> BeatWindow:
+        """Of a new connection."""
+        return BeatWindow(LEASES * self.lease_s)
 
 
 class SchedulerService:
@@ -87,7 +92,7 @@ class _Generator:
         self._run = parts.executor.run
         self._id = hello.generator_id
         step = hello.version.step if hello.HasField("version") else None
-        self._entry = GeneratorEntry(link=self.link, hello=hello, version_step=step)
+        self._entry = GeneratorEntry(link=self.link, hello=hello, version_step=step, beats=parts.beats())
         self._handlers: Handlers = {
             "progress": self._on_progress,
             "heartbeat": self._on_heartbeat,
@@ -158,7 +163,7 @@ class _Trainer:
         self.link = Link(f"trainer {hello.trainer_id}")
         self._parts = parts
         self._run = parts.executor.run
-        self._entry = TrainerEntry(link=self.link, hello=hello)
+        self._entry = TrainerEntry(link=self.link, hello=hello, beats=parts.beats())
         core = self._core = parts.core
         self._handlers: Handlers = {
             "credit": lambda event: self._run(core.credit(event.bytes)),

@@ -3,7 +3,7 @@
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.shell.rates import BEATS, Beat, BeatWindow, StepClock, mean_shares, tokens_per_s
+from streamrl_workers.scheduler.shell.rates import Beat, BeatWindow, StepClock, mean_shares, tokens_per_s
 from streamrl_workers.scheduler.shell.scaling_page import scaling
 from support.core_world import World, settings
 
@@ -13,7 +13,7 @@ class Entry:
 
     def __init__(self, *beats: Beat) -> None:
         self.hello = pb.GeneratorHello(pool="p")
-        self.beats = BeatWindow()
+        self.beats = BeatWindow(30.0)
         for beat in beats:
             self.beats.add(beat)
 
@@ -33,7 +33,7 @@ def page(*generators: Entry, trainer: Entry | None = None, steps_s: tuple[float,
 
 
 def test_shares_are_of_the_window_alone_and_add_up():
-    window = BeatWindow()
+    window = BeatWindow(30.0)
     window.add(beat(100.0, busy=90.0, weights=10.0, tokens=5000))
     assert (window.shares(), window.tokens_per_s()) == (None, None)
     window.add(beat(110.0, busy=95.0, skew=1.0, pipeline_staleness=4.0, weights=10.0, tokens=5600))
@@ -44,19 +44,22 @@ def test_shares_are_of_the_window_alone_and_add_up():
 
 
 def test_old_heartbeats_leave_the_window():
-    window = BeatWindow()
-    for second in range(BEATS + 10):
-        window.add(beat(float(second), tokens=0 if second < 11 else (second - 10) * 7))
-    assert window.tokens_per_s() == 7.0
+    often, seldom = BeatWindow(30.0), BeatWindow(30.0)
+    for second in range(0, 100):
+        for window, apart_s in ((often, 1), (seldom, 40)):
+            if second % apart_s == 0:
+                window.add(beat(float(second), tokens=max(0, second - 39) * 7))
+    assert (often.wall_s, often.tokens_per_s()) == (30.0, 7.0)
+    assert seldom.wall_s == 40.0, "two at least: a rate needs them"
 
 
 def test_means_and_sums_are_over_those_of_which_something_is_known():
     known = Entry(beat(0.0), beat(10.0, busy=4.0, pipeline_no_prompts=6.0, tokens=50)).beats
     other = Entry(beat(0.0), beat(5.0, busy=4.0, skew=1.0, tokens=50)).beats
-    assert mean_shares([known, other, BeatWindow()])["busy"] == pytest.approx(0.6)
-    assert tokens_per_s([known, other, BeatWindow()]) == 15.0
+    assert mean_shares([known, other, BeatWindow(30.0)])["busy"] == pytest.approx(0.6)
+    assert tokens_per_s([known, other, BeatWindow(30.0)]) == 15.0
     assert mean_shares([]) is None
-    assert tokens_per_s([BeatWindow()]) is None
+    assert tokens_per_s([BeatWindow(30.0)]) is None
 
 
 def test_the_steps_of_one_clock():

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from streamrl_workers.metrics.bubbles import PARTS
 
-BEATS = 8
-"""Heartbeats in a window: about two leases, long enough that a step's rhythm does not show."""
+LEASES = 2
+"""Of a window, about: long enough that a step's rhythm does not show."""
 STEPS = 8
 """Steps in a window."""
 
@@ -28,13 +28,16 @@ class Beat:
 
 @dataclass(slots=True)
 class BeatWindow:
-    """The last heartbeats of one connection."""
+    """The last heartbeats of one connection: those of the last `span_s` of its wall, and the one before them."""
 
-    _beats: deque[Beat] = field(default_factory=lambda: deque(maxlen=BEATS))
+    span_s: float
+    _beats: deque[Beat] = field(default_factory=deque)
 
     def add(self, beat: Beat) -> None:
         """A heartbeat has come."""
         self._beats.append(beat)
+        while len(self._beats) > 2 and beat.wall_s - self._beats[1].wall_s >= self.span_s:  # noqa: PLR2004 - a rate needs two
+            self._beats.popleft()
 
     @property
     def wall_s(self) -> float:

@@ -23,8 +23,8 @@ class GeneratorEntry:
     hello: pb.GeneratorHello
     version_step: int | None
     """Weights in its engine."""
+    beats: BeatWindow
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
-    beats: BeatWindow = field(default_factory=BeatWindow)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class TrainerEntry:
 
     link: Link
     hello: pb.TrainerHello
+    beats: BeatWindow
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
-    beats: BeatWindow = field(default_factory=BeatWindow)
 
 
 class Switchboard:
