@@ -10,7 +10,7 @@ from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch
 from streamrl_workers.scheduler.dispatch import POLICIES, Candidate, Work, policy
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
-from streamrl_workers.scheduler.dispatch.measured import Curves
+from streamrl_workers.scheduler.dispatch.measured import Curves, fitted
 from streamrl_workers.scheduler.dispatch.modelled import plan_seconds
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, LONGEST_FIRST
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
@@ -101,6 +101,18 @@ def test_the_longest_go_first_over_speeds_that_are_much_the_same(curves, pools, 
     ]
     lengths = [*EVEN[:20], 9000.0]
     work = Work(trusted=True, groups=candidates(lengths, batch_groups=21), instances=fleet)
+    assert policy("lateBinding").plan(work, previous=IN_ORDER).longest_first is longest_first
+
+
+@pytest.mark.parametrize(
+    ("measured", "alone", "longest_first"), [(2, False, True), (1, False, True), (3, False, False), (3, True, True)]
+)
+def test_where_batches_overlap_the_lower_half_must_be_measured(measured, alone, longest_first):
+    """Whether an order pays rests there on how much faster steps get as a batch ends, and that would be a guess."""
+    curve = fitted([(measured, 0.01, 1.0), (4, 0.012, 1.0)], slots=4)
+    fleet = [Instance(generator_id=name, slots=4, curve=curve, pool="p") for name in "ab"]
+    lengths = [*EVEN[:20], 9000.0]
+    work = Work(trusted=True, groups=candidates(lengths, batch_groups=21), instances=fleet, alone=alone)
     assert policy("lateBinding").plan(work, previous=IN_ORDER).longest_first is longest_first
 
 

@@ -12,14 +12,12 @@ with whom, and longest first puts the longest of all together on the fastest (up
 What waits there waits for samples of the batch before. So it is the order of planning there, and where the model says that
 longest first is slower for the lengths that are likely; over pools that are too unequal: the longest then go first to
 whoever has a free slot, and there one of them may take longer than all the rest; and until speeds are measured: where
-steps get much slower with the last few slots, the order of planning may be the one that ends sooner.
+steps get much slower with the last few slots, the order of planning may be the one that ends sooner. Where batches overlap
+that takes readings with half of the slots or fewer; where none come, nothing ever waits for the end of a batch.
 """
 
-from collections.abc import Sequence
-
 from streamrl.spec.scheduling import LateBinding
-from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.measured import Guess
+from streamrl_workers.scheduler.dispatch.measured import Guess, UpperHalf
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
 from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, LONGEST_FIRST, Plan, Work
 
@@ -46,14 +44,16 @@ class LateBindingPolicy:
 
 def ordered(model: Model) -> Plan:
     """Longest first or the order of planning, whichever is faster."""
-    if model.fits or not comparable(model.work.instances):
+    if model.fits or not comparable(model.work):
         return IN_ORDER
     return LONGEST_FIRST if gains(model.seconds(LONGEST_FIRST), model.seconds(IN_ORDER)) else IN_ORDER
 
 
-def comparable(instances: Sequence[Instance]) -> bool:
-    """Whether speeds are known and not too unequal."""
-    if any(isinstance(one.curve, Guess) for one in instances):
+def comparable(work: Work) -> bool:
+    """Whether speeds are known, as far as the order rests on them, and not too unequal."""
+    instances = work.instances
+    guesses = Guess if work.alone else (Guess, UpperHalf)
+    if any(isinstance(one.curve, guesses) for one in instances):
         return False
     full_s = [instance.curve.at(instance.slots) for instance in instances]
     return max(full_s) <= MOST_UNEQUAL * min(full_s)

@@ -129,6 +129,8 @@ def default_shape(batch: float, *, slots: int) -> float:
 def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> LatencyCurve:
     """A curve through the points, in the default shape below the first and above the last of them.
 
+    Where no point is below half of the slots it is an `UpperHalf`.
+
     Args:
         points: (whole batch, seconds, weight) by rising batch, at least one.
         slots: of the generators it is for: the default shape is stretched over them.
@@ -139,11 +141,18 @@ def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> Laten
         known.insert(0, (1, first_s * default_shape(1, slots=slots) / default_shape(first, slots=slots)))
     if last < slots:
         known.append((slots, last_s * default_shape(slots, slots=slots) / default_shape(last, slots=slots)))
-    return LatencyCurve(tuple(int(batch) for batch, _ in known), tuple(seconds for _, seconds in known))
+    kind = UpperHalf if first > slots / 2 else LatencyCurve
+    return kind(tuple(int(batch) for batch, _ in known), tuple(seconds for _, seconds in known))
 
 
 class Guess(LatencyCurve):
     """A curve that nobody measured: good for a first order of generators, not for a plan that rests on it."""
+
+    __slots__ = ()
+
+
+class UpperHalf(LatencyCurve):
+    """A curve that was measured with more than half of the slots taken only: how fast steps get as a batch ends is a guess."""
 
     __slots__ = ()
 
