@@ -48,7 +48,7 @@ from streamrl_workers.scheduler.lengths.asking import Asking
 from streamrl_workers.scheduler.life import Event, State
 from streamrl_workers.scheduler.outbox import Outbox
 from streamrl_workers.scheduler.parts import Parts
-from streamrl_workers.scheduler.pool_view import pool_view, pool_views
+from streamrl_workers.scheduler.pool_view import pool_view, pool_views, speeds
 from streamrl_workers.scheduler.production import Production
 from streamrl_workers.scheduler.prompts import Planner
 from streamrl_workers.scheduler.rebalancing import Rebalancer
@@ -348,6 +348,8 @@ class Core:
             buffered_groups=self._handover.buffered,
             fleet=pool_view(parts.fleet),
             pools=pool_views(parts.fleet),
+            plan=self.plan,
+            speeds=speeds(parts.fleet),
             announced_step=None if announced is None else announced[1],
             evaluating_step=None if evaluating is None else evaluating[1],
             checkpoint=self._handover.newest_checkpoint,

@@ -6,6 +6,8 @@ Owns the values; the core fills them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from streamrl.latency import LatencyCurve
+from streamrl_workers.scheduler.dispatch.policy import Plan
 from streamrl_workers.scheduler.lengths import LengthsView
 from streamrl_workers.scheduler.pool_view import PoolView
 
@@ -48,5 +50,9 @@ class CoreView:
     """Reason -> groups, since the start."""
     score_failures: Mapping[str, int]
     """Kind -> samples that got no reward, training and held-out ones, since the start."""
+    plan: Plan
+    """How dispatch goes now, and why."""
+    speeds: Mapping[str, LatencyCurve]
+    """Pool -> its curve, of its generator with the most slots."""
     lengths: LengthsView = field(default_factory=LengthsView)
     """What is predicted of lengths, and how well."""

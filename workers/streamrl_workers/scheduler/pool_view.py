@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Generator
+from streamrl.latency import LatencyCurve
+from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +53,12 @@ def pool_views(generators: Iterable[Generator]) -> dict[str, PoolView]:
     for generator in generators:
         pools.setdefault(generator.pool, []).append(generator)
     return {name: pool_view(members) for name, members in sorted(pools.items())}
+
+
+def speeds(fleet: Fleet) -> dict[str, LatencyCurve]:
+    """Pool -> its curve, of its generator with the most slots."""
+    largest: dict[str, Generator] = {}
+    for generator in fleet:
+        if generator.pool not in largest or generator.slots > largest[generator.pool].slots:
+            largest[generator.pool] = generator
+    return {pool: fleet.curve(generator) for pool, generator in sorted(largest.items())}

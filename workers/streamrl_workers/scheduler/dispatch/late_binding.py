@@ -19,7 +19,7 @@ that takes readings with half of the slots or fewer; where none come, nothing ev
 from streamrl.spec.scheduling import LateBinding
 from streamrl_workers.scheduler.dispatch.measured import Guess, UpperHalf
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, LONGEST_FIRST, Plan, Work
+from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, LONGEST_FIRST, Plan, Work, in_order
 
 MOST_UNEQUAL = 3.0
 """Times that a full batch's step may take longer on one generator than on another; devices of two generations differ by less."""
@@ -43,17 +43,16 @@ class LateBindingPolicy:
 
 
 def ordered(model: Model) -> Plan:
-    """Longest first or the order of planning, whichever is faster."""
-    if model.fits or not comparable(model.work):
-        return IN_ORDER
-    return LONGEST_FIRST if gains(model.seconds(LONGEST_FIRST), model.seconds(IN_ORDER)) else IN_ORDER
-
-
-def comparable(work: Work) -> bool:
-    """Whether speeds are known, as far as the order rests on them, and not too unequal."""
-    instances = work.instances
-    guesses = Guess if work.alone else (Guess, UpperHalf)
+    """Longest first or the order of planning, whichever is faster, and why."""
+    if model.fits:
+        return in_order("there are slots for all samples")
+    instances = model.work.instances
+    guesses = Guess if model.work.alone else (Guess, UpperHalf)
     if any(isinstance(one.curve, guesses) for one in instances):
-        return False
+        return in_order("the speed of the generators has not been measured yet")
     full_s = [instance.curve.at(instance.slots) for instance in instances]
-    return max(full_s) <= MOST_UNEQUAL * min(full_s)
+    if max(full_s) > MOST_UNEQUAL * min(full_s):
+        return in_order("the speeds of the generators differ too much")
+    if not gains(model.seconds(LONGEST_FIRST), model.seconds(IN_ORDER)):
+        return in_order("longest first would not be faster")
+    return LONGEST_FIRST

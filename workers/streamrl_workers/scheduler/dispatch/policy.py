@@ -5,7 +5,7 @@ of its own. A plan is made rarely (`replanning.py`); between plans a dispatch is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
 
@@ -90,7 +90,14 @@ class Policy(Protocol):
 
 IN_ORDER = Plan(longest_first=False, why="in the order of planning")
 LONGEST_FIRST = Plan(longest_first=True, why="longest predicted first")
-DISTRUST = Plan(longest_first=False, why="in the order of planning: length predictions have not proved to be good")
+
+
+def in_order(why: str) -> Plan:
+    """The order of planning, for this reason."""
+    return replace(IN_ORDER, why=f"{IN_ORDER.why}: {why}")
+
+
+DISTRUST = in_order("length predictions have not proved to be good")
 
 
 def tail_plan(tail: Sequence[Candidate], generators: Sequence[Instance], *, strict: bool, why: str) -> Plan:

@@ -22,6 +22,7 @@ from streamrl_workers.scheduler.accounting import DROP_REASONS, FAILURE_KINDS, S
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.core_view import CoreView
 from streamrl_workers.scheduler.effects import Evaluated
+from streamrl_workers.scheduler.shell.dispatch_page import dispatch_numbers
 from streamrl_workers.scheduler.shell.length_page import LengthGauges, length_numbers
 from streamrl_workers.scheduler.shell.ranker_questions import RankerNumbers
 from streamrl_workers.scheduler.shell.rates import StepClock, tokens_per_s
@@ -126,6 +127,7 @@ class Numbers:
             "moved": view.moved_samples,
             "idle": dict(view.fleet.idle),
             "lengths": length_numbers(view.lengths, self.ranker()),
+            "dispatch": dispatch_numbers(view.plan, view.speeds),
             "announced_step": view.announced_step,
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
