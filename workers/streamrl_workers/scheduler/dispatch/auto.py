@@ -13,7 +13,7 @@ from statistics import fmean
 from streamrl.spec.scheduling import Auto
 from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.modelled import Model
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, Plan, Work
+from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Plan, Work, unmodelled
 from streamrl_workers.scheduler.dispatch.tail_isolation import isolated
 
 
@@ -27,10 +27,8 @@ class AutoPolicy:
 
     def plan(self, work: Work, *, previous: Plan) -> Plan:
         """The one that pays."""
-        if not work.trusted:
-            return DISTRUST
-        if not work.groups or not work.instances:
-            return IN_ORDER
+        if (plan := unmodelled(work)) is not None:
+            return plan
         model = Model(work)
         order = ordered(model)
         plan = isolated(model, instead_of=order, previous=previous, gain=self._gain) or order

@@ -19,7 +19,7 @@ that takes readings with half of the slots or fewer; where none come, nothing ev
 from streamrl.spec.scheduling import LateBinding
 from streamrl_workers.scheduler.dispatch.measured import Guess, UpperHalf
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, LONGEST_FIRST, Plan, Work, in_order
+from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, LONGEST_FIRST, Plan, Work, in_order, unmodelled
 
 MOST_UNEQUAL = 3.0
 """Times that a full batch's step may take longer on one generator than on another; devices of two generations differ by less."""
@@ -35,11 +35,7 @@ class LateBindingPolicy:
 
     def plan(self, work: Work, *, previous: Plan) -> Plan:
         """Longest first, if predictions are good and the order pays."""
-        if not work.trusted:
-            return DISTRUST
-        if not work.groups or not work.instances:
-            return IN_ORDER
-        return ordered(Model(work))
+        return unmodelled(work) or ordered(Model(work))
 
 
 def ordered(model: Model) -> Plan:

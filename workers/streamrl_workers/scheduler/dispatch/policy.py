@@ -100,6 +100,13 @@ def in_order(why: str) -> Plan:
 DISTRUST = in_order("length predictions have not proved to be good")
 
 
+def unmodelled(work: Work) -> Plan | None:
+    """The plan where there is nothing to model: without trust, groups or generators; else None."""
+    if not work.trusted:
+        return DISTRUST
+    return None if work.groups and work.instances else IN_ORDER
+
+
 def tail_plan(tail: Sequence[Candidate], generators: Sequence[Instance], *, strict: bool, why: str) -> Plan:
     """A plan with two sides.
 

@@ -20,7 +20,7 @@ from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.makespan import Instance
 from streamrl_workers.scheduler.dispatch.measured import Guess
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, IN_ORDER, Plan, Work, tail_plan
+from streamrl_workers.scheduler.dispatch.policy import Plan, Work, tail_plan, unmodelled
 
 
 class TailIsolationPolicy:
@@ -33,10 +33,8 @@ class TailIsolationPolicy:
 
     def plan(self, work: Work, *, previous: Plan) -> Plan:
         """Sides where they pay, those in force while others do not pay more, or none."""
-        if not work.trusted:
-            return DISTRUST
-        if not work.groups or not work.instances:
-            return IN_ORDER
+        if (plan := unmodelled(work)) is not None:
+            return plan
         model = Model(work)
         order = ordered(model)
         return isolated(model, instead_of=order, previous=previous, gain=self._gain) or order
