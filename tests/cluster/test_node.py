@@ -28,7 +28,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
 print("serving", flush=True)
 http.server.ThreadingHTTPServer(("0.0.0.0", 8080), Answer).serve_forever()
 """
-FETCH = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+FETCH = (
+    "python3",
+    "-c",
+    "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())",
+)
 READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}}
 
 
@@ -42,7 +46,7 @@ def service(name: str, namespace: str) -> dict[str, object]:
 
 
 def fetch(cluster: NodeCluster, namespace: str, pod: str, url: str) -> str:
-    return execute(cluster, namespace, pod, "python3", "-c", FETCH, url).stdout.strip()
+    return execute(cluster, namespace, pod, *FETCH, url).stdout.strip()
 
 
 def test_a_pod_runs_and_its_log_is_read(node_cluster: NodeCluster, node: Node, node_namespace: str) -> None:
@@ -61,6 +65,12 @@ def test_names_resolve_and_a_service_reaches_its_pod_also_from_itself(
     )
     for name in ("web", "other"):
         wait_ready(node.objects, node_namespace, name)
+    # The node's rules for a Service follow the pod's readiness, they do not come before it; until then it refuses.
+    wait_until(
+        lambda: "web" in execute(node_cluster, node_namespace, "other", *FETCH, "http://web/", check=False).stdout,
+        what="the Service to reach its pod",
+        deadline_s=pods.READY_S,
+    )
     names = ("web", f"web.{node_namespace}", f"web.{node_namespace}.svc", f"web.{node_namespace}.svc.cluster.local")
     assert [fetch(node_cluster, node_namespace, "other", f"http://{name}/") for name in names] == ["web"] * 4
     # Not by the short name: that is the pod's own host name, which leads past the Service.
