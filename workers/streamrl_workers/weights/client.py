@@ -30,7 +30,7 @@ _STREAMS = 4
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt; attempts go on until the overall deadline."""
 _STALL_TIMEOUT_S = 20.0
-"""Without a chunk for so long, the connection is given up and made anew."""
+"""Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
 _PERMANENT = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -164,7 +164,7 @@ async def _over(stub: WeightsStub, state: _Pull) -> None:
     request = pb.ManifestRequest(version=state.version)
     kept = stub.GetManifest(request, metadata=call_metadata(state.token))
     try:
-        async with asyncio.timeout(_STALL_TIMEOUT_S):  # wait_for can lose a cancellation (until Python 3.12)
+        async with asyncio.timeout(_STALL_TIMEOUT_S):
             manifest = await kept.read()
         if manifest is grpc.aio.EOF:
             raise WeightsError(f"{state.named()}: no manifest came")
