@@ -25,7 +25,7 @@ from streamrl_workers.scheduler.dispatch.measured import GENERATING_PARTS, Readi
 from streamrl_workers.scheduler.effects import Effect
 
 BEATS_PER_LEASE = 4
-"""As a generator's link sends them."""
+"""As the link of a generator that generates nothing sends them; one that generates sends one each second, which tells the same, only earlier."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class SkewAware(SpecModel):
 
 
 class TailIsolation(SpecModel):
-    """Few generators take the longest predicted samples alone, where all samples fit at once; else as lateBinding."""
+    """Few generators take the longest predicted samples alone, where all samples fit at once and maxStalenessSteps is 0; else as lateBinding."""
 
     gain_percent: float = Field(
         default=0.5,

@@ -94,7 +94,7 @@ class Core:
             fleet=self._parts.fleet,
             groups=self._parts.groups,
             group_size=settings.group_size,
-            alone=settings.staleness == 0,
+            overlap=settings.staleness,
             lengths=self._parts.production.lengths,
         )
         self._assignment = Assignment(self._parts)

@@ -200,8 +200,13 @@ class Fleet:
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""
         if generator.reading is not None:
-            self._curves.observe(generator.pool, before=generator.reading, now=reading)
+            reading = self._curves.observe(generator.pool, before=generator.reading, now=reading)
         generator.reading = reading
+
+    @property
+    def curve_kinds(self) -> int:
+        """Rises when other pools' curves are guesses than before."""
+        return self._curves.kinds
 
     def curve(self, generator: Generator) -> LatencyCurve:
         """Seconds of its decoding step by active samples, as far as known."""

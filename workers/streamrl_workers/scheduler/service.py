@@ -135,7 +135,7 @@ class _Generator:
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
         self._entry.heartbeat = heartbeat
         self._entry.beats.add(
-            Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds, tokens=heartbeat.tokens)
+            Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds), tokens=heartbeat.tokens)
         )
         self._run(self._core.generator_alive(self._id, now_s=self._now_s(), reading=_reading(heartbeat)))
 
@@ -199,7 +199,7 @@ class _Trainer:
 
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
         self._entry.heartbeat = heartbeat
-        self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=heartbeat.bubble_seconds))
+        self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds)))
 
 
 def _reading(heartbeat: pb.Heartbeat) -> Reading:

@@ -72,7 +72,7 @@ class WaitingGroups:
             if group is None or known is None or not group.waiting or any(sample.issues for sample in group.samples):
                 continue
             self._lengths.renew(group_id, key=group.prompt_key)
-            self._candidates[group_id] = replace(known, predicted_tokens=self._predicted_tokens(group))
+            self._candidates[group_id] = self._predicted(known, group)
             self._place(group)
 
     # ---- who is next
@@ -109,7 +109,7 @@ class WaitingGroups:
         for group_id in [group_id for heap in self._fresh.values() for group_id in self._valid(heap)]:
             group = self._groups[group_id]
             known = self._candidate(group)
-            self._candidates[group_id] = replace(known, predicted_tokens=self._predicted_tokens(group))
+            self._candidates[group_id] = self._predicted(known, group)
 
     def batch(self) -> list[Candidate]:
         """What a plan is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
@@ -183,15 +183,15 @@ class WaitingGroups:
             return known
         wave, place = divmod(group.group_id, self._batch_groups)
         self._lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
-        candidate = Candidate(
-            group_id=group.group_id, wave=wave, place=place, predicted_tokens=self._predicted_tokens(group)
-        )
-        self._candidates[group.group_id] = candidate
+        candidate = Candidate(group_id=group.group_id, wave=wave, place=place, predicted_tokens=0.0)
+        candidate = self._candidates[group.group_id] = self._predicted(candidate, group)
         self._count(wave)
         return candidate
 
-    def _predicted_tokens(self, group: Group) -> float:
-        return max(0.0, self._lengths.predict(group.prompt_key, prompt=group.prompt).tokens)
+    def _predicted(self, candidate: Candidate, group: Group) -> Candidate:
+        """With what is predicted of the group now."""
+        found = self._lengths.predict(group.prompt_key, prompt=group.prompt)
+        return replace(candidate, predicted_tokens=max(0.0, found.tokens), is_known=found.source != "Nothing")
 
     def _count(self, wave: int) -> None:
         """One more group of the batch has waited."""

@@ -11,7 +11,7 @@ from streamrl.spec.scheduling import Dispatch
 from streamrl_workers.scheduler.dispatch import POLICIES, Candidate, Work, policy
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.measured import Curves, fitted
-from streamrl_workers.scheduler.dispatch.modelled import plan_seconds
+from streamrl_workers.scheduler.dispatch.modelled import Model, plan_seconds
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, LONGEST_FIRST, in_order
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 from streamrl_workers.scheduler.seeds import sample_seed
@@ -72,7 +72,7 @@ def test_where_all_find_a_slot_nothing_is_begun_first():
     work = Work(trusted=True, groups=candidates(LENGTHS), instances=fleet)
     assert policy("lateBinding").plan(work, previous=IN_ORDER) == in_order("there are slots for all samples")
     busy = [replace(one, running=(40.0, 50.0)) for one in fleet]  # what waits, waits for these
-    work = Work(trusted=True, groups=candidates(LENGTHS), instances=busy, alone=False)
+    work = Work(trusted=True, groups=candidates(LENGTHS), instances=busy, overlap=1)
     assert policy("lateBinding").plan(work, previous=IN_ORDER) == in_order("there are slots for all samples")
 
 
@@ -82,6 +82,28 @@ def test_an_order_that_is_slower_is_not_taken():
     work = Work(trusted=True, groups=candidates(lengths), instances=instances(2, slots=1))
     assert plan_seconds(LONGEST_FIRST, work) > plan_seconds(IN_ORDER, work)
     assert policy("lateBinding").plan(work, previous=IN_ORDER) == in_order("longest first would not be faster")
+
+
+def test_prompts_that_nobody_knows_are_drawn_as_any_other():
+    lengths = [float(tokens) for tokens in range(1, 41)]
+    groups = candidates(lengths, batch_groups=40)
+    groups[20:] = [replace(group, predicted_tokens=10.5, is_known=False) for group in groups[20:]]
+    work = Work(trusted=True, groups=groups, instances=instances(2), rank_correlation=1.0)
+    draws = Model(work).draws
+    assert all(draw[:20] == lengths[:20] for draw in draws)
+    assert len({tokens for draw in draws for tokens in draw[20:]}) > 10
+
+
+def test_where_a_batch_follows_an_early_end_is_worth_more():
+    """Alone, the one that is begun last runs fast, as others have ended; not where the next batch takes their places."""
+    curve = LatencyCurve((1, 2), (0.5, 1.0))
+    work = Work(
+        trusted=True,
+        groups=candidates([8.0, 8.0, 8.0, 20.0], batch_groups=4),
+        instances=[Instance(generator_id="a", slots=2, curve=curve)],
+    )
+    assert policy("lateBinding").plan(work, previous=IN_ORDER) == in_order("longest first would not be faster")
+    assert policy("lateBinding").plan(replace(work, overlap=1), previous=IN_ORDER) == LONGEST_FIRST
 
 
 @pytest.mark.parametrize(
@@ -105,14 +127,14 @@ def test_the_longest_go_first_over_speeds_that_are_much_the_same(curves, pools, 
 
 
 @pytest.mark.parametrize(
-    ("measured", "alone", "longest_first"), [(2, False, True), (1, False, True), (3, False, False), (3, True, True)]
+    ("measured", "overlap", "longest_first"), [(2, 1, True), (1, 1, True), (3, 1, False), (3, 0, True)]
 )
-def test_where_batches_overlap_the_lower_half_must_be_measured(measured, alone, longest_first):
+def test_where_batches_overlap_the_lower_half_must_be_measured(measured, overlap, longest_first):
     """Whether an order pays rests there on how much faster steps get as a batch ends, and that would be a guess."""
     curve = fitted([(measured, 0.01, 1.0), (4, 0.012, 1.0)], slots=4)
     fleet = [Instance(generator_id=name, slots=4, curve=curve, pool="p") for name in "ab"]
     lengths = [*EVEN[:20], 9000.0]
-    work = Work(trusted=True, groups=candidates(lengths, batch_groups=21), instances=fleet, alone=alone)
+    work = Work(trusted=True, groups=candidates(lengths, batch_groups=21), instances=fleet, overlap=overlap)
     assert policy("lateBinding").plan(work, previous=IN_ORDER).longest_first is longest_first
 
 
@@ -123,11 +145,20 @@ def test_no_sides_over_speeds_that_nobody_measured(key):
 
 
 @pytest.mark.parametrize("key", ["tailIsolation", "auto"])
+def test_no_sides_beside_what_runs(key):
+    """With dynamic sampling the next groups may be planned whole before the last of the batch before has ended."""
+    work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64))
+    busy = [replace(one, running=(5_000.0,) * 3) for one in work.instances]
+    assert policy(key).plan(work, previous=IN_ORDER).tail_generators
+    assert not policy(key).plan(replace(work, instances=busy), previous=IN_ORDER).tail_generators
+
+
+@pytest.mark.parametrize("key", ["tailIsolation", "auto"])
 def test_no_sides_where_batches_overlap(key):
     """The generators that the model leaves to few are the next batch's too."""
     work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64))
     assert policy(key).plan(work, previous=IN_ORDER).tail_generators
-    assert not policy(key).plan(replace(work, alone=False), previous=IN_ORDER).tail_generators
+    assert not policy(key).plan(replace(work, overlap=1), previous=IN_ORDER).tail_generators
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_many_generators_that_join_do_not_cost_as_many_plans():
     fleet, policy = Fleet(first_lease=1), Counting()
     waiting = WaitingGroups(groups, plan=IN_ORDER, lengths=KnownLengths(), batch_groups=5)
     replanning = Replanning(
-        policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2, alone=True, lengths=KnownLengths()
+        policy, waiting=waiting, fleet=fleet, groups=groups, group_size=2, overlap=0, lengths=KnownLengths()
     )
     plans = []
     for number in range(200):

@@ -7,7 +7,7 @@ import pytest
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.scheduling import Rebalance
 from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler.dispatch.measured import Reading
+from streamrl_workers.scheduler.dispatch.measured import MIN_STEPS, Reading
 from streamrl_workers.scheduler.rebalancing.rebalancer import MIN_COMPLETIONS, SAMPLES_PER_LOOK, Rebalancer
 from support.core_peers import SimGenerator
 from support.core_world import KnownLengths, World, settings
@@ -85,10 +85,8 @@ def out(run: World) -> list[tuple[SimGenerator, int]]:
 
 def feed(run: World, name: str, *, batch: int, step_s: float) -> None:
     """Heartbeats of a generator that has so many active and is so fast."""
-    for beat in range(10):
-        reading = Reading(
-            active=batch, tokens=round(batch * beat / step_s), generating_s=float(beat), wall_s=float(beat)
-        )
+    for steps in range(0, 10 * MIN_STEPS, MIN_STEPS):
+        reading = Reading(active=batch, tokens=batch * steps, generating_s=steps * step_s, wall_s=steps * step_s)
         run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
 
 

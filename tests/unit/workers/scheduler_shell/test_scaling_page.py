@@ -1,11 +1,18 @@
 """Rates over heartbeats and steps, and what is said while nothing is known."""
 
+import math
+import weakref
+
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.shell.rates import Beat, BeatWindow, StepClock, mean_shares, tokens_per_s
 from streamrl_workers.scheduler.shell.scaling_page import scaling
 from support.core_world import World, settings
+
+
+class Parts(dict[str, float]):
+    """Whose life can be watched."""
 
 
 class Entry:
@@ -51,6 +58,17 @@ def test_old_heartbeats_leave_the_window():
                 window.add(beat(float(second), tokens=max(0, second - 39) * 7))
     assert (often.wall_s, often.tokens_per_s()) == (30.0, 7.0)
     assert seldom.wall_s == 40.0, "two at least: a rate needs them"
+
+
+@pytest.mark.parametrize("apart_s", [1e-3, 1.0, 0.0, math.nan])
+def test_a_window_holds_few_heartbeats_however_often_they_come(apart_s):
+    window, refs = BeatWindow(7200.0), []
+    for number in range(2_000):
+        parts = Parts()
+        window.add(Beat(wall_s=number * apart_s, parts=parts))
+        refs.append(weakref.ref(parts))
+        del parts
+    assert sum(ref() is not None for ref in refs) <= 12
 
 
 def test_means_and_sums_are_over_those_of_which_something_is_known():

@@ -2,7 +2,7 @@
 
     predictions have not proved good    ->  fifo
     requests queue                      ->  late binding, unless the model says that fifo is faster
-    nothing queues                      ->  tail isolation if it gains `gainPercent`, else as above
+    nothing queues, and S = 0           ->  tail isolation if it gains `gainPercent`, else as above
 
 Never worse by the model: a plan other than fifo's is chosen only if its modelled makespan is below fifo's.
 """

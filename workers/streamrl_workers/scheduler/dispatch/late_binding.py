@@ -43,7 +43,7 @@ def ordered(model: Model) -> Plan:
     if model.fits:
         return in_order("there are slots for all samples")
     instances = model.work.instances
-    guesses = Guess if model.work.alone else (Guess, UpperHalf)
+    guesses = (Guess, UpperHalf) if model.work.overlap else Guess
     if any(isinstance(one.curve, guesses) for one in instances):
         return in_order("the speed of the generators has not been measured yet")
     full_s = [instance.curve.at(instance.slots) for instance in instances]

@@ -112,13 +112,17 @@ class Together:
         return self._pace.left_s(held)
 
 
-def list_seconds(lengths: Sequence[float], pace: Pace, *, places: Sequence[int]) -> float:
+def list_seconds(
+    lengths: Sequence[float], pace: Pace, *, places: Sequence[int], following: Sequence[float] = ()
+) -> float:
     """Makespan when samples are issued in the given order, beside what runs already.
 
     Args:
         lengths: tokens of each sample, in the order of issue.
         pace: at least one instance.
         places: of the samples that find a free slot at once (`dealt`).
+        following: tokens of samples of later batches, which take the slots that free behind these; the makespan is not theirs.
+            They count where not all of these find a slot at once.
 
     While samples wait every slot is taken, so each instance keeps the pace of its full batch; from the last issue on
     all that is left runs at once, and its time is exact. O((N + slots) log slots).
@@ -128,6 +132,8 @@ def list_seconds(lengths: Sequence[float], pace: Pace, *, places: Sequence[int])
         held[index].append(tokens)
     rest = lengths[len(places) :]
     begun_s = _refill(rest, pace, held=held) if rest else 0.0
+    if rest and following:
+        return begun_s + _followed(following, pace, held=held)
     return begun_s + pace.left_s(held)
 
 
@@ -163,6 +169,27 @@ def _refill(lengths: Sequence[float], pace: Pace, *, held: list[list[float]]) ->
     for end_s, index in ends:
         held[index].append((end_s - now_s) / pace_s[index])
     return now_s
+
+
+def _followed(following: Sequence[float], pace: Pace, *, held: Sequence[Sequence[float]]) -> float:
+    """Until all that is held is done, while these take every slot that frees, as far as they reach."""
+    pace_s = [step_s[len(tokens)] for step_s, tokens in zip(pace.step_s, held, strict=True)]
+    ends = [(tokens * pace_s[index], index, True) for index, all_tokens in enumerate(held) for tokens in all_tokens]
+    heapify(ends)
+    now_s = done_s = 0.0
+    for tokens in following:
+        now_s, index, own = ends[0]
+        if own:
+            done_s = now_s
+        heapreplace(ends, (now_s + tokens * pace_s[index], index, False))
+    left: list[list[float]] = [[] for _ in held]
+    last = [0.0 for _ in held]
+    for end_s, index, own in ends:
+        tokens = (end_s - now_s) / pace_s[index]
+        left[index].append(tokens)
+        if own:
+            done_s, last[index] = now_s, max(last[index], tokens)
+    return done_s + pace.left_s([[min(tokens, end) for tokens in one] for one, end in zip(left, last, strict=True)])
 
 
 def _most_tokens_per_s(instance: Instance) -> float:

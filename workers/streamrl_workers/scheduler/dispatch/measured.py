@@ -1,6 +1,6 @@
 """Per-token latency of each pool, as its generators' heartbeats show it.
 
-    PTL(BS) = BS * seconds of generating / tokens,      BS = mean active samples between two heartbeats
+    PTL(BS) = BS * seconds of generating / tokens,      BS = mean active samples from one heartbeat to another
 
 Owns the points and the curve fitted to them: moving means by batch bucket, made to rise with the batch by pooling
 adjacent violators, and beyond what was seen continued in a default shape, so that a batch that nobody measured looks
@@ -10,6 +10,7 @@ here are those of the job's own mix.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, log2
 
 from streamrl.latency import LatencyCurve
@@ -19,10 +20,12 @@ GENERATING_PARTS = ("busy", "skew")
 BUCKETS_PER_DOUBLING = 2
 MEMORY = 32
 """Readings of a bucket that count, roughly: samples get longer as training goes on, and steps with them slower."""
-FORGET = 4096
+FORGET = 65_536
 """Readings of a pool after which a batch that never came again is forgotten."""
 MIN_READINGS = 8
 """Of a pool, before its curve is used: a first reading often holds a warm-up."""
+MIN_STEPS = 4
+"""Decoding steps between two heartbeats: of fewer, those that a heartbeat just missed weigh too much."""
 MIN_GENERATING_SHARE = 0.8
 """Of the wall between two heartbeats: in less, idle times and swaps of weights weigh too much."""
 STEADY_SHARE = 0.25
@@ -46,18 +49,23 @@ class Reading:
     wall_s: float
 
 
+def steady(before: Reading, now: Reading) -> bool:
+    """Whether the generator decoded nearly all the time between two heartbeats, with much the same batch."""
+    wall_s, generating_s = now.wall_s - before.wall_s, now.generating_s - before.generating_s
+    if not (isfinite(wall_s) and isfinite(generating_s)):
+        return False
+    if now.tokens < before.tokens or wall_s <= 0 or generating_s < MIN_GENERATING_SHARE * wall_s:
+        return False
+    larger = max(before.active, now.active)
+    return before.active + now.active > 1 and abs(now.active - before.active) <= max(1.0, STEADY_SHARE * larger)
+
+
 def step_seconds(before: Reading, now: Reading) -> tuple[float, float] | None:
     """Mean batch and seconds of a decoding step between two heartbeats; None if they tell nothing sure."""
-    wall_s, generating_s = now.wall_s - before.wall_s, now.generating_s - before.generating_s
-    tokens, larger = now.tokens - before.tokens, max(before.active, now.active)
-    batch = (before.active + now.active) / 2
-    if not (isfinite(wall_s) and isfinite(generating_s)):
+    batch, tokens = (before.active + now.active) / 2, now.tokens - before.tokens
+    if not steady(before, now) or tokens < MIN_STEPS * batch:
         return None
-    if tokens <= 0 or wall_s <= 0 or batch < 1 or generating_s < MIN_GENERATING_SHARE * wall_s:
-        return None
-    if abs(now.active - before.active) > max(1.0, STEADY_SHARE * larger):
-        return None
-    return batch, batch * generating_s / tokens
+    return batch, batch * (now.generating_s - before.generating_s) / tokens
 
 
 @dataclass(slots=True)
@@ -126,23 +134,28 @@ def default_shape(batch: float, *, slots: int) -> float:
     return 1.0 + (FULL_FACTOR - 1.0) * batch / slots
 
 
-def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> LatencyCurve:
-    """A curve through the points, in the default shape below the first and above the last of them.
+def fitted(
+    points: Iterable[tuple[float, float, float]], *, slots: int, like: LatencyCurve | None = None
+) -> LatencyCurve:
+    """A curve through the points; below the first and above the last of them it has the shape of another.
 
-    Where no point is below half of the slots it is an `UpperHalf`.
+    Without `like` it has the default shape there, and where no point is at half of the slots or below it is an
+    `UpperHalf`; a single slot has no lower half.
 
     Args:
         points: (whole batch, seconds, weight) by rising batch, at least one.
         slots: of the generators it is for: the default shape is stretched over them.
+        like: a curve of the same engine that was measured before.
     """
     known = rising(points)
     (first, first_s), (last, last_s) = known[0], known[-1]
-    if first > 1:
-        known.insert(0, (1, first_s * default_shape(1, slots=slots) / default_shape(first, slots=slots)))
-    if last < slots:
-        known.append((slots, last_s * default_shape(slots, slots=slots) / default_shape(last, slots=slots)))
-    kind = UpperHalf if first > slots / 2 else LatencyCurve
-    return kind(tuple(int(batch) for batch, _ in known), tuple(seconds for _, seconds in known))
+    shape = like.at if like else partial(default_shape, slots=slots)
+    others = sorted({1, slots, *(like.batches if like else ())})
+    below = [(batch, first_s * shape(batch) / shape(first)) for batch in others if batch < first]
+    above = [(batch, last_s * shape(batch) / shape(last)) for batch in others if last < batch <= slots]
+    whole = [*below, *known, *above]
+    kind = UpperHalf if like is None and first > max(1, slots / 2) else LatencyCurve
+    return kind(tuple(int(batch) for batch, _ in whole), tuple(seconds for _, seconds in whole))
 
 
 class Guess(LatencyCurve):
@@ -161,7 +174,7 @@ class Curves:
     """The curve of each pool: given, measured, or guessed from the others."""
 
     def __init__(self, known: Mapping[str, LatencyCurve] | None = None) -> None:
-        """`known`: pools whose curve was measured before the run; it holds until enough is measured in it."""
+        """`known`: pools whose curve was measured before the run; it holds until enough is measured in it, and gives its shape after."""
         self._known = dict(known or {})
         self._pools: dict[str, PoolPoints] = {}
         self._fitted: dict[tuple[str, int], tuple[int, LatencyCurve]] = {}
@@ -169,12 +182,19 @@ class Curves:
         self._guessed: dict[int, tuple[int, LatencyCurve]] = {}
         """Slots -> fits when it was guessed, curve."""
         self._fits = 0
+        self.kinds = 0
+        """Rises when more, or less, of a pool's curve rests on a guess than before."""
 
-    def observe(self, pool: str, *, before: Reading, now: Reading) -> None:
-        """Two heartbeats of one generator of the pool, in a row."""
+    def observe(self, pool: str, *, before: Reading, now: Reading) -> Reading:
+        """Two heartbeats of one generator of the pool.
+
+        Returns the one to go on from: `before` again while the batch stays as it is and too few steps lie between.
+        """
         found = step_seconds(before, now)
         if found is not None:
             self._pools.setdefault(pool, PoolPoints()).add(*found)
+            return now
+        return before if steady(before, now) else now
 
     def measured(self, pool: str) -> bool:
         """Whether enough is known of the pool to use it."""
@@ -191,9 +211,10 @@ class Curves:
         points = self._pools[pool]
         seen, curve = self._fitted.get((pool, slots), (0, None))
         if curve is None or points.readings - seen >= min(_MAX_STALE, max(1, seen // _STALE_SHARE)):
-            curve = fitted(points.points(), slots=slots)
+            before, curve = curve, fitted(points.points(), slots=slots, like=self._known.get(pool))
             self._fitted[pool, slots] = (points.readings, curve)
             self._fits += 1
+            self.kinds += type(curve) is not type(before)
         return curve
 
     def _guess(self, slots: int) -> LatencyCurve:

@@ -25,7 +25,9 @@ class Candidate:
     place: int
     """In that batch: group_id % B."""
     predicted_tokens: float
-    """Of one completion; 0 if nothing is known."""
+    """Of one completion; 0 while no length has been seen."""
+    is_known: bool = True
+    """Whether any signal that may decide knows the prompt; if not, the prediction is the median of all."""
 
     @property
     def rank(self) -> Key:
@@ -69,8 +71,8 @@ class Work:
     """In the order of planning."""
     samples: int = 1
     """Of each group."""
-    alone: bool = True
-    """Whether it begins when the batches before it are done, and ends before the next: S = 0."""
+    overlap: int = 0
+    """Batches that may begin before it is done: S; 0: batches take turns, but for what dynamic sampling plans in addition."""
     instances: Sequence[Instance] = ()
     """Fastest first (`makespan.fastest_first`)."""
     rank_correlation: float = 1.0

@@ -1,7 +1,7 @@
 """When a plan is made anew, and from what.
 
-A plan is made when a batch has been planned whole, when predictions become trusted or lose it, and when the generators
-that may take samples change: at once while they are few, else with every sixteenth of them, so that a thousand that
+A plan is made when a batch has been planned whole, when predictions become trusted or lose it, when a pool's speed gets known,
+and when the generators that may take samples change: at once while they are few, else with every sixteenth of them, so that a thousand that
 join one by one do not cost a thousand plans. A new plan moves no sample that is out.
 
 Owns the moment, and gathering what the policy looks at. Decides nothing itself.
@@ -34,26 +34,26 @@ class Replanning:
         fleet: Fleet,
         groups: GroupTable,
         group_size: int,
-        alone: bool,
+        overlap: int,
         lengths: Lengths,
     ) -> None:
-        """`alone`: whether batches never overlap. `lengths`: tells how good predictions are, and which signals are trusted."""
+        """`overlap`: batches that may begin before the one before them is done. `lengths`: tells how good predictions are, and which signals are trusted."""
         self._policy = policy
         self._waiting = waiting
         self._fleet = fleet
         self._groups = groups
         self._group_size = group_size
-        self._alone = alone
+        self._overlap = overlap
         self._lengths = lengths
-        self._planned: tuple[bool, int] | None = None
-        """Trust and batches at the last plan."""
+        self._planned: tuple[bool, int, int] | None = None
+        """Trust, batches and which curves were guesses at the last plan."""
         self._signals: frozenset[str] = frozenset()
         """Trusted at the last plan."""
         self._fleet_changes = 0
 
     def refresh(self) -> None:
         """Make a plan if something that bears on it has changed."""
-        now = (self._waiting.trusted, self._waiting.batches)
+        now = (self._waiting.trusted, self._waiting.batches, self._fleet.curve_kinds if self._policy.models else 0)
         signals = self._trusted_signals()
         if now == self._planned and signals == self._signals and not self._fleet_differs():
             return
@@ -80,7 +80,7 @@ class Replanning:
             trusted=True,
             groups=self._waiting.batch(),
             samples=self._group_size,
-            alone=self._alone,
+            overlap=self._overlap,
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
             rank_correlation=self._rank_correlation(),
         )

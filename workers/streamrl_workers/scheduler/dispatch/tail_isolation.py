@@ -53,7 +53,7 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     ranked = sorted(work.groups, key=lambda group: group.rank)
     if len(ranked) < 2 or len(work.instances) < 2 or not model.fits:  # noqa: PLR2004 - two sides
         return None
-    if not work.alone or any(isinstance(instance.curve, Guess) for instance in work.instances):
+    if work.overlap or any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances):
         return None
     split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
     if split is None:

@@ -14,15 +14,13 @@ Owns the distribution. Does not own plans (`modelled.py`).
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import pi, sin, sqrt
 from random import Random
 from statistics import NormalDist
 
 WITHIN_SHARE = 0.4
 """w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
-TIED_SHARE = 0.1
-"""A prediction that more groups of a batch have in common says nothing of them: it is that of prompts nobody knows."""
 SAMPLES_DRAWN = 16_384
 """Samples of all draws together: bounds the time of a plan."""
 FEWEST_DRAWS, MOST_DRAWS = 2, 24
@@ -30,7 +28,9 @@ _NORMAL = NormalDist()
 _SEED = 20_240
 
 
-def possible_lengths(predicted: Sequence[float], *, samples: int, rank_correlation: float) -> list[list[float]]:
+def possible_lengths(
+    predicted: Sequence[float], *, samples: int, rank_correlation: float, unknown: Collection[int] = ()
+) -> list[list[float]]:
     """Draws of the tokens of all samples, group after group.
 
     Args:
@@ -38,20 +38,20 @@ def possible_lengths(predicted: Sequence[float], *, samples: int, rank_correlati
         samples: of each group.
         rank_correlation: Spearman's, of predicted places with means of groups; 1: predictions are the truth, and so
             is the one draw for groups of one sample.
+        unknown: places of groups whose prediction says nothing: they may be any of the others.
     """
     if not predicted:
         return [[]]
-    exact = rank_correlation >= 1 and samples == 1
+    exact = rank_correlation >= 1 and samples == 1 and not unknown
     if exact:
         return [list(predicted)]
-    shared = {tokens for tokens, count in Counter(predicted).items() if count > max(1, TIED_SHARE * len(predicted))}
-    table = sorted(tokens for tokens in predicted if tokens not in shared) or sorted(predicted)
-    places = _normal_places(predicted)
+    table = sorted(tokens for place, tokens in enumerate(predicted) if place not in unknown) or sorted(predicted)
     within = WITHIN_SHARE if samples > 1 else 0.0
     known = min(1.0, 2 * sin(pi / 6 * max(0.0, rank_correlation))) * sqrt(1 - within + within / samples)
     chance = Random(_SEED)
     draws = min(max(FEWEST_DRAWS, SAMPLES_DRAWN // (samples * len(predicted))), MOST_DRAWS)
-    groups = [(0.0 if tokens in shared else known, place) for tokens, place in zip(predicted, places, strict=True)]
+    places = _normal_places(table)
+    groups = [(0.0, 0.0) if number in unknown else (known, places[tokens]) for number, tokens in enumerate(predicted)]
     return [
         [
             tokens
@@ -75,12 +75,12 @@ def _group(
     ]
 
 
-def _normal_places(predicted: Sequence[float]) -> list[float]:
-    """Normal quantiles of the places; equal predictions share the middle of theirs."""
-    counts = Counter(predicted)
+def _normal_places(table: Sequence[float]) -> dict[float, float]:
+    """Prediction -> normal quantile of its place; equal ones share the middle of theirs."""
+    counts = Counter(table)
     found: dict[float, float] = {}
     below = 0
     for tokens in sorted(counts):
-        found[tokens] = _NORMAL.inv_cdf((below + counts[tokens] / 2) / len(predicted))
+        found[tokens] = _NORMAL.inv_cdf((below + counts[tokens] / 2) / len(table))
         below += counts[tokens]
-    return [found[tokens] for tokens in predicted]
+    return found

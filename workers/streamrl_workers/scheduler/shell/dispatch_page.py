@@ -6,7 +6,7 @@ Owns names and units. The key set is stable.
     longest_first    the order within a batch: longest predicted first, or as planned
     tail_generators  those that take the longest predicted alone; empty: no sides
     pools            pool -> speed (known | upperHalf: measured with more than half of the slots taken only | guessed) and
-                     step_s: batch -> seconds of a decoding step; empty for a guess, which has no unit
+                     step_s: batch -> seconds of a decoding step; empty for a guess, which tells only what is faster
 """
 
 from collections.abc import Mapping

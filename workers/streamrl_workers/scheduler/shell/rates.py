@@ -11,6 +11,8 @@ from streamrl_workers.metrics.bubbles import PARTS
 
 LEASES = 2
 """Of a window, about: long enough that a step's rhythm does not show."""
+SHARES = 8
+"""Of a window's span: two heartbeats that are kept are at least one of them apart, so it holds few however often they come."""
 STEPS = 8
 """Steps in a window."""
 
@@ -35,6 +37,9 @@ class BeatWindow:
 
     def add(self, beat: Beat) -> None:
         """A heartbeat has come."""
+        apart = len(self._beats) > 1 and beat.wall_s - self._beats[-2].wall_s >= self.span_s / SHARES
+        if len(self._beats) > 1 and not apart:  # nor is a wall that is not a number
+            self._beats.pop()
         self._beats.append(beat)
         while len(self._beats) > 2 and beat.wall_s - self._beats[1].wall_s >= self.span_s:  # noqa: PLR2004 - a rate needs two
             self._beats.popleft()

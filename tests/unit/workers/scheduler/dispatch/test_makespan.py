@@ -1,5 +1,6 @@
 """The makespan model against hand-made tables and a simulation that goes from one finished sample to the next."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -30,34 +31,38 @@ def instance(found: LatencyCurve, slots: int, *, running: tuple[float, ...] = ()
     return Instance(generator_id=name, slots=slots, curve=found, running=running)
 
 
-def modelled(lengths: list[float], instances: list[Instance], *, together: int = 1) -> float:
+def modelled(
+    lengths: list[float], instances: list[Instance], *, together: int = 1, following: Sequence[float] = ()
+) -> float:
     places = dealt(len(lengths), instances, together=together)
-    return list_seconds(lengths, Pace(instances), places=places)
+    return list_seconds(lengths, Pace(instances), places=places, following=following)
 
 
-def simulated(lengths: list[float], instances: list[Instance], *, together: int = 1) -> float:
+def simulated(
+    lengths: list[float], instances: list[Instance], *, together: int = 1, following: Sequence[float] = ()
+) -> float:
     """One finished sample after the other, no closed form; a group's samples are issued together as far as slots reach."""
-    left = [list(one.running) for one in instances]
-    waiting, now_s = list(lengths), 0.0
-    while True:
+    left = [[(tokens, True) for tokens in one.running] for one in instances]
+    waiting = [(tokens, True) for tokens in lengths] + [(tokens, False) for tokens in following]
+    now_s = 0.0
+    while any(awaited for samples in left for _, awaited in samples) or any(awaited for _, awaited in waiting):
         while waiting:
             free = [offer(one, len(left[i]), index=i) for i, one in enumerate(instances) if len(left[i]) < one.slots]
             if not free:
                 break
             i = min(free)[2]
-            group = (len(waiting) - 1) % together + 1
+            group = (len(waiting) - len(following) - 1) % together + 1
             for _ in range(min(instances[i].slots - len(left[i]), group)):
                 left[i].append(waiting.pop(0))
-        busy = [(min(samples) * instances[i].curve.at(len(samples)), i) for i, samples in enumerate(left) if samples]
-        if not busy:
-            return now_s
+        busy = [(min(samples)[0] * instances[i].curve.at(len(samples)), i) for i, samples in enumerate(left) if samples]
         step_s, first = min(busy)
         now_s += step_s
         for i, samples in enumerate(left):
             if samples:
                 done = step_s / instances[i].curve.at(len(samples))
-                left[i] = [tokens - done for tokens in samples]
+                left[i] = [(tokens - done, awaited) for tokens, awaited in samples]
         left[first].remove(min(left[first]))
+    return now_s
 
 
 @st.composite
@@ -98,6 +103,21 @@ def test_the_closed_form_is_the_simulation(together, groups, data, instances):
     lengths = data.draw(st.lists(st.integers(1, 40).map(float), min_size=count, max_size=count))
     expected = simulated(lengths, instances, together=together)
     assert modelled(lengths, instances, together=together) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.data(), fleets(), st.integers(1, 12), st.integers(1, 8))
+def test_followers_take_the_slots_that_free(data, instances, waiting, behind):
+    """They keep the last ones of the batch slow, and do not count themselves."""
+    count = len(dealt(1000, instances)) + waiting
+    lengths = data.draw(st.lists(st.integers(1, 40).map(float), min_size=count, max_size=count))
+    following = data.draw(st.lists(st.integers(1, 40).map(float), min_size=behind, max_size=behind))
+    expected = simulated(lengths, instances, following=following)
+    assert modelled(lengths, instances, following=following) == pytest.approx(expected, rel=1e-9)
+    assert expected >= modelled(lengths, instances) * (1 - 1e-9)
+
+
+def test_what_fits_at_once_has_no_followers_in_the_model():
+    assert modelled([10.0, 4.0], [instance(curve(1.0, 2.0), 2)], following=[5.0]) == 4 * 2 + 6 * 1.0
 
 
 def test_a_group_stays_together_as_far_as_slots_reach():

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.scheduler.dispatch.measured import (
+    FORGET,
     MIN_READINGS,
     Curves,
     PoolPoints,
     Reading,
+    UpperHalf,
     fitted,
     rising,
     step_seconds,
@@ -38,6 +40,8 @@ START = reading(8, 1000, generating_s=10.0)
         (reading(4, 1600, generating_s=11.0), None),  # the batch fell by half
         (reading(8, 1800, generating_s=11.0, wall_s=12.0), None),  # half of the time it waited
         (reading(8, 1000, generating_s=11.0), None),  # nothing made
+        (reading(8, 1032, generating_s=11.0), (8.0, 0.25)),
+        (reading(8, 1031, generating_s=11.0), None),  # fewer than four steps
         (reading(8, 900, generating_s=11.0), None),
         (reading(8, 1800, generating_s=10.0), None),
         (reading(0, 1800, generating_s=11.0), None),
@@ -117,9 +121,54 @@ def test_a_curve_follows_an_engine_that_becomes_slower():
 def test_a_batch_that_never_comes_again_is_forgotten():
     pool = PoolPoints()
     pool.add(2, 9.0)
-    for _ in range(5000):
+    for _ in range(FORGET + 1):
         pool.add(64, 1.0)
     assert [(batch, seconds) for batch, seconds, _ in pool.points()] == [(64, 1.0)]
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.3, 0.8, 1.5, 3.0])
+def test_steps_that_are_longer_than_a_heartbeat_are_measured_too(step_s):
+    """A heartbeat each second; tokens come with the end of a step."""
+    curves, before = Curves(), reading(8, 0, generating_s=0.0)
+    for second in range(1, 201):
+        before = curves.observe(
+            "p", before=before, now=reading(8, 8 * int(second / step_s + 1e-9), generating_s=float(second))
+        )
+    assert curves.curve("p", slots=8).at(8) == pytest.approx(step_s, rel=0.06)
+
+
+def test_a_batch_that_changes_begins_a_measurement_anew():
+    curves, start = Curves(), reading(8, 0, generating_s=0.0)
+    kept = curves.observe("p", before=start, now=reading(8, 8, generating_s=1.0))
+    assert kept is start
+    changed = reading(2, 12, generating_s=2.0)
+    assert curves.observe("p", before=kept, now=changed) is changed
+    waited = reading(2, 14, generating_s=2.1, wall_s=3.0)
+    assert curves.observe("p", before=changed, now=waited) is waited
+
+
+def test_a_given_curve_gives_its_shape_to_what_was_not_measured():
+    curves = Curves({"p": LatencyCurve((1, 32, 64), (0.01, 0.02, 0.05))})
+    beats(curves, "p", LatencyCurve((1,), (0.1,)), batches=[64] * MIN_READINGS)
+    found = curves.curve("p", slots=64)
+    assert (found.at(1), found.at(32), found.at(64)) == pytest.approx((0.02, 0.04, 0.1), rel=1e-3)
+    assert not isinstance(found, UpperHalf)
+
+
+@pytest.mark.parametrize(
+    ("batch", "slots", "upper"), [(1, 1, False), (2, 2, True), (1, 2, False), (5, 8, True), (4, 8, False)]
+)
+def test_what_was_measured_in_the_upper_half_alone_says_so(batch, slots, upper):
+    assert isinstance(fitted([(batch, 1.0, 1.0)], slots=slots), UpperHalf) is upper
+
+
+def test_kinds_tell_when_a_speed_gets_known():
+    curves, seen = Curves(), []
+    for batch in (64, 64, 8, 8):
+        beats(curves, "p", H800, batches=[batch] * MIN_READINGS)
+        curves.curve("p", slots=64)
+        seen.append(curves.kinds)
+    assert seen == [1, 1, 2, 2]
 
 
 def test_few_readings_are_not_used():

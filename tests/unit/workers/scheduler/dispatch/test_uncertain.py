@@ -38,14 +38,27 @@ def test_the_less_is_known_the_more_samples_of_the_shortest_turn_out_long():
     assert all(less < more for less, more in pairwise(found))
 
 
-def test_a_prediction_that_many_share_says_nothing():
-    """Prompts that nobody knows count as the median; they are as likely the longest as any."""
+def test_the_prediction_of_prompts_that_nobody_knows_says_nothing():
+    """They count as the median, and are as likely the longest as any."""
     known = [float(tokens) for tokens in range(1000, 1100)]
-    draws = possible_lengths([*known, *[1050.5] * 100], samples=1, rank_correlation=0.95)
+    draws = possible_lengths([*known, *[1050.5] * 100], samples=1, rank_correlation=0.95, unknown=range(100, 200))
     unknown = [tokens for draw in draws for tokens in draw[100:]]
     assert fmean(tokens >= 1090 for tokens in unknown) == pytest.approx(0.10, abs=0.03)
     longest = [tokens for draw in draws for tokens in draw[90:100]]
     assert fmean(tokens >= 1090 for tokens in longest) > 0.5
+
+
+def test_what_is_unknown_leaves_sure_predictions_as_they_are():
+    known = [float(tokens) for tokens in range(1000, 1100)]
+    draws = possible_lengths([*known, *[1049.5] * 100], samples=1, rank_correlation=1.0, unknown=range(100, 200))
+    assert all(draw[:100] == known for draw in draws)
+    assert {tokens for draw in draws for tokens in draw[100:]} <= set(known)
+
+
+def test_predictions_that_are_equal_are_predictions():
+    """Where many answers are equally short, those that are predicted short are not the longest."""
+    draws = possible_lengths([16.0] * 50 + RISING[-50:], samples=1, rank_correlation=0.95)
+    assert fmean(tokens == 16.0 for draw in draws for tokens in draw[:50]) > 0.8
 
 
 @settings(max_examples=25)

@@ -41,6 +41,13 @@ def test_answers_put_waiting_groups_in_order() -> None:
     assert order(waiting) == [2, 4, 5, 0, 3, 1]
 
 
+def test_a_plan_is_told_of_which_groups_nothing_is_known() -> None:
+    waiting, _, lengths = queue()
+    assert not any(group.is_known for group in waiting.batch())
+    waiting.renew(lengths.ranked({prompt_key("p1"): 2.0, prompt_key("p4"): 7.0}))
+    assert [group.group_id for group in waiting.batch() if group.is_known] == [1, 4]
+
+
 def test_a_group_that_has_been_out_stays_where_it_is_and_is_no_evidence() -> None:
     waiting, groups, lengths = queue()
     groups[5].samples[0].issues = 1
