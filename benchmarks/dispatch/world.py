@@ -19,7 +19,7 @@ from streamrl.spec.base import SpecModel
 from streamrl_cli.simulation.engine import Engine
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.measured import Curves, Reading
+from streamrl_workers.scheduler.dispatch.measured import Curves
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.settings import Settings
@@ -204,7 +204,7 @@ class World:
         match command.WhichOneof("command"):
             case "issue":
                 engine = replica.engine
-                replica.advance(self._now_s)
+                engine.advance(self._now_s)
                 for request in command.issue.items:
                     tokens = self._tokens[request.group_id][request.sample_index]
                     replica.running[request.lease] = tokens
@@ -225,7 +225,6 @@ class World:
         def act(revision: int) -> None:
             if revision != replica.engine.revision:
                 return
-            replica.ending(self._now_s)
             items = [self._progress(lease, replica) for lease in replica.engine.end(self._now_s)]
             self._touched[id(replica)] = replica
             name, now_s = replica.name, self._now_s
@@ -245,7 +244,7 @@ class World:
 
     def _beat(self, _: int) -> None:
         for replica in self._engines:
-            replica.advance(self._now_s)
+            replica.engine.advance(self._now_s)
             self._tell(_alive(replica, unit=self._job.unit, now_s=self._now_s))
         self._at(self._now_s + self._job.beat_s, self._beat, 0)
 
@@ -287,19 +286,6 @@ class _Replica:
         self.running: dict[int, int] = {}
         self.version: pb.VersionName | None = None
         self.coming: deque[pb.VersionName] = deque()
-        self.generating_s = 0.0
-        self._seen_s = 0.0
-
-    def advance(self, now_s: float) -> None:
-        """Time has gone by."""
-        self.ending(now_s)
-        self.engine.advance(now_s)
-
-    def ending(self, now_s: float) -> None:
-        """Count the time since the last call, in which nobody came or went."""
-        if len(self.engine):
-            self.generating_s += now_s - self._seen_s
-        self._seen_s = now_s
 
 
 @dataclass(slots=True)
@@ -343,10 +329,5 @@ def _loaded(name: str, version: pb.VersionName, *, now_s: float) -> Call:
 
 
 def _alive(replica: _Replica, *, unit: int, now_s: float) -> Call:
-    reading = Reading(
-        active=len(replica.engine),
-        tokens=int(replica.engine.tokens) // unit,
-        generating_s=replica.generating_s,
-        wall_s=now_s,
-    )
+    reading = replica.engine.step_times(unit=unit)
     return lambda core: core.generator_alive(replica.name, now_s=now_s, reading=reading)

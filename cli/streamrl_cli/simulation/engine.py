@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from streamrl_workers.metrics.step_times import Steps, bucket_of
+
 
 class Engine:
     """The active sequences of one replica."""
@@ -28,6 +30,9 @@ class Engine:
         self._kv_s = kv_s
         self._kv_tokens = 0.0
         self._now_s = 0.0
+        self._steps = [0.0] * len(step_s)
+        """By active sequences."""
+        self._seconds = [0.0] * len(step_s)
         self._paused = False
         self._ends: list[tuple[float, int]] = []
         """(`made` at its end, lease); those of sequences that have left are skipped."""
@@ -35,8 +40,6 @@ class Engine:
         """Lease -> (`made` at its end, context at its end)."""
         self.made = 0.0
         """Decoding steps since the start."""
-        self.tokens = 0.0
-        """Tokens since the start, of all sequences."""
         self.revision = 0
         """Rises when the next end may be another."""
 
@@ -48,7 +51,7 @@ class Engine:
         elapsed_s = now_s - self._now_s
         self._now_s = now_s
         if elapsed_s > 0 and self._active and not self._paused:
-            self._go_on(self._steps_in(elapsed_s))
+            self._go_on(self._steps_in(elapsed_s), seconds=elapsed_s)
 
     def admit(self, lease: int, *, tokens: int, context: int) -> None:
         """A sequence with so many tokens to go begins, at the moment of the last `advance`."""
@@ -80,7 +83,7 @@ class Engine:
         """The time of `next_end_s` has come: who ends now, oldest first."""
         ends = self._ends
         target = ends[0][0]
-        self._go_on(target - self.made)
+        self._go_on(target - self.made, seconds=now_s - self._now_s)
         self.made = target  # exactly, whatever rounding said
         self._now_s = now_s
         ended = []
@@ -92,6 +95,15 @@ class Engine:
             self._drop(lease, left=0.0)
         return ended
 
+    def step_times(self, *, unit: int) -> dict[int, Steps]:
+        """What a generator's heartbeat says of its steps, in steps of so many tokens of each sample."""
+        found: dict[int, Steps] = {}
+        for active, steps in enumerate(self._steps):
+            if steps:
+                bucket, units = bucket_of(active), steps / unit
+                found[bucket] = found.get(bucket, Steps()) + Steps(units, units * active, self._seconds[active])
+        return found
+
     # ---- inside
 
     def _drop(self, lease: int, *, left: float) -> None:
@@ -99,11 +111,12 @@ class Engine:
         self._kv_tokens = self._kv_tokens - context + left if self._active else 0.0
         self.revision += 1
 
-    def _go_on(self, steps: float) -> None:
-        tokens = steps * len(self._active)
+    def _go_on(self, steps: float, *, seconds: float) -> None:
+        active = len(self._active)
+        self._steps[active] += steps
+        self._seconds[active] += seconds
         self.made += steps
-        self.tokens += tokens
-        self._kv_tokens += tokens
+        self._kv_tokens += steps * active
 
     def _seconds_of(self, steps: float) -> float:
         active = len(self._active)

@@ -21,6 +21,7 @@ from streamrl_cli.simulation.pool_model import PoolModel
 from streamrl_cli.simulation.shell import Shell
 from streamrl_workers.generator.activity import Situation, activity
 from streamrl_workers.metrics.bubbles import WallPartition
+from streamrl_workers.metrics.step_times import Steps
 from streamrl_workers.scheduler.effects import GeneratorInfo
 
 PARTIALS_INTERVAL_S = 1.0
@@ -85,11 +86,10 @@ class Generator:
         """Version in the engine; None: none yet."""
         return self._versions[-1][1].step if self._versions else None
 
-    @property
-    def tokens(self) -> int:
-        """Generated, in the units that the scheduler is told."""
+    def step_times(self) -> dict[int, Steps]:
+        """How long steps took, in the units that the scheduler is told."""
         self._advance()
-        return int(self._engine.tokens) // self._shell.unit
+        return self._engine.step_times(unit=self._shell.unit)
 
     # ---- life
 

@@ -21,7 +21,6 @@ from streamrl_operator.autoscaler.observation import generator_name, observe
 from streamrl_operator.autoscaler.values import State
 from streamrl_workers.metrics.bubbles import ProcessWall, WallPartition
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.measured import GENERATING_PARTS, Reading
 from streamrl_workers.scheduler.effects import Effect
 
 BEATS_PER_LEASE = 4
@@ -189,14 +188,7 @@ class Replicas:
 
 def _alive(generator: Generator, core: Core, now_s: float) -> list[Effect]:
     """A heartbeat, with what the scheduler's service reads out of it."""
-    parts = generator.wall.parts(now_s=now_s)
-    reading = Reading(
-        active=generator.active,
-        tokens=generator.tokens,
-        generating_s=sum(parts[part] for part in GENERATING_PARTS),
-        wall_s=generator.wall.wall_s(now_s=now_s),
-    )
-    return core.generator_alive(generator.name, now_s=now_s, reading=reading)
+    return core.generator_alive(generator.name, now_s=now_s, reading=generator.step_times())
 
 
 def _line(name: str, wall: WallPartition, *, now_s: float) -> dict[str, Any]:

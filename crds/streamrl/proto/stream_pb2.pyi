@@ -235,8 +235,18 @@ class ProgressBatch(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[Progress]
     def __init__(self, items: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ...) -> None: ...
 
+class StepTimes(_message.Message):
+    __slots__ = ("steps", "tokens", "seconds")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    tokens: int
+    seconds: float
+    def __init__(self, steps: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
-    __slots__ = ("active", "waiting", "bubble_seconds", "wall_seconds", "tokens")
+    __slots__ = ("active", "waiting", "bubble_seconds", "wall_seconds", "tokens", "step_times")
     class BubbleSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -244,17 +254,26 @@ class Heartbeat(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class StepTimesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: StepTimes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[StepTimes, _Mapping]] = ...) -> None: ...
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BUBBLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     active: int
     waiting: int
     bubble_seconds: _containers.ScalarMap[str, float]
     wall_seconds: float
     tokens: int
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    step_times: _containers.MessageMap[int, StepTimes]
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., step_times: _Optional[_Mapping[int, StepTimes]] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
     __slots__ = ("version", "engine_hash", "fetch_s", "load_s")

@@ -302,6 +302,10 @@ class Link:
             bubble_seconds=parts,
             wall_seconds=wall_s,
             tokens=counts.tokens,
+            step_times={
+                bucket: pb.StepTimes(steps=round(of.steps), tokens=round(of.tokens), seconds=of.seconds)
+                for bucket, of in self._loop.step_times().items()
+            },
         )
         return pb.GeneratorEvent(heartbeat=heartbeat)
 

@@ -1,6 +1,6 @@
 """The engine loop: commands in, engine steps, deltas out.
 
-Owns: the waiting list, cancels, weight swaps, the bubble clock's transitions; it alone calls the engine, always in one
+Owns: the waiting list, cancels, weight swaps, the transitions of bubble clock and step times; it alone calls the engine, always in one
 worker thread. Does not own: the connection (`link.py`), fetching bytes (`puller.py`), messages (`progress.py`).
 
 Consumes: commands (the methods called by the link), pulled weights. Produces: progress and control events in the outbox.
@@ -27,6 +27,7 @@ from streamrl_workers.generator.engine import Delta, Engine, Request
 from streamrl_workers.generator.outbox import Outbox
 from streamrl_workers.generator.puller import Announced, Pull, Pulled, Puller
 from streamrl_workers.metrics.recorder import Recorder
+from streamrl_workers.metrics.step_times import Steps, StepTimes
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class EngineLoop:
         self._engine = engine
         self._outbox = outbox
         self._recorder = recorder
+        self._step_times = StepTimes()
         self._puller = Puller(pull, wake=self._awake, failed=self._tell_failed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
@@ -136,6 +138,10 @@ class EngineLoop:
             active=self._active, waiting=len(self._waiting), tokens=self._outbox.book.tokens, version=self._version
         )
 
+    def step_times(self) -> dict[int, Steps]:
+        """How long steps took, by batch."""
+        return self._step_times.counts()
+
     # ---- the loop
 
     async def run(self) -> None:
@@ -161,7 +167,9 @@ class EngineLoop:
         delay_s = self._engine.step_seconds()
         if delay_s > 0 and await self._pause(max(delay_s, _MIN_PAUSE_S)):
             return  # a command has come
-        self._take(await self._in_engine(self._engine.step))
+        deltas = await self._in_engine(self._engine.step)
+        self._step_times.stepped((len(delta.tokens) for delta in deltas), now_s=time.monotonic())
+        self._take(deltas)
 
     async def _apply_cancels(self) -> None:
         if self._cancelled:
@@ -248,7 +256,7 @@ class EngineLoop:
         self._outbox.progressed()
 
     def _note(self) -> None:
-        """Tell the bubble clock what is the case from now on."""
+        """Tell the clocks what is the case from now on."""
         self._active = len(self._leases)
         now = Situation(
             connected=self._connected,
@@ -261,7 +269,9 @@ class EngineLoop:
             queued=self._queued or bool(self._waiting),
             idle_cause=self._idle_cause,
         )
-        self._recorder.enter(activity(now))
+        state = activity(now)
+        self._recorder.enter(state)
+        self._step_times.enter(generating=state.part == "busy", now_s=time.monotonic())
 
     def _tell_drained(self) -> None:
         if self._draining and not self._leases and not self._waiting and self._outbox.empty:

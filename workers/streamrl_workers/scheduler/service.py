@@ -18,8 +18,9 @@ import grpc
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.metrics.step_times import Steps
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.measured import GENERATING_PARTS, Reading
+from streamrl_workers.scheduler.dispatch.measured import Reading
 from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.shell.connection import Events, Handlers, dispatch, greeting, log, serve_peer
@@ -203,13 +204,7 @@ class _Trainer:
 
 
 def _reading(heartbeat: pb.Heartbeat) -> Reading:
-    parts = heartbeat.bubble_seconds
-    return Reading(
-        active=heartbeat.active,
-        tokens=heartbeat.tokens,
-        generating_s=sum(parts[part] for part in GENERATING_PARTS if part in parts),
-        wall_s=heartbeat.wall_seconds,
-    )
+    return {bucket: Steps(of.steps, of.tokens, of.seconds) for bucket, of in heartbeat.step_times.items()}
 
 
 def _info(hello: pb.GeneratorHello) -> GeneratorInfo:

@@ -1,11 +1,14 @@
 """Continuous batching by events gives the times that single steps would give."""
 
+from dataclasses import astuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_cli.simulation.engine import Engine
+from streamrl_workers.metrics.step_times import Steps, bucket_of
 
 CURVE = LatencyCurve((1, 4, 8), (0.01, 0.02, 0.06))
 STEP_S = [CURVE.at(batch) for batch in range(9)]
@@ -30,7 +33,23 @@ def test_samples_that_all_fit_take_the_exact_replica_time(tokens: list[int]) -> 
     assert sorted(ends, key=lambda lease: (ends[lease], lease)) == sorted(
         ends, key=lambda lease: (tokens[lease], lease)
     )
-    assert engine.tokens == pytest.approx(sum(tokens))
+    times = engine.step_times(unit=1)
+    assert sum(of.tokens for of in times.values()) == pytest.approx(sum(tokens))
+    assert sum(of.seconds for of in times.values()) == pytest.approx(max(ends.values()))
+
+
+def test_it_tells_the_time_of_its_steps_by_batch_and_not_that_of_pauses() -> None:
+    engine = Engine(STEP_S, kv_s=0.0)
+    engine.admit(0, tokens=30, context=0)
+    engine.admit(1, tokens=10, context=0)
+    engine.pause(paused=True)
+    engine.advance(5.0)
+    engine.pause(paused=False)
+    run_out(engine)
+    told = {bucket_of(1): Steps(10, 10, 20 * STEP_S[1]), bucket_of(2): Steps(5, 10, 10 * STEP_S[2])}
+    assert {bucket: astuple(of) for bucket, of in engine.step_times(unit=2).items()} == {
+        bucket: pytest.approx(astuple(of)) for bucket, of in told.items()
+    }
 
 
 @given(lengths, st.floats(0.0, 1e-3), st.integers(0, 50))

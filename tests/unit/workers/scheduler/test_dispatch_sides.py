@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from streamrl.spec.scheduling import SkewAware, TailIsolation
-from streamrl_workers.scheduler.dispatch.measured import Reading
+from streamrl_workers.metrics.step_times import Steps, bucket_of
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER
 from streamrl_workers.scheduler.dispatch.replanning import Replanning
 from streamrl_workers.scheduler.effects import GeneratorInfo
@@ -97,9 +97,7 @@ def measure(run: World, names: list[str], *, steps_s: dict[int, float]) -> None:
     for name in names:
         for active, step_s in steps_s.items():
             for beat in range(10):
-                reading = Reading(
-                    active=active, tokens=round(active * beat / step_s), generating_s=float(beat), wall_s=float(beat)
-                )
+                reading = {bucket_of(active): Steps(beat / step_s, active * beat / step_s, float(beat))}
                 run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
 
 

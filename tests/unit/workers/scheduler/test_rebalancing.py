@@ -6,8 +6,9 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.scheduling import Rebalance
+from streamrl_workers.metrics.step_times import Steps, bucket_of
 from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler.dispatch.measured import MIN_STEPS, Reading
+from streamrl_workers.scheduler.dispatch.measured import MIN_STEPS
 from streamrl_workers.scheduler.rebalancing.rebalancer import MIN_COMPLETIONS, SAMPLES_PER_LOOK, Rebalancer
 from support.core_peers import SimGenerator
 from support.core_world import KnownLengths, World, settings
@@ -86,7 +87,7 @@ def out(run: World) -> list[tuple[SimGenerator, int]]:
 def feed(run: World, name: str, *, batch: int, step_s: float) -> None:
     """Heartbeats of a generator that has so many active and is so fast."""
     for steps in range(0, 10 * MIN_STEPS, MIN_STEPS):
-        reading = Reading(active=batch, tokens=batch * steps, generating_s=steps * step_s, wall_s=steps * step_s)
+        reading = {bucket_of(batch): Steps(steps, batch * steps, steps * step_s)}
         run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
 
 

@@ -1,6 +1,6 @@
 """Per-token latency of each pool, as its generators' heartbeats show it.
 
-    PTL(BS) = BS * seconds of generating / tokens,      BS = mean active samples from one heartbeat to another
+    PTL(BS) = seconds / steps,      BS = tokens / steps        of the steps at like batches between two heartbeats
 
 Owns the points and the curve fitted to them: moving means by batch bucket, made to rise with the batch by pooling
 adjacent violators, and beyond what was seen continued in a default shape, so that a batch that nobody measured looks
@@ -11,13 +11,11 @@ here are those of the job's own mix.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, log2
+from math import inf
 
 from streamrl.latency import LatencyCurve
+from streamrl_workers.metrics.step_times import Steps, bucket_of
 
-GENERATING_PARTS = ("busy", "skew")
-"""Parts of a generator's wall in which it decodes."""
-BUCKETS_PER_DOUBLING = 2
 MEMORY = 32
 """Readings of a bucket that count, roughly: samples get longer as training goes on, and steps with them slower."""
 FORGET = 65_536
@@ -25,47 +23,22 @@ FORGET = 65_536
 MIN_READINGS = 8
 """Of a pool, before its curve is used: a first reading often holds a warm-up."""
 MIN_STEPS = 4
-"""Decoding steps between two heartbeats: of fewer, those that a heartbeat just missed weigh too much."""
-MIN_GENERATING_SHARE = 0.8
-"""Of the wall between two heartbeats: in less, idle times and swaps of weights weigh too much."""
-STEADY_SHARE = 0.25
-"""How much `active` may change between two heartbeats, of the larger one: else the mean batch is a guess."""
+"""Decoding steps of a reading: the prompts of new samples and a busy moment weigh too much in fewer."""
 FULL_FACTOR = 2.0
 """Default shape: a step with all slots taken takes about so many times that of an empty batch."""
 _STALE_SHARE = 8
 """A curve is fitted again when an eighth more readings are there, and at least every 64."""
 _MAX_STALE = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One heartbeat of one generator; all but `active` only grow while its process lives."""
-
-    active: int
-    """Samples in the engine."""
-    tokens: int
-    generating_s: float
-    """Of the wall: GENERATING_PARTS."""
-    wall_s: float
+Reading = Mapping[int, Steps]
+"""One heartbeat of one generator: bucket of batches -> its steps since its process began."""
 
 
-def steady(before: Reading, now: Reading) -> bool:
-    """Whether the generator decoded nearly all the time between two heartbeats, with much the same batch."""
-    wall_s, generating_s = now.wall_s - before.wall_s, now.generating_s - before.generating_s
-    if not (isfinite(wall_s) and isfinite(generating_s)):
-        return False
-    if now.tokens < before.tokens or wall_s <= 0 or generating_s < MIN_GENERATING_SHARE * wall_s:
-        return False
-    larger = max(before.active, now.active)
-    return before.active + now.active > 1 and abs(now.active - before.active) <= max(1.0, STEADY_SHARE * larger)
-
-
-def step_seconds(before: Reading, now: Reading) -> tuple[float, float] | None:
-    """Mean batch and seconds of a decoding step between two heartbeats; None if they tell nothing sure."""
-    batch, tokens = (before.active + now.active) / 2, now.tokens - before.tokens
-    if not steady(before, now) or tokens < MIN_STEPS * batch:
+def step_seconds(since: Steps) -> tuple[float, float] | None:
+    """Mean batch and seconds of a decoding step of these; None if they tell nothing sure."""
+    if not (since.steps >= MIN_STEPS and since.steps <= since.tokens < inf and 0 < since.seconds < inf):
         return None
-    return batch, batch * (now.generating_s - before.generating_s) / tokens
+    return since.tokens / since.steps, since.seconds / since.steps
 
 
 @dataclass(slots=True)
@@ -95,7 +68,7 @@ class PoolPoints:
     def add(self, batch: float, seconds: float) -> None:
         """One reading."""
         self.readings += 1
-        bucket = self._buckets.setdefault(round(BUCKETS_PER_DOUBLING * log2(batch)), _Bucket())
+        bucket = self._buckets.setdefault(bucket_of(batch), _Bucket())
         bucket.add(batch, seconds, number=self.readings)
         old = [key for key, bucket in self._buckets.items() if self.readings - bucket.newest > FORGET]
         for key in old:
@@ -188,13 +161,17 @@ class Curves:
     def observe(self, pool: str, *, before: Reading, now: Reading) -> Reading:
         """Two heartbeats of one generator of the pool.
 
-        Returns the one to go on from: `before` again while the batch stays as it is and too few steps lie between.
+        Returns the one to go on from: with what `before` said of batches of which too few steps came since.
         """
-        found = step_seconds(before, now)
-        if found is not None:
-            self._pools.setdefault(pool, PoolPoints()).add(*found)
-            return now
-        return before if steady(before, now) else now
+        kept: dict[int, Steps] = {}
+        for bucket, steps in now.items():
+            start = before.get(bucket, Steps())
+            since = steps - start
+            found = step_seconds(since)
+            if found is not None:
+                self._pools.setdefault(pool, PoolPoints()).add(*found)
+            kept[bucket] = start if 0 <= since.steps < MIN_STEPS else steps
+        return kept
 
     def measured(self, pool: str) -> bool:
         """Whether enough is known of the pool to use it."""

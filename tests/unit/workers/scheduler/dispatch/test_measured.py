@@ -1,5 +1,6 @@
 """Curves out of heartbeats."""
 
+import math
 from random import Random
 
 import pytest
@@ -7,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve
+from streamrl_workers.metrics.step_times import Steps, StepTimes, bucket_of
 from streamrl_workers.scheduler.dispatch.measured import (
     FORGET,
     MIN_READINGS,
     Curves,
     PoolPoints,
-    Reading,
     UpperHalf,
     fitted,
     rising,
@@ -24,35 +25,23 @@ H800 = LatencyCurve.of_milliseconds(
 )
 
 
-def reading(active: int, tokens: int, *, generating_s: float, wall_s: float | None = None) -> Reading:
-    wall_s = generating_s if wall_s is None else wall_s
-    return Reading(active=active, tokens=tokens, generating_s=generating_s, wall_s=wall_s)
-
-
-START = reading(8, 1000, generating_s=10.0)
-
-
 @pytest.mark.parametrize(
-    ("now", "found"),
+    ("steps", "found"),
     [
-        (reading(8, 1800, generating_s=11.0), (8.0, 0.01)),  # 8 x 1 s / 800 tokens
-        (reading(10, 1900, generating_s=11.0), (9.0, 0.01)),
-        (reading(4, 1600, generating_s=11.0), None),  # the batch fell by half
-        (reading(8, 1800, generating_s=11.0, wall_s=12.0), None),  # half of the time it waited
-        (reading(8, 1000, generating_s=11.0), None),  # nothing made
-        (reading(8, 1032, generating_s=11.0), (8.0, 0.25)),
-        (reading(8, 1031, generating_s=11.0), None),  # fewer than four steps
-        (reading(8, 900, generating_s=11.0), None),
-        (reading(8, 1800, generating_s=10.0), None),
-        (reading(0, 1800, generating_s=11.0), None),
+        (Steps(100, 800, 1.0), (8.0, 0.01)),
+        (Steps(100, 850, 1.0), (8.5, 0.01)),
+        (Steps(4, 32, 1.0), (8.0, 0.25)),
+        (Steps(3, 24, 1.0), None),
+        (Steps(100, 800, 0.0), None),
+        (Steps(100, 800, math.inf), None),
+        (Steps(100, 800, math.nan), None),
+        (Steps(100, 99, 1.0), None),  # no sample at all in some steps
+        (Steps(-100, -800, -1.0), None),
+        (Steps(), None),
     ],
 )
-def test_two_heartbeats(now, found):
-    assert step_seconds(START, now) == (None if found is None else pytest.approx(found))
-
-
-def test_an_empty_generator_tells_nothing():
-    assert step_seconds(reading(0, 0, generating_s=0.0), reading(0, 10, generating_s=1.0)) is None
+def test_the_speed_of_some_steps(steps, found):
+    assert step_seconds(steps) == (None if found is None else pytest.approx(found))
 
 
 points = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.1, 10.0)), min_size=1, max_size=8).map(
@@ -93,13 +82,12 @@ def test_beyond_what_was_seen_a_batch_is_neither_free_nor_forbidden():
 
 
 def beats(curves: Curves, pool: str, curve: LatencyCurve, *, batches: list[int], noise: float = 0.0) -> None:
-    """Heartbeats of a generator of the pool, 5 s apart, at these batches."""
+    """Heartbeats of a generator of the pool, of 500 steps each, at these batches."""
     chance = Random(1)
     for batch in batches:
-        tokens = round(batch * 5.0 / curve.at(batch) * (1 + noise * (2 * chance.random() - 1)))
-        curves.observe(
-            pool, before=reading(batch, 10, generating_s=1.0), now=reading(batch, 10 + tokens, generating_s=6.0)
-        )
+        seconds = 500 * curve.at(batch) * (1 + noise * (2 * chance.random() - 1))
+        before, new = Steps(10, 10 * batch, 1.0), Steps(500, 500 * batch, seconds)
+        curves.observe(pool, before={bucket_of(batch): before}, now={bucket_of(batch): before + new})
 
 
 def test_a_known_engine_is_found_again():
@@ -128,23 +116,43 @@ def test_a_batch_that_never_comes_again_is_forgotten():
 
 @pytest.mark.parametrize("step_s", [0.02, 0.3, 0.8, 1.5, 3.0])
 def test_steps_that_are_longer_than_a_heartbeat_are_measured_too(step_s):
-    """A heartbeat each second; tokens come with the end of a step."""
-    curves, before = Curves(), reading(8, 0, generating_s=0.0)
+    """A heartbeat each second; steps are counted when they end."""
+    curves, before = Curves(), dict[int, Steps]()
     for second in range(1, 201):
-        before = curves.observe(
-            "p", before=before, now=reading(8, 8 * int(second / step_s + 1e-9), generating_s=float(second))
-        )
-    assert curves.curve("p", slots=8).at(8) == pytest.approx(step_s, rel=0.06)
+        steps = int(second / step_s + 1e-9)
+        before = curves.observe("p", before=before, now={6: Steps(steps, 8 * steps, steps * step_s)})
+    assert curves.curve("p", slots=8).at(8) == pytest.approx(step_s, rel=1e-6)
 
 
-def test_a_batch_that_changes_begins_a_measurement_anew():
-    curves, start = Curves(), reading(8, 0, generating_s=0.0)
-    kept = curves.observe("p", before=start, now=reading(8, 8, generating_s=1.0))
-    assert kept is start
-    changed = reading(2, 12, generating_s=2.0)
-    assert curves.observe("p", before=kept, now=changed) is changed
-    waited = reading(2, 14, generating_s=2.1, wall_s=3.0)
-    assert curves.observe("p", before=changed, now=waited) is waited
+def test_few_steps_wait_for_more_of_their_batch_alone():
+    curves = Curves()
+    first = curves.observe("p", before={}, now={6: Steps(3, 24, 3.0), 2: Steps(9, 18, 0.9)})
+    assert first == {6: Steps(), 2: Steps(9, 18, 0.9)}
+    assert curves.observe("p", before=first, now={6: Steps(5, 40, 5.0), 2: Steps(9, 18, 0.9)}) == {
+        6: Steps(5, 40, 5.0),
+        2: Steps(9, 18, 0.9),
+    }
+
+
+def test_a_count_that_falls_begins_anew():
+    assert Curves().observe("p", before={6: Steps(99, 800, 9.0)}, now={6: Steps(1, 8, 1.0)}) == {6: Steps(1, 8, 1.0)}
+
+
+def test_a_batch_that_falls_all_the_time_is_measured_whole():
+    """One batch of 64 samples, each of another length: the batch never stays as it is for a second."""
+    curves, clock, now_s = Curves(), StepTimes(), 0.0
+    before = clock.counts()
+    clock.enter(generating=True, now_s=now_s)
+    for batch in range(64, 0, -1):
+        for _ in range(3):
+            now_s += H800.at(batch)
+            clock.stepped([1] * batch, now_s=now_s)
+    for _ in range(2):  # two generators
+        curves.observe("p", before=before, now=clock.counts())
+    assert curves.measured("p")
+    found = curves.curve("p", slots=64)
+    for batch in (2, 4, 8, 16, 32, 64):
+        assert found.at(batch) == pytest.approx(H800.at(batch), rel=0.04)
 
 
 def test_a_given_curve_gives_its_shape_to_what_was_not_measured():
