@@ -200,7 +200,7 @@ class Fleet:
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""
         if generator.reading is not None:
-            reading = self._curves.observe(generator.pool, before=generator.reading, now=reading)
+            self._curves.observe(generator.pool, before=generator.reading, now=reading)
         generator.reading = reading
 
     @property

@@ -16,14 +16,14 @@ from math import inf
 from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.step_times import Steps, bucket_of
 
-MEMORY = 32
-"""Readings of a bucket that count, roughly: samples get longer as training goes on, and steps with them slower."""
-FORGET = 65_536
+MEMORY = 512
+"""Steps of a bucket that count, roughly: samples get longer as training goes on, and steps with them slower."""
+FORGET = 1 << 18
 """Readings of a pool after which a batch that never came again is forgotten."""
-MIN_READINGS = 8
-"""Of a pool, before its curve is used: a first reading often holds a warm-up."""
-MIN_STEPS = 4
-"""Decoding steps of a reading: the prompts of new samples and a busy moment weigh too much in fewer."""
+MIN_STEPS = 64
+"""Of a pool, before its curve is used: the first ones often hold a warm-up."""
+MIN_POINT_STEPS = 4
+"""Of a bucket, before it is a point of the curve: a busy moment weighs too much in fewer."""
 FULL_FACTOR = 2.0
 """Default shape: a step with all slots taken takes about so many times that of an empty batch."""
 _STALE_SHARE = 8
@@ -36,25 +36,27 @@ Reading = Mapping[int, Steps]
 
 def step_seconds(since: Steps) -> tuple[float, float] | None:
     """Mean batch and seconds of a decoding step of these; None if they tell nothing sure."""
-    if not (since.steps >= MIN_STEPS and since.steps <= since.tokens < inf and 0 < since.seconds < inf):
+    if not (0 < since.steps <= since.tokens < inf and 0 < since.seconds < inf):
         return None
     return since.tokens / since.steps, since.seconds / since.steps
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Moving means over the readings of similar batches."""
+    """Moving means over the steps of similar batches."""
 
     batch: float = 0.0
     seconds: float = 0.0
     weight: float = 0.0
+    """Steps, up to MEMORY."""
     newest: int = 0
     """Number of its newest reading in the pool."""
 
-    def add(self, batch: float, seconds: float, *, number: int) -> None:
-        self.weight = min(self.weight + 1, MEMORY)
-        self.batch += (batch - self.batch) / self.weight
-        self.seconds += (seconds - self.seconds) / self.weight
+    def add(self, batch: float, seconds: float, *, steps: float, number: int) -> None:
+        self.weight = min(self.weight + steps, MEMORY)
+        share = min(1.0, steps / self.weight)
+        self.batch += (batch - self.batch) * share
+        self.seconds += (seconds - self.seconds) * share
         self.newest = number
 
 
@@ -63,21 +65,30 @@ class PoolPoints:
 
     def __init__(self) -> None:
         self.readings = 0
+        self.steps = 0.0
         self._buckets: dict[int, _Bucket] = {}
 
-    def add(self, batch: float, seconds: float) -> None:
-        """One reading."""
+    def add(self, batch: float, seconds: float, *, steps: float) -> None:
+        """One reading, over so many steps."""
         self.readings += 1
+        self.steps += steps
         bucket = self._buckets.setdefault(bucket_of(batch), _Bucket())
-        bucket.add(batch, seconds, number=self.readings)
+        bucket.add(batch, seconds, steps=steps, number=self.readings)
         old = [key for key, bucket in self._buckets.items() if self.readings - bucket.newest > FORGET]
         for key in old:
             del self._buckets[key]
+
+    @property
+    def known(self) -> bool:
+        """Whether there is enough to use it."""
+        return self.steps >= MIN_STEPS and any(bucket.weight >= MIN_POINT_STEPS for bucket in self._buckets.values())
 
     def points(self) -> list[tuple[float, float, float]]:
         """(batch, seconds, weight), by rising batch, each whole batch once."""
         found: dict[int, tuple[float, float]] = {}
         for bucket in self._buckets.values():
+            if bucket.weight < MIN_POINT_STEPS:
+                continue
             batch = max(1, round(bucket.batch))
             seconds, weight = found.get(batch, (0.0, 0.0))
             total = weight + bucket.weight
@@ -158,25 +169,18 @@ class Curves:
         self.kinds = 0
         """Rises when more, or less, of a pool's curve rests on a guess than before."""
 
-    def observe(self, pool: str, *, before: Reading, now: Reading) -> Reading:
-        """Two heartbeats of one generator of the pool.
-
-        Returns the one to go on from: with what `before` said of batches of which too few steps came since.
-        """
-        kept: dict[int, Steps] = {}
+    def observe(self, pool: str, *, before: Reading, now: Reading) -> None:
+        """Two heartbeats of one generator of the pool."""
         for bucket, steps in now.items():
-            start = before.get(bucket, Steps())
-            since = steps - start
+            since = steps - before.get(bucket, Steps())
             found = step_seconds(since)
             if found is not None:
-                self._pools.setdefault(pool, PoolPoints()).add(*found)
-            kept[bucket] = start if 0 <= since.steps < MIN_STEPS else steps
-        return kept
+                self._pools.setdefault(pool, PoolPoints()).add(*found, steps=since.steps)
 
     def measured(self, pool: str) -> bool:
         """Whether enough is known of the pool to use it."""
         points = self._pools.get(pool)
-        return points is not None and points.readings >= MIN_READINGS
+        return points is not None and points.known
 
     def curve(self, pool: str, *, slots: int) -> LatencyCurve:
         """Seconds of a step by active samples, for the pool's generators with so many slots."""

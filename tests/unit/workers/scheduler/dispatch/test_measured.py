@@ -11,7 +11,9 @@ from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.step_times import Steps, StepTimes, bucket_of
 from streamrl_workers.scheduler.dispatch.measured import (
     FORGET,
-    MIN_READINGS,
+    MEMORY,
+    MIN_POINT_STEPS,
+    MIN_STEPS,
     Curves,
     PoolPoints,
     UpperHalf,
@@ -30,8 +32,7 @@ H800 = LatencyCurve.of_milliseconds(
     [
         (Steps(100, 800, 1.0), (8.0, 0.01)),
         (Steps(100, 850, 1.0), (8.5, 0.01)),
-        (Steps(4, 32, 1.0), (8.0, 0.25)),
-        (Steps(3, 24, 1.0), None),
+        (Steps(1, 8, 1.0), (8.0, 1.0)),
         (Steps(100, 800, 0.0), None),
         (Steps(100, 800, math.inf), None),
         (Steps(100, 800, math.nan), None),
@@ -108,9 +109,9 @@ def test_a_curve_follows_an_engine_that_becomes_slower():
 
 def test_a_batch_that_never_comes_again_is_forgotten():
     pool = PoolPoints()
-    pool.add(2, 9.0)
+    pool.add(2, 9.0, steps=9)
     for _ in range(FORGET + 1):
-        pool.add(64, 1.0)
+        pool.add(64, 1.0, steps=9)
     assert [(batch, seconds) for batch, seconds, _ in pool.points()] == [(64, 1.0)]
 
 
@@ -120,22 +121,34 @@ def test_steps_that_are_longer_than_a_heartbeat_are_measured_too(step_s):
     curves, before = Curves(), dict[int, Steps]()
     for second in range(1, 201):
         steps = int(second / step_s + 1e-9)
-        before = curves.observe("p", before=before, now={6: Steps(steps, 8 * steps, steps * step_s)})
+        now = {6: Steps(steps, 8 * steps, steps * step_s)}
+        curves.observe("p", before=before, now=now)
+        before = now
     assert curves.curve("p", slots=8).at(8) == pytest.approx(step_s, rel=1e-6)
 
 
-def test_few_steps_wait_for_more_of_their_batch_alone():
+def test_a_reading_counts_by_its_steps():
+    pool = PoolPoints()
+    pool.add(8, 9.0, steps=1)  # a busy moment
+    pool.add(8, 1.0, steps=199)
+    assert pool.points() == [(8, pytest.approx(1.04), 200)]
+    pool.add(8, 2.0, steps=10_000)
+    assert pool.points() == [(8, pytest.approx(2.0), MEMORY)]
+
+
+def test_a_few_steps_of_a_batch_are_no_point():
+    pool = PoolPoints()
+    pool.add(8, 1.0, steps=MIN_STEPS)
+    pool.add(2, 9.0, steps=MIN_POINT_STEPS - 1)
+    assert [batch for batch, _, _ in pool.points()] == [8]
+    pool.add(2, 9.0, steps=1)
+    assert [batch for batch, _, _ in pool.points()] == [2, 8]
+
+
+def test_a_count_that_falls_tells_nothing():
     curves = Curves()
-    first = curves.observe("p", before={}, now={6: Steps(3, 24, 3.0), 2: Steps(9, 18, 0.9)})
-    assert first == {6: Steps(), 2: Steps(9, 18, 0.9)}
-    assert curves.observe("p", before=first, now={6: Steps(5, 40, 5.0), 2: Steps(9, 18, 0.9)}) == {
-        6: Steps(5, 40, 5.0),
-        2: Steps(9, 18, 0.9),
-    }
-
-
-def test_a_count_that_falls_begins_anew():
-    assert Curves().observe("p", before={6: Steps(99, 800, 9.0)}, now={6: Steps(1, 8, 1.0)}) == {6: Steps(1, 8, 1.0)}
+    curves.observe("p", before={6: Steps(999, 8000, 9.0)}, now={6: Steps(100, 800, 1.0)})
+    assert not curves.measured("p")
 
 
 def test_a_batch_that_falls_all_the_time_is_measured_whole():
@@ -157,7 +170,7 @@ def test_a_batch_that_falls_all_the_time_is_measured_whole():
 
 def test_a_given_curve_gives_its_shape_to_what_was_not_measured():
     curves = Curves({"p": LatencyCurve((1, 32, 64), (0.01, 0.02, 0.05))})
-    beats(curves, "p", LatencyCurve((1,), (0.1,)), batches=[64] * MIN_READINGS)
+    beats(curves, "p", LatencyCurve((1,), (0.1,)), batches=[64])
     found = curves.curve("p", slots=64)
     assert (found.at(1), found.at(32), found.at(64)) == pytest.approx((0.02, 0.04, 0.1), rel=1e-3)
     assert not isinstance(found, UpperHalf)
@@ -173,19 +186,20 @@ def test_what_was_measured_in_the_upper_half_alone_says_so(batch, slots, upper):
 def test_kinds_tell_when_a_speed_gets_known():
     curves, seen = Curves(), []
     for batch in (64, 64, 8, 8):
-        beats(curves, "p", H800, batches=[batch] * MIN_READINGS)
+        beats(curves, "p", H800, batches=[batch])
         curves.curve("p", slots=64)
         seen.append(curves.kinds)
     assert seen == [1, 1, 2, 2]
 
 
-def test_few_readings_are_not_used():
+def test_few_steps_are_not_used():
     curves = Curves()
-    beats(curves, "p", H800, batches=[8] * (MIN_READINGS - 1))
+    reading = Steps(MIN_STEPS - 1, 8 * (MIN_STEPS - 1), 1.0)
+    curves.observe("p", before={}, now={6: reading})
     assert not curves.measured("p")
     assert curves.curve("p", slots=8).at(4) == 1.5  # the default shape, without a unit
-    beats(curves, "p", H800, batches=[8])
-    assert curves.curve("p", slots=8).at(8) == pytest.approx(H800.at(8), rel=1e-3)
+    curves.observe("p", before={6: reading}, now={6: reading + Steps(1, 8, 1.0)})
+    assert curves.curve("p", slots=8).at(8) == pytest.approx(2.0 / MIN_STEPS)
 
 
 def test_a_pool_without_readings_is_as_fast_as_the_others():
