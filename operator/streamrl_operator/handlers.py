@@ -1,6 +1,6 @@
 """Wires changes to looks: every change of anything of a job makes the job dirty, and what is dirty is looked at, a few jobs at once.
 
-Consumes: changes from the cluster's stores. Produces: calls of `Reconciler.reconcile`, one at a time for each job.
+Consumes: changes from the cluster's stores, which kopf (jobs) and the reflectors (what jobs have) fill. Produces: calls of `Reconciler.reconcile`, one at a time for each job.
 Waits for: the caches to be whole before the first look; then for a job that is due. A look that fails is repeated after a while that
 doubles, with jitter; the process goes on.
 """
@@ -10,6 +10,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from streamrl_operator.jobs import JobWatch
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import ConflictError, KubeError, NotFoundError
 from streamrl_operator.kube.kinds import RLJOB
@@ -29,6 +30,7 @@ class Handlers:
     """The operator's work on one cluster."""
 
     cluster: Cluster
+    jobs: JobWatch
     reconciler: Reconciler
     queue: WorkQueue
     hands: Hands
@@ -38,7 +40,9 @@ class Handlers:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.cluster.follow(), name="follow")
+            tasks.create_task(self.jobs.run(), name="jobs")
             await self.cluster.synced()
+            await self.jobs.synced.wait()
             log.info("caches are whole", extra={"objects": self.cluster.counts()})
             for key in self.cluster.jobs():
                 self.queue.add(key)
@@ -46,6 +50,10 @@ class Handlers:
                 await self.hands.take()
                 key = await self.queue.get()
                 tasks.create_task(self._work(key), name=f"look at {key[0]}/{key[1]}")
+
+    def missing(self) -> list[str]:
+        """Kinds of which it is not yet known what was there at the start."""
+        return [*self.cluster.missing(), *([] if self.jobs.synced.is_set() else [RLJOB.plural])]
 
     async def _work(self, key: Key) -> None:
         begun_s = time.monotonic()
@@ -63,6 +71,8 @@ class Handlers:
             look_again_s = await self.reconciler.reconcile(key)
         except (ConflictError, NotFoundError) as error:
             reason, text = error.reason, str(error)  # the caches are behind: usually the next look is fine
+            if isinstance(error, NotFoundError):
+                self.jobs.doubt()
         except KubeError as error:
             reason, text, asked_s = error.reason, str(error), error.retry_after_s
         except NameTakenError as error:

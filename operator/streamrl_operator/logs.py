@@ -31,3 +31,6 @@ def begin(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # kopf would say of each event that it was handled, and that it takes no signals outside of the main thread, which is as it should be.
+    for name in ("kopf.activities", "kopf.objects", "kopf._core.reactor.running"):
+        logging.getLogger(name).setLevel(logging.ERROR)

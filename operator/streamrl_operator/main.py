@@ -10,12 +10,14 @@ import asyncio
 import logging
 import signal
 import sys
+from functools import partial
 
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl_operator import health, logs
 from streamrl_operator.clock import Clock
 from streamrl_operator.events import Events
 from streamrl_operator.handlers import WORKERS, Handlers
+from streamrl_operator.jobs import JobWatch
 from streamrl_operator.kube import access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import Cluster
@@ -66,7 +68,7 @@ async def _serve(settings: OperatorSettings) -> None:
         )
 
         def unready() -> str:
-            missing = handlers.cluster.missing() if leader.is_leading else []
+            missing = handlers.missing() if leader.is_leading else []
             return f"waits for the first list of {', '.join(missing)}" if missing else ""
 
         async with health.serve(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
@@ -78,6 +80,13 @@ async def _serve(settings: OperatorSettings) -> None:
 def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, clock: Clock) -> Handlers:
     queue, hands = WorkQueue(clock=clock.monotonic), Hands(WORKERS)
     cluster = Cluster(client, queue.add, namespaces=settings.planning.namespaces)
+    jobs = JobWatch(
+        client=client,
+        find_access=partial(access.find, settings.kubeconfig),
+        store=cluster.job_store,
+        namespaces=settings.planning.namespaces,
+        count=metrics.requested,
+    )
     metrics.gauge("queue_depth", "Jobs that are due and wait for a worker.", queue.depth)
     metrics.gauge("objects", "Objects in the caches.", lambda: sum(cluster.counts().values()))
     reconciler = Reconciler(
@@ -88,7 +97,7 @@ def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, c
         clock=clock,
         aside=hands.aside,
     )
-    return Handlers(cluster=cluster, reconciler=reconciler, queue=queue, hands=hands, metrics=metrics)
+    return Handlers(cluster=cluster, jobs=jobs, reconciler=reconciler, queue=queue, hands=hands, metrics=metrics)
 
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:

@@ -27,7 +27,7 @@ _CONCURRENT = 32
 _CONCURRENT_PAGES = 128
 """Pages of pods under way at once, counted apart: pods that keep silent must not hold up a write. A silent one takes 3 s of it, so a
 thousand of them take 24 s."""
-_PAGE = 200
+PAGE = 200
 """Objects of one page of a list. All kinds are listed at once at the start, and a StatefulSet that is being read takes 30 KB."""
 _WATCH_SLACK_S = 20.0
 """A watch that has not ended so long after its time is dead."""
@@ -69,8 +69,9 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(ssl=self.access.tls or False, limit=0, socket_factory=_socket)
-        self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "streamrl-operator"})
+        self._session = aiohttp.ClientSession(
+            connector=connector(self.access), headers={"User-Agent": "streamrl-operator"}
+        )
         return self
 
     async def __aexit__(
@@ -85,7 +86,7 @@ class Client:
 
     async def list(self, kind: Kind, *, namespace: str = "", labels: str = "") -> AsyncIterator[Page]:
         """All objects of a kind, page by page, as of one moment: not older than the call."""
-        query = {"limit": str(_PAGE)} | ({"labelSelector": labels} if labels else {})
+        query = {"limit": str(PAGE)} | ({"labelSelector": labels} if labels else {})
         while True:
             body = await self._call("list", kind, kind.path(namespace), query=query)
             what = {"apiVersion": kind.api_version, "kind": kind.kind}
@@ -224,6 +225,11 @@ class Client:
             raise errors.UnavailableError(what, status=status, reason="Unreachable", message=message) from None
         finally:
             self._count(verb, kind.plural, status, time.monotonic() - begun_s)
+
+
+def connector(access: Access) -> aiohttp.TCPConnector:
+    """Connections to an API server."""
+    return aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket)
 
 
 _METHOD = {

@@ -50,14 +50,20 @@ class Cluster:
                 kind=kind,
                 store=store,
                 namespace=namespace,
-                labels="" if kind is RLJOB else names.LABEL_JOB,
+                labels=names.LABEL_JOB,
             )
             for kind, store in self._stores.items()
             for namespace in self.namespaces or ("",)
+            if kind is not RLJOB
         ]
 
+    @property
+    def job_store(self) -> Store:
+        """The jobs; `jobs.py` keeps it up to date."""
+        return self._stores[RLJOB]
+
     async def follow(self) -> None:
-        """Keep the stores up to date, until cancelled."""
+        """Keep the stores of what jobs have up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for reflector in self._reflectors:
                 name = f"watch {reflector.kind.plural} {reflector.namespace}"

@@ -56,13 +56,9 @@ class Reflector:
                 await asyncio.sleep(pause_s(self._failures, asked_s=error.retry_after_s))
 
     async def _list(self) -> None:
-        listed: set[Key] = set()
-        version = ""
-        async for page in self.client.list(self.kind, namespace=self.namespace, labels=self.labels):
-            listed |= {self.store.put(obj) for obj in page.items}
-            version = page.version
-        self.store.keep(listed, version=int(version), namespace=self.namespace)
-        self._version = version
+        self._version = await refill(
+            self.store, client=self.client, kind=self.kind, namespace=self.namespace, labels=self.labels
+        )
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -77,6 +73,17 @@ class Reflector:
             elif event == "DELETED":
                 self.store.remove(obj)
             self._version, self._failures = obj["metadata"]["resourceVersion"], 0
+
+
+async def refill(store: Store, *, client: Client, kind: Kind, namespace: str = "", labels: str = "") -> str:
+    """List, and make the store equal to it; the version from which a watch goes on."""
+    listed: set[Key] = set()
+    version = ""
+    async for page in client.list(kind, namespace=namespace, labels=labels):
+        listed |= {store.put(obj) for obj in page.items}
+        version = page.version
+    store.keep(listed, version=int(version), namespace=namespace)
+    return version
 
 
 def pause_s(

@@ -53,7 +53,7 @@ class Call:
     @property
     def is_watch(self) -> bool:
         """Whether it goes on for as long as both sides like."""
-        return self.query.get("watch") == "1"
+        return self.query.get("watch") in ("1", "true")
 
     @property
     def is_list(self) -> bool:

@@ -18,6 +18,16 @@ SILENT = [("lab", f"silent-{number}") for number in range(3 * WORKERS)]
 OTHER = ("lab", "other")
 
 
+class Whole:
+    """Caches are whole, as a call and as an event."""
+
+    async def __call__(self) -> None:
+        return None
+
+    async def wait(self) -> None:
+        return None
+
+
 @dataclass
 class Jobs:
     """Caches that are whole, and looks: those at silent jobs wait for a pod, for ever or until `answers`."""
@@ -54,8 +64,12 @@ class Jobs:
     async def follow(self) -> None:
         await asyncio.Event().wait()
 
-    async def synced(self) -> None:
-        return None
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    @property
+    def synced(self) -> "Whole":
+        return Whole()
 
     def counts(self) -> dict[str, int]:
         return {}
@@ -82,7 +96,7 @@ async def test_jobs_whose_pods_keep_silent_keep_no_other_waiting(jobs: Jobs) -> 
     queue = WorkQueue(clock=time.monotonic)
     one = cast(Any, jobs)
     running = asyncio.ensure_future(
-        Handlers(cluster=one, reconciler=one, queue=queue, hands=jobs.hands, metrics=Metrics()).run()
+        Handlers(cluster=one, jobs=one, reconciler=one, queue=queue, hands=jobs.hands, metrics=Metrics()).run()
     )
     await until(lambda: jobs.waits == set(SILENT))
     queue.add(OTHER)
