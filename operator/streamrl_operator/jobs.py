@@ -5,9 +5,9 @@
 Owns kopf: its registry, its settings and its thread, since kopf stops every task of its loop when it ends. Does not own what a job
 has (`kube/reflector.py` follows that, in any cluster), nor what is done about a change (`handlers.py`).
 
-kopf tells what is there and what changes, not what was deleted while no watch ran. So each time it has listed (at the start, and after a
-version that is too old), and when a look finds something gone, the jobs are compared with a list of our own. When it ends, by an error of the API server that is not for
-it, it is begun again after a pause that doubles.
+kopf tells what is there and what changes, not what was deleted while no watch ran. So each time it has listed (at the start, and after
+a version that is too old), and when a look finds something gone, the jobs are compared with a list of our own. When it ends (any error
+of a watch but 410 does that), it is begun again after a pause that doubles.
 Waits for: kopf's words; unblocked by them, by its end, or by cancellation.
 """
 
@@ -33,7 +33,7 @@ from streamrl_operator.kube.store import Store
 log = logging.getLogger(__name__)
 
 COMPARE_S = 1.0
-"""After the last word that asks for it: lists come in pages, and doubts in bursts."""
+"""After the first word that asks for it: lists come in pages, and doubts in bursts."""
 _STEADY_S = 60.0
 """A kopf that has worked for so long had nothing to do with the failures before it."""
 _STOP_S = 2.0
@@ -95,10 +95,9 @@ class JobWatch:
                     doubted.cancel()
                 if ended.done():
                     raise _EndedError(ended.result())
-                self._doubted.clear()
                 await asyncio.sleep(COMPARE_S)
-                if not self._doubted.is_set():
-                    await self._compare()
+                self._doubted.clear()
+                await self._compare()
 
     @contextlib.asynccontextmanager
     async def _kopf(self) -> AsyncIterator[asyncio.Future[str]]:
@@ -110,13 +109,13 @@ class JobWatch:
             loop.call_soon_threadsafe(self._told, event)
 
         def thread() -> None:
-            why = "it was told to"
+            why = "without an error"
             try:
                 asyncio.run(self._serve(tell, stop))
-            except Exception as error:  # noqa: BLE001 - whatever ends it, it is begun again
+            except BaseException as error:  # noqa: BLE001 - whatever ends it, it is begun again
                 why = f"{type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeError):  # our loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, ended, why)
+                loop.call_soon_threadsafe(_settle, ended, f"kopf has ended: {why}")
 
         threading.Thread(target=thread, name="kopf", daemon=True).start()
         try:
