@@ -31,6 +31,7 @@ def begin(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    # kopf would say of each event that it was handled, and that it takes no signals outside of the main thread, which is as it should be.
-    for name in ("kopf.activities", "kopf.objects", "kopf._core.reactor.running"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    # kopf would say of each event that it was handled, that it takes no signals outside of the main thread, and what ended it, with a trace:
+    # the first two are as they should be, the third is told where it is begun again (jobs.py).
+    for name in ("activities", "objects", "_core.engines", "_core.reactor.orchestration", "_core.reactor.running"):
+        logging.getLogger(f"kopf.{name}").setLevel(logging.CRITICAL)
