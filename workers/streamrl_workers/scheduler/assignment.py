@@ -9,7 +9,8 @@ Tells generators without work why there is none.
     2. samples of begun groups, oldest version first
     3. the next group by the plan, if the staleness window and the buffer let one begin
 
-Where all that waits has room at once, generators that still load the version that others have loaded get their share kept for them.
+Generators that still load the version that others have loaded get their share kept for them: of the number where all that waits has
+room at once, and of the order where the longest go first.
 
 A plan may have two sides, each with generators of its own. What is left of one side, begun groups as well, goes to a
 generator of the other when nobody of its own could take it: under a strict plan nobody who serves and may begin a
@@ -24,6 +25,9 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups import Group
 from streamrl_workers.scheduler.parts import Parts
+
+MOST_KEPT = 4096
+"""Samples of an order that are kept for those that load: each look passes over their groups."""
 
 _Sides = tuple[tuple[bool, bool], ...]
 
@@ -57,6 +61,7 @@ class Assignment:
         self._coming = self._expected()
         candidates = self._candidates()
         left = self._serve(candidates, crossing=False)
+        self._waiting.put_back()
         if left and self._waiting.plan.tail_generators:
             left = self._cross(left)
         waiting = self._waits(self._sides(), self._begun_sides())
@@ -108,23 +113,37 @@ class Assignment:
             if name in here and self._give(generator, crossing=crossing, begins=begins):
                 if generator.free > kept[name]:
                     heappush(heap, self._fleet.offer(generator, more=kept[name]))
-            elif coming and self._waiting.samples > kept.total() and generator.free > kept[name]:
+            elif coming and generator.free > kept[name] and self._keep(kept):
                 kept[name] += min(self._settings.group_size, generator.free - kept[name])
                 heappush(heap, self._fleet.offer(generator, more=kept[name]))
             elif name in here:
                 left.append(generator)
         return left
 
+    def _keep(self, kept: Counter[str]) -> bool:
+        """Whether there is one more group to keep for who is coming; where the longest go first it is the next one."""
+        if self._waiting.samples <= kept.total():
+            return False
+        if not self._waiting.plan.longest_first:
+            return True
+        group = self._waiting.first_fresh(tail=False)
+        if group is not None:
+            self._waiting.set_aside(group)
+        return group is not None
+
     def _expected(self) -> dict[str, Generator]:
-        """Generators that will be there soon and for which something is left, where all that waits has room at once.
+        """Generators that will be there soon and for which something is to be kept.
 
         With S = 0 generators load each step's version one after the other: who is first would else be filled to the brim, and
-        as slow as that makes it, while others have nothing. Where more waits than there is room for, it makes no difference.
+        as slow as that makes it, while others have nothing; or get all of the longest, and be the one that ends last. Where
+        more waits than there is room for, and in the order of planning, it makes no difference.
         """
         if not self._waiting.samples or self._waiting.plan.tail_generators:
             return {}
         coming = self._fleet.coming()
-        if not coming or sum(generator.free for generator in self._fleet.free.values()) <= self._waiting.samples:
+        fits = sum(generator.free for generator in self._fleet.free.values()) > self._waiting.samples
+        ordered = self._waiting.plan.longest_first and sum(one.free for one in coming.values()) <= MOST_KEPT
+        if not coming or not (fits or ordered):
             return {}
         return {name: generator for name, generator in coming.items() if self._will_begin(generator)}
 

@@ -31,6 +31,7 @@ class WaitingGroups:
         """By whether they are of the tail's side."""
         self._candidates: dict[int, Candidate] = {}
         """By group: what was predicted when it first waited; until it is in a step's record or in an older batch."""
+        self._aside: list[Group] = []
         self._wave_sizes: dict[int, int] = {}
         """Wave -> groups of it that have waited, until it is whole."""
         self._whole_wave: int | None = None
@@ -84,6 +85,17 @@ class WaitingGroups:
     def first_fresh(self, *, tail: bool) -> Group | None:
         """The group of this side that begins next."""
         return self._first(self._fresh[tail])
+
+    def set_aside(self, group: Group) -> None:
+        """Pass a fresh group over, until `put_back`."""
+        group.entry = None
+        self._aside.append(group)
+
+    def put_back(self) -> None:
+        """What was passed over is where it was."""
+        for group in self._aside:
+            heappush(self._heap_of(group), self._entry(group))
+        self._aside.clear()
 
     # ---- plans
 

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
+from streamrl_workers.metrics.step_times import Steps, bucket_of
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
+from streamrl_workers.scheduler.lengths import Lengths, prompt_key
+from streamrl_workers.scheduler.lengths.predictor import LengthsView
+from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.prompts import PORTION
 from support.core_world import KnownLengths, World, settings
 
@@ -13,10 +17,10 @@ GROUPS, GROUP_SIZE = 4, 2
 SAMPLES = GROUPS * GROUP_SIZE
 
 
-def ready(*names: str, slots: int, **changes: Any) -> World:
+def ready(*names: str, slots: int, lengths: Lengths | None = None, **changes: Any) -> World:
     """Generators that have been told of the first weights and have not loaded them, and nothing to do yet."""
     job = settings(**{"evaluation_prompts": 0, "staleness": 0, "batch_groups": GROUPS, **changes})
-    run = World(job, slots=(slots,), lengths=KnownLengths())
+    run = World(job, slots=(slots,), lengths=lengths or KnownLengths())
     asked, run.prompts = run.prompts, deque()
     run.start_trainer()
     for name in names:
@@ -104,3 +108,29 @@ def test_nothing_of_a_batch_begins_before_all_of_it_is_planned() -> None:
     assert (held(run), run.core.view().waiting_samples) == ({"g0": 0}, PORTION * GROUP_SIZE)
     run.commit(10 * groups)  # brings the rest
     assert (held(run), run.core.view().waiting_samples) == ({"g0": 8}, groups * GROUP_SIZE - 8)
+
+
+class SureLengths(KnownLengths):
+    """Known to be right."""
+
+    def view(self) -> LengthsView:
+        quality = Quality(pairs=1024, rank_correlation=1.0)
+        return LengthsView(trusted=True, trusted_signals=frozenset({"Ranker"}), quality={"Ranker": quality})
+
+
+@pytest.mark.parametrize("first", ["g0", "g1"])
+def test_who_loads_first_does_not_get_all_of_the_longest(first: str) -> None:
+    run = ready("g0", "g1", slots=4, lengths=SureLengths(), dispatch="lateBinding", batch_groups=12)
+    for name in ("g0", "g1"):
+        for steps in (0, 1000, 2000):
+            reading = {bucket_of(batch): Steps(steps, batch * steps, 0.01 * steps) for batch in (1, 2, 4)}
+            run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
+    plan(run)
+    assert run.core.plan.longest_first, run.core.plan.why
+    load(run, first)
+    held(run)
+    load(run, "g1" if first == "g0" else "g0")
+    assert held(run) == {"g0": 4, "g1": 4}
+    by_length = sorted(range(12), key=lambda group: (-(prompt_key(f"train {group % 5}") % 97), group))
+    taken = {name: {request.group_id for request in one.active.values()} for name, one in run.generators.items()}
+    assert taken == {"g0": {by_length[0], by_length[2]}, "g1": {by_length[1], by_length[3]}}
