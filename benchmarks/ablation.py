@@ -11,7 +11,8 @@ have some tens of tokens, one of a hundred has 390 and more. Stages, each on the
     +asynchronous   StreamAsync, S = 1
 
 Each repetition runs all stages once, one after the other. A predictor is trusted from 256 groups on, so rates are from the end of
-step `_LEARNING_STEPS` on, and so are the bubbles of each step. Prints ratios to `colocated` of the same repetition.
+step `_LEARNING_STEPS` on, and so are the bubbles of each step. Prints ratios to `colocated` of the same repetition, of tokens/s: answers get shorter or longer as the policy learns, and not
+the same way in each run.
 """
 
 import argparse
@@ -59,24 +60,28 @@ def main() -> None:
         for stage in args.only:
             run = run_job(PEERS / "skewed.yaml", changes=[*fixed, f"spec.seed={turn}", *STAGES[stage]])
             runs[stage].append(run)
-            print(f"# turn {turn + 1} {stage}: {run.samples_per_s_behind(_LEARNING_STEPS):.1f} samples/s", flush=True)
+            samples_per_s, tokens_per_s = (
+                run.samples_per_s_behind(_LEARNING_STEPS),
+                run.tokens_per_s_behind(_LEARNING_STEPS),
+            )
+            print(f"# turn {turn + 1} {stage}: {samples_per_s:.1f} samples/s, {tokens_per_s:.0f} tokens/s", flush=True)
     print_table(runs)
 
 
 def print_table(runs: Mapping[str, list[Run]]) -> None:
     """One line a stage."""
     base = next(iter(runs))
-    rates = {stage: [run.samples_per_s_behind(_LEARNING_STEPS) for run in mine] for stage, mine in runs.items()}
-    print(f"\nspeeds are ratios to {base}; shares of the wall are busy / pipeline / skew / weights, in percent\n")
-    print("| stage | samples/s | speed | seconds a step | generators | trainer |")
-    print("|---|---|---|---|---|---|")
+    rates = {stage: [run.tokens_per_s_behind(_LEARNING_STEPS) for run in mine] for stage, mine in runs.items()}
+    print(
+        f"\nspeeds are ratios to {base}, in tokens; shares of the wall are busy / pipeline / skew / weights, in percent\n"
+    )
+    print("| stage | tokens/s | speed | generators | trainer |")
+    print("|---|---|---|---|---|")
     for stage, mine in runs.items():
         ratios = [rate / other for rate, other in zip(rates[stage], rates[base], strict=True)]
-        samples = mine[0].steps[-1]["samples"]
         columns = [
-            f"{statistics.median(rates[stage]):.1f}",
+            f"{statistics.median(rates[stage]):.0f}",
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-            f"{samples / statistics.median(rates[stage]):.2f}",
             *(parts_of_the_wall(mine, role=role) for role in ("generator", "trainer")),
         ]
         print(f"| {stage} | {' | '.join(columns)} |")

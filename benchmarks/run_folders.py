@@ -42,8 +42,15 @@ class Run:
 
     def samples_per_s_behind(self, step: int) -> float:
         """From the end of the first `step` steps to the end of the last."""
+        return self._rate_behind(step, "samples")
+
+    def tokens_per_s_behind(self, step: int) -> float:
+        """The same in tokens of completions: lengths change as a policy learns, not the same way in each run."""
+        return self._rate_behind(step, "tokens")
+
+    def _rate_behind(self, step: int, what: str) -> float:
         took_s = self.steps[-1]["elapsed_s"] - self.steps[step - 1]["elapsed_s"]
-        return float(sum(line["samples"] for line in self.steps[step:]) / took_s)
+        return float(sum(line[what] for line in self.steps[step:]) / took_s)
 
 
 def run_job(job: Path, *, changes: Sequence[str]) -> Run:
