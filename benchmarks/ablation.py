@@ -11,8 +11,8 @@ have some tens of tokens, one of a hundred has 390 and more. Stages, each on the
     +asynchronous   StreamAsync, S = 1
 
 Each repetition runs all stages once, one after the other. A predictor is trusted from 256 groups on, so rates are from the end of
-step `_LEARNING_STEPS` on, and so are the bubbles of each step. Prints ratios to `colocated` of the same repetition, of tokens/s: answers get shorter or longer as the policy learns, and not
-the same way in each run.
+step `_LEARNING_STEPS` on, and so are the bubbles of each step. Prints ratios to `colocated` of the same repetition, of tokens/s: answers
+get shorter or longer as the policy learns, and not the same way in each run.
 """
 
 import argparse

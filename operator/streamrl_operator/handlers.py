@@ -1,6 +1,7 @@
 """Wires changes to looks: every change of anything of a job makes the job dirty, and what is dirty is looked at, a few jobs at once.
 
-Consumes: changes from the cluster's stores, which kopf (jobs) and the reflectors (what jobs have) fill. Produces: calls of `Reconciler.reconcile`, one at a time for each job.
+Consumes: changes from the cluster's stores, which kopf (jobs) and the reflectors (what jobs have) fill. Produces: calls of
+`Reconciler.reconcile`, one at a time for each job.
 Waits for: the caches to be whole before the first look; then for a job that is due. A look that fails is repeated after a while that
 doubles, with jitter; the process goes on.
 """

@@ -24,7 +24,7 @@ import aiohttp
 import kopf
 
 from streamrl_operator.kube.access import Access
-from streamrl_operator.kube.client import PAGE, REQUEST_TIMEOUT_S, Client, Count, connector
+from streamrl_operator.kube.client import PAGE, REQUEST_TIMEOUT_S, Client, Count, session
 from streamrl_operator.kube.errors import KubeError
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.kube.reflector import pause_s, refill
@@ -194,9 +194,7 @@ def _session(access: Access, *, count: Count) -> aiohttp.ClientSession:
         finally:
             count(_verb(request), RLJOB.plural, status, time.monotonic() - begun_s)
 
-    return aiohttp.ClientSession(
-        connector=connector(access), middlewares=(known,), headers={"User-Agent": "streamrl-operator"}
-    )
+    return session(access, known)
 
 
 def _verb(request: aiohttp.ClientRequest) -> str:

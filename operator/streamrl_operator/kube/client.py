@@ -69,9 +69,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            connector=connector(self.access), headers={"User-Agent": "streamrl-operator"}
-        )
+        self._session = session(self.access)
         return self
 
     async def __aexit__(
@@ -227,9 +225,11 @@ class Client:
             self._count(verb, kind.plural, status, time.monotonic() - begun_s)
 
 
-def connector(access: Access) -> aiohttp.TCPConnector:
-    """Connections to an API server."""
-    return aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket)
+def session(access: Access, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
+    """Connections to an API server. Who we are is said by each request, or by a middleware."""
+    connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket)
+    headers = {"User-Agent": "streamrl-operator"}
+    return aiohttp.ClientSession(connector=connector, headers=headers, middlewares=middlewares)
 
 
 _METHOD = {

@@ -8,10 +8,9 @@ import pytest
 from streamrl_workers.metrics.step_times import Steps, bucket_of
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
 from streamrl_workers.scheduler.lengths import Lengths, prompt_key
-from streamrl_workers.scheduler.lengths.predictor import LengthsView
-from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.prompts import PORTION
 from support.core_world import KnownLengths, World, settings
+from support.sure_lengths import SureLengths
 
 GROUPS, GROUP_SIZE = 4, 2
 SAMPLES = GROUPS * GROUP_SIZE
@@ -108,14 +107,6 @@ def test_nothing_of_a_batch_begins_before_all_of_it_is_planned() -> None:
     assert (held(run), run.core.view().waiting_samples) == ({"g0": 0}, PORTION * GROUP_SIZE)
     run.commit(10 * groups)  # brings the rest
     assert (held(run), run.core.view().waiting_samples) == ({"g0": 8}, groups * GROUP_SIZE - 8)
-
-
-class SureLengths(KnownLengths):
-    """Known to be right."""
-
-    def view(self) -> LengthsView:
-        quality = Quality(pairs=1024, rank_correlation=1.0)
-        return LengthsView(trusted=True, trusted_signals=frozenset({"Ranker"}), quality={"Ranker": quality})
 
 
 @pytest.mark.parametrize("first", ["g0", "g1"])

@@ -14,12 +14,11 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups import GroupTable
 from streamrl_workers.scheduler.lengths import prompt_key
-from streamrl_workers.scheduler.lengths.predictor import LengthsView
-from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.staleness import Window
 from streamrl_workers.scheduler.waiting import WaitingGroups
 from support.core_events import Always
 from support.core_world import KnownLengths, World, settings
+from support.sure_lengths import SureLengths
 
 
 def ready(
@@ -80,16 +79,6 @@ def everything(run: World) -> list[int]:
 def longest(groups: int) -> list[int]:
     """Groups by predicted length, the longest first, as the world's prompts have it."""
     return sorted(range(groups), key=lambda group: (-(prompt_key(f"train {group % 5}") % 97), group))
-
-
-class SureLengths(KnownLengths):
-    """Known to be right."""
-
-    believed = "History"
-
-    def view(self):
-        quality = Quality(pairs=1024, rank_correlation=1.0)
-        return LengthsView(trusted=True, trusted_signals=frozenset({self.believed}), quality={self.believed: quality})
 
 
 def measure(run: World, names: list[str], *, steps_s: dict[int, float]) -> None:
