@@ -29,7 +29,7 @@ import scale_bare as bare  # noqa: E402 - found by the line above
 import scale_counts as counts  # noqa: E402
 import scale_network as network  # noqa: E402
 
-from cluster.harness import kwok  # noqa: E402
+from cluster.harness import kwok, tools  # noqa: E402
 from cluster.harness.audit import Use  # noqa: E402
 from cluster.harness.control_plane import ControlPlane  # noqa: E402
 from cluster.harness.flags import Settings  # noqa: E402
@@ -51,6 +51,7 @@ _DEADLINE_A_JOB_S, _LEAST_DEADLINE_S = 6.0, 300.0
 _LOOK_S, _LOOK_A_JOB_S = 2.0, 0.01
 """Between two looks of the benchmark: a list of a thousand jobs is some ten megabytes, and a load of its own."""
 _TRAINERS = 1
+_PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 _PLANNING = Planning(namespace=OPERATED, trainer_image="trainer:test", generator_image="generator:test")
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -366,6 +367,8 @@ def main() -> None:
     parser.add_argument("--steady-s", type=float, default=300.0, help="seconds of the steady window")
     parser.add_argument("--pods", choices=("answer", "refuse", "silent"), default="answer", help="the fake schedulers")
     given = parser.parse_args()
+    for name in _PROGRAMS:
+        tools.tool(name)  # built before we leave the network from which they are made
     network.enter(given.pods)
     bare_jobs = given.bare_jobs or max(1, given.jobs // 5)
     pods = (given.jobs + 2 * bare_jobs) * (given.pools + _TRAINERS)
