@@ -10,7 +10,7 @@ Tells generators without work why there is none.
     3. the next group by the plan, if the staleness window and the buffer let one begin
 
 Generators that still load the version that others have loaded get their share kept for them: of the number where all that waits has
-room at once, and of the order where the longest go first.
+room at once, and of the order, of their side, where the longest go first.
 
 A plan may have two sides, each with generators of its own. What is left of one side, begun groups as well, goes to a
 generator of the other when nobody of its own could take it: under a strict plan nobody who serves and may begin a
@@ -18,7 +18,7 @@ group (go on with it), else nobody with a free slot. So no group waits for ever 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
@@ -27,7 +27,8 @@ from streamrl_workers.scheduler.groups import Group
 from streamrl_workers.scheduler.parts import Parts
 
 MOST_KEPT = 4096
-"""Samples of an order that are kept for those that load: each look passes over their groups."""
+"""Samples of an order that are kept for those that load: each look passes over their groups. With sides, where there are more of them,
+nothing begins before all have loaded: `Fleet.coming` is bounded in time."""
 
 _Sides = tuple[tuple[bool, bool], ...]
 
@@ -47,6 +48,10 @@ class Assignment:
         self._planner = parts.planner
         self._last: tuple[object, ...] = ()
         self._coming: dict[str, Generator] = {}
+        self._keeps_groups = False
+        """Whether what is kept is the next groups of the order; else a number of samples."""
+        self._holds = False
+        """Whether nothing begins before those that are coming are there."""
         self.open = False
         """False until the trainer has said what it holds: before that the room in its step is not known."""
         self.ended = False
@@ -60,8 +65,7 @@ class Assignment:
             return
         self._coming = self._expected()
         candidates = self._candidates()
-        left = self._serve(candidates, crossing=False)
-        self._waiting.put_back()
+        left = self._serve(candidates, self._coming, crossing=False)
         if left and self._waiting.plan.tail_generators:
             left = self._cross(left)
         waiting = self._waits(self._sides(), self._begun_sides())
@@ -89,6 +93,7 @@ class Assignment:
             self.open,
             self.ended,
             len(self._coming),
+            self._holds,
         )
         names = self._fleet.take_touched()
         if situation == self._last:
@@ -98,35 +103,40 @@ class Assignment:
 
     # ---- inside
 
-    def _serve(self, generators: Iterable[Generator], *, crossing: bool) -> list[Generator]:
-        """Fill slots until they are full or nothing is left for them; those with free slots at the end."""
+    def _serve(
+        self, generators: Iterable[Generator], coming: Mapping[str, Generator], *, crossing: bool
+    ) -> list[Generator]:
+        """Fill slots until they are full or nothing is left for them but what is kept for `coming`; those with free slots at the end."""
         here = {generator.generator_id: generator for generator in generators}
-        heap = [self._fleet.offer(generator) for generator in (here | self._coming).values()]
+        heap = [self._fleet.offer(generator) for generator in {**here, **coming}.values()]
         heapify(heap)
         left = []
         kept: Counter[str] = Counter()
         """Samples that wait for a generator that is coming, by its name."""
         while heap:
             generator = self._fleet.free[name := heappop(heap)[2]]
-            coming = name in self._coming
-            begins = not coming and (not kept or self._waiting.samples > kept.total())
+            comes = name in coming
+            begins = not comes and self._begins(kept)
             if name in here and self._give(generator, crossing=crossing, begins=begins):
                 if generator.free > kept[name]:
                     heappush(heap, self._fleet.offer(generator, more=kept[name]))
-            elif coming and generator.free > kept[name] and self._keep(kept):
+            elif comes and generator.free > kept[name] and self._keep(kept, tail=self._of_tail(generator) != crossing):
                 kept[name] += min(self._settings.group_size, generator.free - kept[name])
                 heappush(heap, self._fleet.offer(generator, more=kept[name]))
             elif name in here:
                 left.append(generator)
+        self._waiting.put_back()
         return left
 
-    def _keep(self, kept: Counter[str]) -> bool:
-        """Whether there is one more group to keep for who is coming; where the longest go first it is the next one."""
-        if self._waiting.samples <= kept.total():
-            return False
-        if not self._waiting.plan.longest_first:
-            return True
-        group = self._waiting.first_fresh(tail=False)
+    def _begins(self, kept: Counter[str]) -> bool:
+        """Whether there may be a group to begin besides what is kept."""
+        return not self._holds and (self._keeps_groups or self._waiting.samples > kept.total())
+
+    def _keep(self, kept: Counter[str], *, tail: bool) -> bool:
+        """Whether there is one more group to keep for who is coming; where the longest go first it is the next one of the side."""
+        if not self._keeps_groups:
+            return self._waiting.samples > kept.total()
+        group = self._waiting.first_fresh(tail=tail)
         if group is not None:
             self._waiting.set_aside(group)
         return group is not None
@@ -138,14 +148,17 @@ class Assignment:
         as slow as that makes it, while others have nothing; or get all of the longest, and be the one that ends last. Where
         more waits than there is room for, and in the order of planning, it makes no difference.
         """
-        if not self._waiting.samples or self._waiting.plan.tail_generators:
+        self._keeps_groups = self._holds = False
+        coming = self._fleet.coming() if self._waiting.samples else {}
+        coming = {name: generator for name, generator in coming.items() if self._will_begin(generator)}
+        if not coming:
             return {}
-        coming = self._fleet.coming()
-        fits = sum(generator.free for generator in self._fleet.free.values()) > self._waiting.samples
-        ordered = self._waiting.plan.longest_first and sum(one.free for one in coming.values()) <= MOST_KEPT
-        if not coming or not (fits or ordered):
-            return {}
-        return {name: generator for name, generator in coming.items() if self._will_begin(generator)}
+        plan, waiting = self._waiting.plan, self._waiting.samples
+        are_few = min(sum(one.free for one in coming.values()), waiting) <= MOST_KEPT
+        self._keeps_groups = plan.longest_first and are_few
+        self._holds = bool(plan.tail_generators) and not self._keeps_groups
+        fits = sum(one.free for one in self._fleet.free.values()) > waiting
+        return coming if self._keeps_groups or (fits and not self._holds) else {}
 
     def _will_begin(self, generator: Generator) -> bool:
         """Whether groups may begin with it under the version that it loads, and not under the one that it has."""
@@ -211,13 +224,16 @@ class Assignment:
     def _cross(self, generators: list[Generator]) -> list[Generator]:
         """Let generators take from the other side what nobody of that side takes; those with free slots at the end."""
         rest, tail = ((waits and not served) for waits, served in self._sides())
+        deserted = {True: rest, False: tail}
+        """By the side that may take it: whether nobody serves the other."""
         takers: list[Generator] = []
         others: list[Generator] = []
         for generator in generators:
-            deserted = rest if self._of_tail(generator) else tail
-            (takers if deserted else others).append(generator)
-        left = self._serve(others, crossing=False)  # begun groups for which there was room on their side before
-        return left + self._serve(takers, crossing=True)
+            (takers if deserted[self._of_tail(generator)] else others).append(generator)
+        coming = {name: one for name, one in self._coming.items() if deserted[self._of_tail(one)]}
+        # others: begun groups for which there was room on their side before
+        left = self._serve(others, self._coming, crossing=False)
+        return left + self._serve(takers, coming, crossing=True)
 
     def _sides(self) -> _Sides:
         """Of the rest and of the tail: whether groups wait, and are served. () without sides."""
