@@ -2,7 +2,8 @@
 
     fleets       1-4 pools of 1-32 replicas in all, 4-256 slots, curves from flat to linear, one up to four times as slow as another
     lengths      log-normal, sigma 0.2-1.4, or a Pareto tail of power 1.1-3, cut at 4-40 medians; up to the half of the spread within groups
-    load         about 0.25-4 samples a slot, 32-128 samples a step, groups of 2-8; one step of S = 0, or five of S = 1
+    load         about 0.25-4 samples a slot, 32-128 samples a step, groups of 2-8; three steps of S = 0, or five of S = 1
+    knowledge    three fleets in ten have known speeds, else they are measured on the way; weights are loaded by one replica after the other
     predictors   an oracle, good, middling, chance, bad, inverted; history; one that flips when the run begins or is under way
 
 Owns what is drawn. Does not own the run (`world.py`).
@@ -19,7 +20,12 @@ from streamrl_workers.scheduler.lengths import Lengths
 
 MEDIAN_TOKENS = 1000.0
 UNIT = 20
-STEPS = 5
+TURNS, STEPS = 3, 5
+"""With S = 0, and with S = 1."""
+KNOWN_CURVES = 0.3
+"""Share of scenarios in which the speeds of pools are known from the start; else they are measured, as in every real run."""
+LOADING = (0.01, 0.1)
+"""Least and most time of the first replica's loading, as a share of a sample's; the last takes up to three times as long."""
 FLIP_BATCHES = 24
 """Steps of a run in which the predictor flips: behind it the guard needs up to 96 groups to notice, and all count."""
 LEAST_SLOTS = 4
@@ -69,13 +75,15 @@ def scenario(number: int, *, seed: int) -> Scenario:
         batch_groups=batch,
         group_size=group_size,
         dispatch="fifo",
-        steps=FLIP_BATCHES if kind == "flip" else STEPS if staleness else 1,
+        steps=FLIP_BATCHES if kind == "flip" else STEPS if staleness else TURNS,
         staleness=staleness,
         unit=UNIT,
-        curves_known=chance.random() < 0.7,
+        curves_known=chance.random() < KNOWN_CURVES,
         beat_s=mean_s / 8,
     )
     job = replace(job, beat_s=0.0) if job.curves_known else job
+    first_s = mean_s * chance.uniform(*LOADING)
+    job = replace(job, load_s=(first_s, first_s * chance.uniform(1, 3)))
     fleet = ", ".join(f"{p.replicas}x{p.slots} {_times(p.curve, slots=p.slots)}" for p in pools)
     text = (
         f"{kind} {correlation:+.2f}; {fleet}{'' if job.curves_known else ' (curves measured)'}; {batch}x{group_size} samples = "

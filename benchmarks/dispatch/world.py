@@ -2,8 +2,7 @@
 
 Less than `streamrl simulate`, so that tens of thousands of runs take minutes: weights, journal and rewards take no time, nobody
 dies, groups may have one sample. What decides is the same code, and so is the engine. Rewards of a group come together.
-The first batches are planned, and all generators have version 0, before anything may begin. With S = 0 a later step would begin
-on whoever loads its version first, which takes all that fits: runs of several steps are for S >= 1.
+The first batches are planned before anything may begin. A version is loaded by one replica after the other, in another order each time.
 
 Owns the loop. Pure: everything that is random is drawn before (`draws.py`).
 """
@@ -12,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from random import Random
 
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
@@ -25,7 +25,7 @@ from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.settings import Settings
 
 LOAD_S = 1e-3
-"""Of a version, on all generators: a batch is planned meanwhile, as in a run."""
+"""Of a version, at least: a batch is planned meanwhile, as in a run."""
 LEASE_S = 1e9
 """Nobody falls silent."""
 BYTES = 1 << 50
@@ -64,6 +64,8 @@ class Job:
     curves_known: bool = True
     beat_s: float = 0.0
     """Between heartbeats; 0: none."""
+    load_s: tuple[float, float] = (LOAD_S, LOAD_S)
+    """Of a version: the first replica's, and the last one's; those between are spread evenly."""
     train_token_s: float = 0.0
     """Seconds of training a token; groups are trained as they come, one after the other."""
 
@@ -99,6 +101,8 @@ class World:
         self._written = self._durable = 0
         self._engines: list[_Replica] = []
         self._by_name: dict[str, _Replica] = {}
+        self._order: tuple[int, list[_Replica]] = (-1, [])
+        """Of loading: the version, and who is first."""
         self._touched: dict[int, _Replica] = {}
         self._scores: dict[int, list[fx.Score]] = {}
         self._trainer = _Trainer()
@@ -212,7 +216,15 @@ class World:
                 self._touched[id(replica)] = replica
             case "weights":
                 replica.coming.append(command.weights.version)
-                self._at(self._now_s + LOAD_S, self._load(replica), 0)
+                self._at(self._now_s + self._load_s(replica), self._load(replica), 0)
+
+    def _load_s(self, replica: "_Replica") -> float:
+        """Who is first changes from version to version."""
+        version = replica.coming[-1].step
+        if self._order[0] != version:
+            self._order = (version, Random(version).sample(self._engines, len(self._engines)))
+        first_s, last_s = self._job.load_s
+        return first_s + (last_s - first_s) * self._order[1].index(replica) / max(1, len(self._engines) - 1)
 
     def _load(self, replica: "_Replica") -> Callable[[int], None]:
         def act(_: int) -> None:
@@ -268,7 +280,8 @@ class World:
 
     def _publish(self, step: int) -> None:
         name = pb.VersionName(attempt=1, step=step, hash=b"m")
-        published = pb.Published(version=name, size_bytes=1)
+        published, now_s = pb.Published(version=name, size_bytes=1), self._now_s
+        self._tell(lambda core: core.tick(now_s))
         self._tell(lambda core: core.published(published, address="t:1"))
 
     def _done(self, step: int) -> None:
