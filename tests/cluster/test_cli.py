@@ -137,9 +137,27 @@ def test_submit_again_changes_nothing_but_what_was_edited(
 def test_what_the_api_server_refuses_is_a_line_with_its_field(cli: Cli, job_file: Path) -> None:
     assert cli("submit", str(job_file)).code == 0
     outcome = cli("submit", str(job_file), "--set", "spec.seed=2")
-    assert (outcome.code, outcome.out[1:]) == (2, [])
+    assert (outcome.code, outcome.out) == (2, [])
     assert len(outcome.err) == 1
     assert "seed cannot be changed; make a new job" in outcome.err[0]
+
+
+def test_code_stays_what_the_job_began_with(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    def code() -> Any:
+        return stored(control_plane, namespace, "configmaps/sum-code")["data"]
+
+    assert cli("submit", str(job_file)).code == 0
+    (job_file.parent / "rewards.py").write_text(REWARDS + "# changed\n")
+    refused_job = cli("submit", str(job_file), "--set", "spec.seed=2")
+    assert (refused_job.code, code()["rewards.py"]) == (2, REWARDS)
+    refused_code = cli("submit", str(job_file))
+    assert (refused_code.code, refused_code.out, code()["rewards.py"]) == (2, [], REWARDS)
+    assert refused_code.err == [
+        "configmap/sum-code: rewards.py cannot be changed: pods that start again would go on with other code than the job began with; "
+        "make a new job, or change it all the same with --force"
+    ]
+    assert cli("submit", str(job_file), "--force").code == 0
+    assert code()["rewards.py"] == REWARDS + "# changed\n"
 
 
 def test_a_mistake_in_the_file_reaches_no_cluster(

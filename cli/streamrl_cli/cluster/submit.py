@@ -1,12 +1,14 @@
 """`streamrl submit FILE`: validate jobs, put their code into ConfigMaps, and give them to a cluster.
 
 What the job's functions need and lies beside the file (modules, a data file) goes into the ConfigMap `<job>-code`, unless
-`spec.task.code` names one. Submitting again changes what may change: see docs/user-guide-kubernetes.md.
+`spec.task.code` names one. Submitting again changes what may change: see docs/user-guide-kubernetes.md. Code may not, as `spec.task`
+may not: pods that start again later would go on with it. Nothing is written before the API server has said that it takes the job.
 """
 
 import argparse
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob
@@ -34,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show progress until the end: 0 Succeeded, 1 Failed; Ctrl-C leaves the job alone",
     )
     parser.add_argument("--dry-run", action="store_true", help="let the API server check it, and change nothing")
-    parser.add_argument("--force", action="store_true", help="take fields that somebody else has set since")
+    parser.add_argument(
+        "--force", action="store_true", help="take fields that somebody else has set since, and change code"
+    )
     add_connection(parser)
 
 
@@ -77,9 +81,13 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> N
         await _look_for_code(job, cluster=cluster)
     else:
         code = config_map(job, bundle, namespace=cluster.namespace)
+        with_code(document, bundle, job=job)
+        await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
+        if before is not None and not args.force:
+            await _refuse_other_code(code, cluster=cluster)
         await cluster.apply(CONFIG_MAP, code, **how)  # before the job, whose pods wait for it
         console.out(f"configmap/{code_name(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
-        stored = await cluster.apply(RLJOB, with_code(document, bundle, job=job), **how)
+        stored = await cluster.apply(RLJOB, document, **how)
         if not args.dry_run:
             await cluster.apply(CONFIG_MAP, owned(code, stored), **how)
     done = "created" if before is None else ("unchanged" if before == stored["metadata"]["generation"] else "changed")
@@ -96,6 +104,26 @@ async def _generation(name: str, *, cluster: Cluster) -> int | None:
         return int((await cluster.get(RLJOB, name))["metadata"]["generation"])
     except NotFoundError:
         return None
+
+
+async def _refuse_other_code(code: dict[str, Any], *, cluster: Cluster) -> None:
+    """The job is there: its code stays what it began with.
+
+    Raises:
+        UserError: a file differs from the one that is stored.
+    """
+    try:
+        found = await cluster.get(CONFIG_MAP, code["metadata"]["name"])
+    except NotFoundError:
+        return
+    ours, theirs = ({**one.get("data", {}), **one.get("binaryData", {})} for one in (code, found))
+    changed = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if changed:
+        raise UserError(
+            field=f"configmap/{code['metadata']['name']}",
+            rule=f"{', '.join(changed)} cannot be changed: pods that start again would go on with other code than the job began with",
+            fix="make a new job, or change it all the same with --force",
+        )
 
 
 async def _look_for_code(job: RLJob, *, cluster: Cluster) -> None:
