@@ -118,6 +118,12 @@ def _fits(*, band: bool) -> Section:
         )
     yield "", ""
     yield from _lines(tables.cells(found))
+    known = ", ".join(f"{model} {share:.3f}" for model, share in fit.oracles())
+    yield (
+        "",
+        "\nEight free numbers a model for eleven of the paper's. `StreamRL` is Algorithm 2, Fig. 9's oracle is late binding; the oracle under "
+        f"Algorithm 2, which is not in the errors: {known}.\n",
+    )
     yield from _throughput_plots(found, name="fit")
 
 

@@ -2,7 +2,8 @@
 
 What differs from the rule: slots at 20K (at shorter lengths as many more as their samples are shorter), GPUs of both stages, scale and cost of a trained
 token, a fixed part of each step (optimiser, and what else does not grow with tokens), the overhead of colocation, and how much
-shorter the 10K and 5K variants are. Fig. 9's oracle is late binding that knows the true lengths.
+shorter the 10K and 5K variants are: eight free numbers for eleven of the paper. Fig. 9's oracle is late binding that knows the true
+lengths, its StreamRL is Algorithm 2; `oracles` has the oracle under Algorithm 2 as well.
 """
 
 from collections.abc import Iterator
@@ -99,6 +100,13 @@ def cells() -> Iterator[Cell]:
             yield Cell(
                 table="Fig. 9", name=f"{fit.model} {name}", paper=GENERATION[fit.model][name], ours=seconds / base_s
             )
+
+
+def oracles() -> Iterator[tuple[str, float]]:
+    """Model, and Fig. 9's oracle under Algorithm 2 as a share of random dealing: what the fit does not use."""
+    for fit in FITS:
+        case = fit.setting(len(LENGTHS) - 1).case(fit.gpus[0])
+        yield fit.model, makespan_s(case, recall=ORACLE_PERCENT) / random_s(case)
 
 
 def _rates(fit: Fit, place: int) -> dict[str, float]:
