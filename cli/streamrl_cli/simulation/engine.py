@@ -30,9 +30,12 @@ class Engine:
         self._kv_s = kv_s
         self._kv_tokens = 0.0
         self._now_s = 0.0
-        self._steps = [0.0] * len(step_s)
+        self._buckets = [0, *(bucket_of(active) for active in range(1, len(step_s)))]
         """By active sequences."""
-        self._seconds = [0.0] * len(step_s)
+        self._counts: dict[int, list[float]] = {}
+        """Bucket -> steps, tokens, seconds, since the start."""
+        self._told: dict[int, Steps] = {}
+        """The same as it was last told, but for the buckets that have grown since."""
         self._paused = False
         self._ends: list[tuple[float, int]] = []
         """(`made` at its end, lease); those of sequences that have left are skipped."""
@@ -97,12 +100,10 @@ class Engine:
 
     def step_times(self, *, unit: int) -> dict[int, Steps]:
         """What a generator's heartbeat says of its steps, in steps of so many tokens of each sample."""
-        found: dict[int, Steps] = {}
-        for active, steps in enumerate(self._steps):
-            if steps:
-                bucket, units = bucket_of(active), steps / unit
-                found[bucket] = found.get(bucket, Steps()) + Steps(units, units * active, self._seconds[active])
-        return found
+        for bucket, (steps, tokens, seconds) in self._counts.items():
+            if bucket not in self._told:
+                self._told[bucket] = Steps(steps / unit, tokens / unit, seconds)
+        return dict(self._told)
 
     # ---- inside
 
@@ -113,8 +114,14 @@ class Engine:
 
     def _go_on(self, steps: float, *, seconds: float) -> None:
         active = len(self._active)
-        self._steps[active] += steps
-        self._seconds[active] += seconds
+        bucket = self._buckets[active]
+        count = self._counts.get(bucket)
+        if count is None:
+            count = self._counts[bucket] = [0.0, 0.0, 0.0]
+        count[0] += steps
+        count[1] += steps * active
+        count[2] += seconds
+        self._told.pop(bucket, None)
         self.made += steps
         self._kv_tokens += steps * active
 

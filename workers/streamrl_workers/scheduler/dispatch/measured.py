@@ -172,7 +172,10 @@ class Curves:
     def observe(self, pool: str, *, before: Reading, now: Reading) -> None:
         """Two heartbeats of one generator of the pool."""
         for bucket, steps in now.items():
-            since = steps - before.get(bucket, Steps())
+            known = before.get(bucket)
+            if known is steps:
+                continue
+            since = steps if known is None else steps - known
             found = step_seconds(since)
             if found is not None:
                 self._pools.setdefault(pool, PoolPoints()).add(*found, steps=since.steps)
