@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate
 
 from streamrl.latency import LatencyCurve, table_seconds
 
@@ -78,19 +79,37 @@ class Pace:
     """Instances with their step times by active samples as tables: a makespan asks for them by the thousand."""
 
     def __init__(self, instances: Sequence[Instance]) -> None:
-        known: dict[tuple[LatencyCurve, int], list[float]] = {}
+        known: dict[tuple[LatencyCurve, int], tuple[list[float], list[float]]] = {}
         self.instances = instances
         self.step_s: list[list[float]] = []
         """By instance: seconds of a step with 0 .. slots active samples."""
+        self._most_s: list[list[float]] = []
+        """The same, or with fewer where that takes longer."""
         for instance in instances:
             kind = (instance.curve, max(instance.slots, len(instance.running)))
             if kind not in known:
-                known[kind] = [instance.curve.at(active) for active in range(kind[1] + 1)]
-            self.step_s.append(known[kind])
+                step_s = [instance.curve.at(active) for active in range(kind[1] + 1)]
+                known[kind] = step_s, list(accumulate(step_s, max))
+            self.step_s.append(known[kind][0])
+            self._most_s.append(known[kind][1])
 
     def left_s(self, held: Sequence[list[float]]) -> float:
-        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest."""
-        return max(map(table_seconds, self.step_s, held), default=0.0)
+        """Seconds until all that each instance holds is done: the exact replica time (`streamrl.latency`) of the slowest.
+
+        None takes longer than its longest sample would at the pace of its full batch: those that may be the slowest are looked at first,
+        and few are looked at.
+        """
+        bounds = [
+            (max(tokens) * most_s[len(tokens)], index)
+            for index, (tokens, most_s) in enumerate(zip(held, self._most_s, strict=True))
+            if tokens
+        ]
+        slowest_s = 0.0
+        for bound_s, index in sorted(bounds, reverse=True):
+            if bound_s <= slowest_s:
+                break
+            slowest_s = max(slowest_s, table_seconds(self.step_s[index], held[index]))
+        return slowest_s
 
 
 class Together:
