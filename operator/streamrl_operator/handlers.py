@@ -2,8 +2,8 @@
 
 Consumes: changes from the cluster's stores, which kopf (jobs) and the reflectors (what jobs have) fill. Produces: calls of
 `Reconciler.reconcile`, one at a time for each job.
-Waits for: the caches to be whole before the first look; then for a job that is due. A look that fails is repeated after a while that
-doubles, with jitter; the process goes on.
+Waits for: a job that is due. In a namespace that is not known whole none is looked at; all of them are when it is. A look that fails is
+repeated after a while that doubles, with jitter; the process goes on.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from streamrl_operator.jobs import JobWatch
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
-from streamrl_operator.kube.errors import ConflictError, KubeError, NotFoundError
+from streamrl_operator.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.kube.store import Key
 from streamrl_operator.metrics import Metrics
@@ -42,19 +42,18 @@ class Handlers:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.cluster.follow(), name="follow")
             tasks.create_task(self.jobs.run(), name="jobs")
-            await self.cluster.synced()
-            await self.jobs.synced.wait()
-            log.info("caches are whole", extra={"objects": self.cluster.counts()})
-            for key in self.cluster.jobs():
-                self.queue.add(key)
             while True:
                 await self.hands.take()
-                key = await self.queue.get()
+                key = await self._next()
                 tasks.create_task(self._work(key), name=f"look at {key[0]}/{key[1]}")
 
-    def missing(self) -> list[str]:
-        """Kinds of which it is not yet known what was there at the start."""
-        return [*self.cluster.missing(), *([] if self.jobs.synced.is_set() else [RLJOB.plural])]
+    async def _next(self) -> Key:
+        while True:
+            key = await self.queue.get()
+            if self.cluster.sight.is_whole(key[0]):
+                return key
+            self.queue.done(key, look_again_s=None)
+            self.queue.forget(key)
 
     async def _work(self, key: Key) -> None:
         begun_s = time.monotonic()
@@ -76,6 +75,8 @@ class Handlers:
                 self.jobs.doubt()
         except KubeError as error:
             reason, text, asked_s = error.reason, str(error), error.retry_after_s
+            if isinstance(error, ForbiddenError) and self.cluster.namespaces:
+                self.jobs.doubt()  # the namespace may not be ours any more
         except NameTakenError as error:
             reason, text = "NameTaken", str(error)
         except Exception as error:

@@ -7,7 +7,8 @@ has (`kube/reflector.py` follows that, in any cluster), nor what is done about a
 
 kopf tells what is there and what changes, not what was deleted while no watch ran. So each time it has listed (at the start, and after
 a version that is too old), and when a look finds something gone, the jobs are compared with a list of our own. When it ends (any error
-of a watch but 410 does that), it is begun again after a pause that doubles.
+of a watch but 410 does that), it is begun again after a pause that doubles. It watches the namespaces that could be listed; one that
+could not (`kube/sight.py`) is tried again, and when it can be, kopf is begun again with it.
 Waits for: kopf's words; unblocked by them, by its end, or by cancellation.
 """
 
@@ -16,7 +17,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from streamrl_operator.kube.client import PAGE, REQUEST_TIMEOUT_S, Client, Count
 from streamrl_operator.kube.errors import KubeError
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.kube.reflector import pause_s, refill
+from streamrl_operator.kube.sight import LONGEST_PAUSE_S, Sight
 from streamrl_operator.kube.store import Store
 
 log = logging.getLogger(__name__)
@@ -48,11 +50,11 @@ class JobWatch:
     find_access: Callable[[], Access]
     """For requests of kopf's own, in its own loop."""
     store: Store
-    namespaces: tuple[str, ...] = ()
-    """Empty = all."""
+    sight: Sight
+    """Says which namespaces; told when the store holds all there is."""
     count: Count = lambda *_: None
-    synced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the store holds all there is."""
+    _open: set[str] = field(default_factory=set)
+    """Namespaces whose jobs could be listed."""
     _doubted: asyncio.Event = field(default_factory=asyncio.Event)
     """Jobs are to be compared with a list."""
 
@@ -66,8 +68,7 @@ class JobWatch:
         while True:
             begun_s = time.monotonic()
             try:
-                await self._compare()
-                self.synced.set()
+                await self._compare(self.sight.namespaces)
                 await self._follow()
             except (KubeError, _EndedError) as error:
                 failures = 1 if time.monotonic() - begun_s > _STEADY_S else failures + 1
@@ -75,35 +76,56 @@ class JobWatch:
                 asked_s = error.retry_after_s if isinstance(error, KubeError) else None
                 await asyncio.sleep(pause_s(failures, asked_s=asked_s))
 
-    async def _compare(self) -> None:
-        for namespace in self.namespaces or ("",):
-            await refill(self.store, client=self.client, kind=RLJOB, namespace=namespace)
+    async def _compare(self, namespaces: Iterable[str]) -> None:
+        for namespace in namespaces:
+            try:
+                await refill(self.store, client=self.client, kind=RLJOB, namespace=namespace)
+            except KubeError as error:
+                if not self.sight.is_refused(namespace, RLJOB, error):
+                    raise
+                self._open.discard(namespace)
+            else:
+                self._open.add(namespace)
+                self.sight.listed(namespace, RLJOB)
 
     async def _follow(self) -> None:
-        """Let kopf watch, and compare where there is doubt.
+        """Let kopf watch, and compare where there is doubt; until other namespaces can be listed than before.
 
         Raises:
             _EndedError: kopf has ended.
             KubeError: jobs could not be listed.
         """
-        async with self._kopf() as ended:
-            while True:
-                doubted = asyncio.create_task(self._doubted.wait(), name="wait for a doubt")
-                try:
-                    await asyncio.wait((ended, doubted), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    doubted.cancel()
-                if ended.done():
-                    raise _EndedError(ended.result())
-                await asyncio.sleep(COMPARE_S)
-                self._doubted.clear()
-                await self._compare()
+        followed, attempts = frozenset(self._open), 0
+        closed = [each for each in self.sight.namespaces if each not in followed]
+        async with self._kopf(followed) as ended:
+            while followed == self._open:
+                attempts += 1
+                again_s = pause_s(attempts, longest_s=LONGEST_PAUSE_S) if closed else None
+                if await self._is_doubted(ended, within_s=again_s):
+                    await asyncio.sleep(COMPARE_S)
+                    self._doubted.clear()
+                    await self._compare(self.sight.namespaces)
+                else:
+                    await self._compare(closed)
+
+    async def _is_doubted(self, ended: asyncio.Future[str], *, within_s: float | None) -> bool:
+        doubted = asyncio.create_task(self._doubted.wait(), name="wait for a doubt")
+        try:
+            await asyncio.wait((ended, doubted), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doubted.cancel()
+        if ended.done():
+            raise _EndedError(ended.result())
+        return self._doubted.is_set()
 
     @contextlib.asynccontextmanager
-    async def _kopf(self) -> AsyncIterator[asyncio.Future[str]]:
-        """kopf runs inside the block; gives why it has ended, once it has."""
+    async def _kopf(self, namespaces: frozenset[str]) -> AsyncIterator[asyncio.Future[str]]:
+        """kopf watches these inside the block (none: nobody does); gives why it has ended, once it has."""
         loop, stop = asyncio.get_running_loop(), threading.Event()
         ended: asyncio.Future[str] = loop.create_future()
+        if not namespaces:
+            yield ended
+            return
 
         def tell(event: kopf.RawEvent) -> None:
             loop.call_soon_threadsafe(self._told, event)
@@ -111,7 +133,7 @@ class JobWatch:
         def thread() -> None:
             why = "without an error"
             try:
-                asyncio.run(self._serve(tell, stop))
+                asyncio.run(self._serve(namespaces, tell, stop))
             except BaseException as error:  # noqa: BLE001 - whatever ends it, it is begun again
                 why = f"{type(error).__name__}: {error}"
             with contextlib.suppress(RuntimeError):  # our loop is closed: nobody waits
@@ -124,13 +146,15 @@ class JobWatch:
             stop.set()
             await asyncio.wait((ended,), timeout=_STOP_S)
 
-    async def _serve(self, tell: Callable[[kopf.RawEvent], None], stop: threading.Event) -> None:
+    async def _serve(
+        self, namespaces: frozenset[str], tell: Callable[[kopf.RawEvent], None], stop: threading.Event
+    ) -> None:
         await kopf.operator(
             registry=self._registry(tell, stop),
             settings=_settings(),
             standalone=True,
-            clusterwide=not self.namespaces,
-            namespaces=self.namespaces,
+            clusterwide="" in namespaces,
+            namespaces=namespaces - {""},
             stop_flag=stop,
         )
 

@@ -68,8 +68,7 @@ async def _serve(settings: OperatorSettings) -> None:
         )
 
         def unready() -> str:
-            missing = handlers.missing() if leader.is_leading else []
-            return f"waits for the first list of {', '.join(missing)}" if missing else ""
+            return handlers.cluster.sight.unready() if leader.is_leading else ""
 
         async with health.serve(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
             log.info("started", extra={"port": port, "identity": settings.identity, "server": client.access.server})
@@ -79,12 +78,18 @@ async def _serve(settings: OperatorSettings) -> None:
 
 def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, clock: Clock) -> Handlers:
     queue, hands = WorkQueue(clock=clock.monotonic), Hands(WORKERS)
-    cluster = Cluster(client, queue.add, namespaces=settings.planning.namespaces)
+
+    def told(namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
+        metrics.seen(namespace, is_whole)
+        if not is_whole:
+            jobs.doubt()  # kopf would go on asking there
+
+    cluster = Cluster(client, queue.add, namespaces=settings.planning.namespaces, told=told)
     jobs = JobWatch(
         client=client,
         find_access=partial(access.find, settings.kubeconfig),
         store=cluster.job_store,
-        namespaces=settings.planning.namespaces,
+        sight=cluster.sight,
         count=metrics.requested,
     )
     metrics.gauge("queue_depth", "Jobs that are due and wait for a worker.", queue.depth)

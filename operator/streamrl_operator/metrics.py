@@ -34,6 +34,13 @@ class Metrics:
         )
         self._leader = Gauge("leader", "1 while this process acts.", namespace=_PREFIX, registry=self._registry)
         self._leader.set(0)
+        self._seen = Gauge(
+            "namespace_seen",
+            "1 for a namespace that this process follows, 0 for one that the API server refuses to show. Empty name: all.",
+            ("watched",),  # a scrape adds a `namespace` of its own
+            namespace=_PREFIX,
+            registry=self._registry,
+        )
 
     def looked(self, error: str, *, seconds: float) -> None:
         """A look has ended; `error`: why it failed, empty if it did not."""
@@ -51,6 +58,10 @@ class Metrics:
     def leading(self, is_leader: bool) -> None:  # noqa: FBT001 - as it is told
         """Whether this process acts."""
         self._leader.set(int(is_leader))
+
+    def seen(self, namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
+        """Whether all of a namespace is known."""
+        self._seen.labels(namespace).set(int(is_whole))
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """A number that is read when somebody asks."""

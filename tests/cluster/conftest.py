@@ -21,7 +21,7 @@ from cluster.operators import Lab, Operator
 
 LONGEST_STEM = 40
 ACCOUNT_S = 30.0
-OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
+OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
 LACK = pytest.StashKey[str]()
 
 

@@ -43,11 +43,15 @@ MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "le
 class Operator:
     """One process of the operator that looks after one namespace."""
 
-    def __init__(self, cluster: ControlPlane, namespace: str, *, name: str = "operator", **environ: str) -> None:
+    def __init__(
+        self, cluster: ControlPlane, namespace: str, *, name: str = "operator", user: str = "", **environ: str
+    ) -> None:
+        self.user = user or USER
+        groups = () if user else ("system:masters",)
         self.port = free_port()
         self.log = cluster.folder / f"{namespace}-{name}.log"
         self._environ = reaper.environment(cluster.mark) | {
-            keys.ENV_KUBECONFIG: str(cluster.kubeconfig_for(USER, ("system:masters",))),
+            keys.ENV_KUBECONFIG: str(cluster.kubeconfig_for(self.user, groups)),
             keys.ENV_NAMESPACES: namespace,
             keys.ENV_POD_NAME_OPERATOR: name,
             keys.ENV_POD_NAMESPACE: namespace,

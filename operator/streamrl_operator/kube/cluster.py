@@ -5,7 +5,7 @@ nothing of somebody else is taken over. Does not own: what is to be written (`pl
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import NotFoundError
 from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, Kind, of
 from streamrl_operator.kube.reflector import Reflector
+from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Changed, Key, Store
 
 Object = dict[str, Any]
@@ -39,21 +40,27 @@ class Cluster:
     changed: Changed
     namespaces: tuple[str, ...] = ()
     """Empty = all."""
+    told: Callable[[str, bool], None] = lambda *_: None
+    """Told of a namespace that has become known, or is refused."""
+    sight: Sight = field(init=False)
+    """Jobs are looked at where it says that all is known."""
     _stores: dict[Kind, Store] = field(init=False)
     _reflectors: list[Reflector] = field(init=False)
 
     def __post_init__(self) -> None:
         self._stores = {kind: Store(self.changed) for kind in (RLJOB, *CHILDREN)}
+        self.sight = Sight(self.namespaces or ("",), tuple(self._stores), self._sighted)
         self._reflectors = [
             Reflector(
                 client=self.client,
                 kind=kind,
                 store=store,
+                sight=self.sight,
                 namespace=namespace,
                 labels=names.LABEL_JOB,
             )
             for kind, store in self._stores.items()
-            for namespace in self.namespaces or ("",)
+            for namespace in self.sight.namespaces
             if kind is not RLJOB
         ]
 
@@ -69,14 +76,12 @@ class Cluster:
                 name = f"watch {reflector.kind.plural} {reflector.namespace}"
                 tasks.create_task(reflector.run(), name=name)
 
-    async def synced(self) -> None:
-        """Wait until all that was there at the start is known."""
-        for reflector in self._reflectors:
-            await reflector.synced.wait()
-
-    def missing(self) -> list[str]:
-        """Kinds of which it is not yet known what was there at the start."""
-        return sorted({each.kind.plural for each in self._reflectors if not each.synced.is_set()})
+    def _sighted(self, namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
+        """What changed while a namespace was not known whole was not looked at."""
+        for key in self.jobs() if is_whole else ():
+            if namespace in ("", key[0]):
+                self.changed(key, is_whole)
+        self.told(namespace, is_whole)
 
     def known(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """One object, without asking."""

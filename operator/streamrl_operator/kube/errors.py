@@ -41,11 +41,16 @@ class RefusedError(KubeError):
     """The API server will not have it, however often we ask: wrong or forbidden."""
 
 
+class ForbiddenError(RefusedError):
+    """We have no right to it."""
+
+
 class UnavailableError(KubeError):
     """The API server is overloaded, broken or out of reach: ask later."""
 
 
 _BY_STATUS: dict[int, type[KubeError]] = {
+    403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
     410: ExpiredError,

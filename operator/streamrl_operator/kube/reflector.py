@@ -2,16 +2,19 @@
 
 Waits for: the API server; unblocked by its answer, the request's deadline, or cancellation. After any doubt (a version too old, an
 error in the stream) it lists again, and what the list lacks is gone from the store: a deletion that nobody told us of is not missed.
+Where it is refused (`sight.py`) it goes on asking.
 """
 
 import asyncio
 import logging
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import ExpiredError, KubeError, UnavailableError
 from streamrl_operator.kube.kinds import Kind
+from streamrl_operator.kube.sight import LONGEST_PAUSE_S as LONGEST_REFUSED_S
+from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Key, Store
 
 log = logging.getLogger(__name__)
@@ -29,10 +32,10 @@ class Reflector:
     client: Client
     kind: Kind
     store: Store
+    sight: Sight
+    """Told when the store holds all there is."""
     namespace: str = ""
     labels: str = ""
-    synced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the store holds all there is."""
     _version: str = ""
     """Of the API server: where the next watch goes on; empty: list first."""
     _failures: int = 0
@@ -51,15 +54,22 @@ class Reflector:
                 # A connection that broke goes on from where it was; after any other error we no longer know where that is.
                 if not isinstance(error, UnavailableError) or error.status not in (0, 200):
                     self._version = ""
-                extra = {"kind": self.kind.kind, "error": str(error), "failures": self._failures}
-                log.warning("watch failed", extra=extra)
-                await asyncio.sleep(pause_s(self._failures, asked_s=error.retry_after_s))
+                await self._pause(error)
+
+    async def _pause(self, error: KubeError) -> None:
+        longest_s = LONGEST_PAUSE_S
+        if self.sight.is_refused(self.namespace, self.kind, error):
+            longest_s = LONGEST_REFUSED_S
+        else:
+            extra = {"kind": self.kind.kind, "error": str(error), "failures": self._failures}
+            log.warning("watch failed", extra=extra)
+        await asyncio.sleep(pause_s(self._failures, asked_s=error.retry_after_s, longest_s=longest_s))
 
     async def _list(self) -> None:
         self._version = await refill(
             self.store, client=self.client, kind=self.kind, namespace=self.namespace, labels=self.labels
         )
-        self.synced.set()
+        self.sight.listed(self.namespace, self.kind)
 
     async def _watch(self) -> None:
         """Follow the changes until the watch has had its time."""

@@ -13,6 +13,7 @@ from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import KubeError
+from streamrl_operator.kube.kinds import CHILDREN, RLJOB
 
 UID = "u-2"
 
@@ -144,3 +145,19 @@ async def test_what_is_not_known_is_asked_for_at_once(waiting: Cluster) -> None:
 async def test_a_read_that_fails_ends_it(waiting: Cluster) -> None:
     with pytest.raises(KubeError):
         await waiting.find_all([named("ours"), named("broken")], owner_uid=UID)
+
+
+async def test_what_waited_for_its_namespace_is_looked_at_when_all_of_it_is_known() -> None:
+    changed: list[tuple[tuple[str, str], bool]] = []
+    async with Client(Access(server="http://127.0.0.1:1", tls=None)) as client:
+        cluster = Cluster(client, lambda key, is_asked: changed.append((key, is_asked)), namespaces=("n", "m"))
+    for namespace in ("n", "m"):
+        found = obj("RLJob")
+        metadata = found["metadata"] | {"namespace": namespace}
+        cluster.job_store.put(found | {"apiVersion": RLJOB.api_version, "metadata": metadata})
+    changed.clear()
+    for kind in (RLJOB, *CHILDREN):
+        assert not cluster.sight.is_whole("n")
+        cluster.sight.listed("n", kind)
+    assert cluster.sight.is_whole("n")
+    assert changed == [(("n", "x"), True)]

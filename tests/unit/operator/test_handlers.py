@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
 from streamrl_operator.handlers import WORKERS, Handlers
+from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Key
 from streamrl_operator.metrics import Metrics
 from streamrl_operator.work import Hands, WorkQueue
@@ -18,19 +20,9 @@ SILENT = [("lab", f"silent-{number}") for number in range(3 * WORKERS)]
 OTHER = ("lab", "other")
 
 
-class Whole:
-    """Caches are whole, as a call and as an event."""
-
-    async def __call__(self) -> None:
-        return None
-
-    async def wait(self) -> None:
-        return None
-
-
 @dataclass
 class Jobs:
-    """Caches that are whole, and looks: those at silent jobs wait for a pod, for ever or until `answers`."""
+    """What there is, and looks: those at silent jobs wait for a pod, for ever or until `answers`."""
 
     hands: Hands
     answers: asyncio.Event = field(default_factory=asyncio.Event)
@@ -38,6 +30,7 @@ class Jobs:
     looked: list[Key] = field(default_factory=list)
     at_once: int = 0
     most_at_once: int = 0
+    sight: Sight = field(default_factory=lambda: Sight(("lab", "refused"), (RLJOB,)))
 
     async def reconcile(self, key: Key) -> None:
         with self._counted():
@@ -67,16 +60,6 @@ class Jobs:
     async def run(self) -> None:
         await asyncio.Event().wait()
 
-    @property
-    def synced(self) -> "Whole":
-        return Whole()
-
-    def counts(self) -> dict[str, int]:
-        return {}
-
-    def jobs(self) -> list[Key]:
-        return SILENT
-
     def known(self, *_: object) -> dict[str, Any]:
         return {}
 
@@ -92,18 +75,40 @@ async def until(check: Any, *, deadline_s: float = 20.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_jobs_whose_pods_keep_silent_keep_no_other_waiting(jobs: Jobs) -> None:
+@asynccontextmanager
+async def working(jobs: Jobs) -> AsyncIterator[WorkQueue]:
+    """Handlers at work; what they are to look at goes into the queue."""
     queue = WorkQueue(clock=time.monotonic)
     one = cast(Any, jobs)
     running = asyncio.ensure_future(
         Handlers(cluster=one, jobs=one, reconciler=one, queue=queue, hands=jobs.hands, metrics=Metrics()).run()
     )
-    await until(lambda: jobs.waits == set(SILENT))
-    queue.add(OTHER)
-    await until(lambda: jobs.looked == [OTHER])
-    jobs.answers.set()
-    await until(lambda: set(jobs.looked) == {*SILENT, OTHER})
-    assert jobs.most_at_once <= WORKERS
+    yield queue
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_jobs_whose_pods_keep_silent_keep_no_other_waiting(jobs: Jobs) -> None:
+    jobs.sight.listed("lab", RLJOB)
+    async with working(jobs) as queue:
+        for key in SILENT:
+            queue.add(key)
+        await until(lambda: jobs.waits == set(SILENT))
+        queue.add(OTHER)
+        await until(lambda: jobs.looked == [OTHER])
+        jobs.answers.set()
+        await until(lambda: set(jobs.looked) == {*SILENT, OTHER})
+        assert jobs.most_at_once <= WORKERS
+
+
+async def test_only_jobs_of_namespaces_that_are_known_are_looked_at(jobs: Jobs) -> None:
+    jobs.sight.listed("lab", RLJOB)
+    async with working(jobs) as queue:
+        for number in range(2 * WORKERS):
+            queue.add(("refused", f"job-{number}"))
+        queue.add(OTHER)
+        await until(lambda: jobs.looked == [OTHER])
+        jobs.sight.listed("refused", RLJOB)
+        queue.add(("refused", "job-0"))
+        await until(lambda: jobs.looked == [OTHER, ("refused", "job-0")])

@@ -17,10 +17,12 @@ from streamrl_operator.jobs import JobWatch
 from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.kinds import API_VERSION, RLJOB
+from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Store
 
 DEADLINE_S = 20.0
 VERBS = ["get", "list", "watch", "patch"]
+FORBIDDEN = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no Role"}
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
 BROKEN = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
 
@@ -37,11 +39,15 @@ class ApiServer:
         self.objects: list[dict[str, Any]] = []
         self.version = 5
         self.served = True
+        self.refused: set[str] = set()
+        """Namespaces without a Role."""
         self.asked: list[str] = []
         self.tokens: set[str] = set()
         self.wanted_token = ""
         self.watches: list[asyncio.Queue[tuple[str, Any]]] = []
+        self.watched_namespaces: list[str] = []
         self.watch: JobWatch | None = None
+        self.sight = Sight((), ())
 
     def application(self) -> web.Application:
         made = web.Application()
@@ -76,6 +82,8 @@ class ApiServer:
         self.tokens.add(request.headers.get("Authorization", ""))
         if self.wanted_token and request.headers.get("Authorization") != f"Bearer {self.wanted_token}":
             return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
+        if namespace in self.refused:
+            return web.json_response(FORBIDDEN, status=403)
         if not self.served:
             return web.json_response({"kind": "Status", "code": 404, "reason": "NotFound"}, status=404)
         if "watch" not in request.query:
@@ -83,6 +91,7 @@ class ApiServer:
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
         said: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.watches.append(said)
+        self.watched_namespaces.append(namespace)
         reply = web.StreamResponse()
         await reply.prepare(request)
         while True:
@@ -119,7 +128,8 @@ async def following(api: ApiServer, *namespaces: str, token: str | None = None) 
     access = partial(Access, server=str(server.make_url("")).rstrip("/"), tls=None, token=token)
     store = Store(lambda *_: None)
     async with Client(access()) as client:
-        watch = api.watch = JobWatch(client=client, find_access=access, store=store, namespaces=namespaces)
+        sight = api.sight = Sight(namespaces or ("",), (RLJOB,))
+        watch = api.watch = JobWatch(client=client, find_access=access, store=store, sight=sight)
         task = asyncio.ensure_future(watch.run())
         try:
             yield store
@@ -127,7 +137,7 @@ async def following(api: ApiServer, *namespaces: str, token: str | None = None) 
             task.cancel()
             await asyncio.wait((task,))
             await server.close()
-    assert watch.synced.is_set()
+    assert not sight.unready()
     await until(lambda: "kopf" not in {one.name for one in threading.enumerate()}, what="the end of kopf's thread")
 
 
@@ -208,6 +218,49 @@ async def test_only_its_own_namespaces(api: ApiServer) -> None:
         await holds(store, a=1, b=2)
         await api.watched(2)
     assert {one.split()[-1] for one in api.asked} == {"n", "m"}
+
+
+async def test_a_namespace_without_rights_keeps_no_other_waiting(api: ApiServer) -> None:
+    api.refused = {"m"}
+    api.objects = [job("a", 1, namespace="n"), job("b", 2, namespace="m"), job("c", 3, namespace="o")]
+    async with following(api, "m", "n", "o") as store:
+        await holds(store, a=1, c=3)
+        await api.watched(2)
+        assert sorted(api.watched_namespaces) == ["n", "o"]  # kopf would end with every attempt at the third
+        assert [api.sight.is_whole(each) for each in ("m", "n", "o")] == [False, True, True]
+        api.refused = set()
+        await holds(store, a=1, b=2, c=3)
+        await until(lambda: "m" in api.watched_namespaces, what="kopf to watch the third too")
+
+
+async def test_a_namespace_that_is_lost_is_left_and_the_others_go_on(api: ApiServer) -> None:
+    api.objects = [job("a", 1, namespace="n"), job("b", 2, namespace="m")]
+    async with following(api, "m", "n") as store:
+        await holds(store, a=1, b=2)
+        await api.watched(2)
+        api.refused = {"m"}
+        for watch in api.watches:
+            watch.put_nowait(("ERROR", EXPIRED))
+        await until(lambda: not api.sight.is_whole("m"), what="the loss to be seen")
+        lost_at = len(api.watches)
+
+        def is_heard() -> bool:
+            for watch in api.watches[lost_at:]:
+                watch.put_nowait(("ADDED", job("c", 8, namespace="n")))
+            return store.get("n", "c") is not None
+
+        await until(is_heard, what="news of the other namespace by a watch begun since")
+        assert "m" not in api.watched_namespaces[2:]
+
+
+async def test_no_namespace_may_be_seen(api: ApiServer) -> None:
+    api.refused, api.objects = {"n"}, [job("a", 1)]
+    async with following(api, "n") as store:
+        await until(lambda: len(api.asked) >= 3, what="attempts")
+        assert api.sight.unready().startswith("no namespace may be seen: list /apis/streamrl.io/v1alpha1/namespaces/n")
+        assert not api.watches
+        api.refused = set()
+        await holds(store, a=1)
 
 
 async def test_kopf_shows_who_we_are(api: ApiServer) -> None:

@@ -5,6 +5,7 @@ import pytest
 from streamrl_operator.kube.errors import (
     ConflictError,
     ExpiredError,
+    ForbiddenError,
     KubeError,
     NotFoundError,
     RefusedError,
@@ -16,7 +17,7 @@ from streamrl_operator.kube.errors import (
 @pytest.mark.parametrize(
     ("status", "message", "expected"),
     [
-        (403, "not allowed", RefusedError),
+        (403, "not allowed", ForbiddenError),
         (422, "spec.replicas: Invalid value", RefusedError),
         (404, "not found", NotFoundError),
         (409, "the object has been modified", ConflictError),

@@ -14,6 +14,7 @@ from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import (
     ConflictError,
     ExpiredError,
+    ForbiddenError,
     KubeError,
     NotFoundError,
     RefusedError,
@@ -21,6 +22,7 @@ from streamrl_operator.kube.errors import (
 )
 from streamrl_operator.kube.kinds import SERVICE
 from streamrl_operator.kube.reflector import Reflector
+from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Store
 
 DEADLINE_S = 20.0
@@ -109,7 +111,7 @@ async def client(script: Script) -> AsyncIterator[Client]:
         (500, UnavailableError),
         (503, UnavailableError),
         (422, RefusedError),
-        (403, RefusedError),
+        (403, ForbiddenError),
     ],
 )
 async def test_errors_say_what_to_do(client: Client, script: Script, code: int, kind: type[KubeError]) -> None:
@@ -138,18 +140,25 @@ async def test_no_answer_in_time(client: Client, script: Script) -> None:
         await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=0.2)
 
 
-async def reflect(client: Client, script: Script, *answers: Callable[[web.Request], Any]) -> Store:
+async def reflect(
+    client: Client,
+    script: Script,
+    *answers: Callable[[web.Request], Any],
+    namespace: str = "",
+    sight: Sight | None = None,
+) -> Store:
     """Run a reflector until the script has ended."""
     script.answers = list(answers)
     store = Store(lambda _key, _asked: None)
-    reflector = Reflector(client=client, kind=SERVICE, store=store)
+    sight = sight or Sight((namespace,), (SERVICE,))
+    reflector = Reflector(client=client, kind=SERVICE, store=store, sight=sight, namespace=namespace)
     task = asyncio.ensure_future(reflector.run())
     try:
         await asyncio.wait_for(script.over.wait(), DEADLINE_S)
     finally:
         task.cancel()
         await asyncio.wait((task,))
-    assert reflector.synced.is_set()
+    assert sight.is_whole("n")
     return store
 
 
@@ -213,3 +222,27 @@ async def test_a_list_that_expires_between_two_pages_begins_again(client: Client
     )
     assert script.asked == ["list", "page2", "list", "watch 9"]
     assert known(store) == {"b": 2}
+
+
+@pytest.mark.parametrize("code", [403, 404])
+async def test_a_namespace_that_is_refused_is_told_once_and_asked_for_again(
+    client: Client, script: Script, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    told: list[tuple[str, bool]] = []
+    sight = Sight(("n", "m"), (SERVICE,), lambda namespace, is_whole: told.append((namespace, is_whole)))
+    refused = status(code)
+    answers = [listed(5, service("a", 1)), refused, refused, refused, listed(9, service("b", 8))]
+    store = await reflect(client, script, *answers, namespace="n", sight=sight)
+    assert script.asked == ["list", "watch 5", "list", "list", "list", "watch 9"]
+    assert told == [("n", True), ("n", False), ("n", True)]
+    assert [each.message for each in caplog.records] == ["namespace is left alone"]
+    assert known(store) == {"b": 8}
+
+
+async def test_where_all_namespaces_are_one_a_refusal_is_an_error_like_others(
+    client: Client, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    sight = Sight(("",), (SERVICE,))
+    await reflect(client, script, listed(5), status(403), status(403), listed(9), sight=sight)
+    assert [each.message for each in caplog.records] == ["watch failed", "watch failed"]
+    assert sight.unready() == ""
