@@ -1,6 +1,6 @@
 """Carries a verdict out: compares, and writes what differs. What a pod needs is written before the pod.
 
-Owns: the order of writes, whose fields are whose, what is pruned. Decides nothing about a job's life.
+Owns: the order of writes, whose fields are whose, what is pruned, what a refusal holds up. Decides nothing about a job's life.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,39 +15,49 @@ from streamrl_operator.kube.store import Key
 from streamrl_operator.planning.compare import differs
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import Observed
+from streamrl_operator.refusals import Refusal
 
 Object = Mapping[str, Any]
 
+_WHOLE_JOB = ""
+"""What an object of no pool is needed for: the trainer, without which no generator is of use, or all pods."""
 _PRUNED: tuple[Kind, ...] = tuple(kind for kind in reversed(APPLIED) if kind is not CLAIM)
 """A volume is never pruned: what it holds cannot be made again."""
 
 
 async def apply_objects(
-    cluster: Cluster, desired: Sequence[Object], *, observed: Observed, requested: Mapping[str, int], wants_pods: bool
-) -> None:
-    """Bring every object about; `requested`: pool -> replicas that are written under their own manager, before all else of the pool.
+    cluster: Cluster,
+    desired: Sequence[Object],
+    *,
+    observed: Observed,
+    requested: Mapping[str, int],
+    refused: Sequence[Refusal] = (),
+) -> list[Refusal]:
+    """Bring every object about; all that was refused. `requested`: pool -> replicas that are written under their own manager, before all
+    else of the pool. `refused`: of what all pods need, before this.
 
-    Where pods are wanted the first refusal ends it: no pod without all that it needs and all that guards it. Where none are wanted the
-    rest goes on, since pods must not stay because of it.
+    No pod without all that it needs and all that guards it: where an object of a pool is refused, its StatefulSet gets neither more pods
+    nor another template; where one of the trainer or of the whole job is, none does. All else goes on, and fewer pods can always be had.
 
     Raises:
-        NameTakenError: something else is there by that name.
         KubeError: a write failed; the next look goes on from there.
     """
-    refused: Exception | None = None
+    told, hindered = list(refused), {_WHOLE_JOB} if refused else set()
     ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
     there = await cluster.find_all(ordered, owner_uid=observed.raw["metadata"]["uid"])
     for obj, found in zip(ordered, there, strict=True):
+        part = str(obj["metadata"]["labels"].get(names.LABEL_POOL, _WHOLE_JOB))
         try:
             if isinstance(found, NameTakenError):
                 raise found
-            await _apply(cluster, obj, found=found, observed=observed, requested=requested)
+            if of(obj) is STATEFUL_SET and obj["spec"]["replicas"] and hindered & {_WHOLE_JOB, part}:
+                await _shrink(cluster, found, replicas=obj["spec"]["replicas"])
+            else:
+                await _apply(cluster, obj, found=found, observed=observed, requested=requested)
         except (NameTakenError, RefusedError) as error:
-            if wants_pods:
-                raise
-            refused = refused or error
-    if refused is not None:
-        raise refused
+            told.append(error)
+            hindered.add(part)
+    return told
 
 
 async def _apply(
@@ -56,8 +66,14 @@ async def _apply(
     if of(obj) is GENERATOR_POOL:
         await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
         found = await cluster.find(obj, owner_uid=observed.raw["metadata"]["uid"])
-    if differs(obj, found):
+    if not differs(obj, found):
+        return
+    try:
         await cluster.apply(obj)
+    except RefusedError:
+        if of(obj) is STATEFUL_SET:  # pods that are not wanted must not stay, whatever is wrong with the rest
+            await _shrink(cluster, found, replicas=obj["spec"]["replicas"])
+        raise
 
 
 async def _apply_replicas(
@@ -83,28 +99,56 @@ def _is_unfinished(found: Object) -> bool:
     return names.ANNOTATION_SPEC_HASH not in (found["metadata"].get("annotations") or {})
 
 
-async def stop(cluster: Cluster, *, observed: Observed) -> None:
-    """No pods, of a job whose objects cannot be planned since its spec is not valid: its StatefulSets are set to 0 as they are."""
+async def stop(cluster: Cluster, *, observed: Observed) -> list[Refusal]:
+    """No pods, of a job whose objects cannot be planned since its spec is not valid: its StatefulSets are set to 0 as they are.
+
+    What was refused is told, and the others are set all the same.
+    """
     metadata = observed.raw["metadata"]
+    refused: list[Refusal] = []
     for each in cluster.of_job(STATEFUL_SET, (metadata["namespace"], metadata["name"])):
-        if each["spec"].get("replicas") and is_owned(each, uid=metadata["uid"]):
-            await cluster.merge(each, {"spec": {"replicas": 0}})
+        if is_owned(each, uid=metadata["uid"]):
+            try:
+                await _shrink(cluster, each, replicas=0)
+            except RefusedError as error:
+                refused.append(error)
+    return refused
 
 
-async def prune(cluster: Cluster, desired: Sequence[Object], *, observed: Observed) -> None:
-    """Delete what the job owns and no longer wants. Its certificates are no part of the plan and stay."""
+async def _shrink(cluster: Cluster, found: Object | None, *, replicas: int) -> None:
+    """Fewer pods of a StatefulSet, and nothing else of it."""
+    if found is not None and pods_asked(found) > replicas:
+        await cluster.merge(found, {"spec": {"replicas": replicas}})
+
+
+def pods_asked(found: Object | None) -> int:
+    """Pods that a StatefulSet is asked for; none if it is not there."""
+    return 0 if found is None else int(found["spec"].get("replicas") or 0)
+
+
+async def prune(cluster: Cluster, desired: Sequence[Object], *, observed: Observed) -> list[Refusal]:
+    """Delete what the job owns and no longer wants; what was refused of that. Its certificates are no part of the plan and stay."""
     metadata = observed.raw["metadata"]
     key: Key = (metadata["namespace"], metadata["name"])
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     wanted |= {("Secret", name) for name in secret_names(key[1])}
+    refused: list[Refusal] = []
     for kind in _PRUNED:
         for obj in cluster.of_job(kind, key):
             if (kind.kind, obj["metadata"]["name"]) not in wanted and is_owned(obj, uid=metadata["uid"]):
-                await delete_once(cluster, obj)
+                try:
+                    await delete_once(cluster, obj)
+                except RefusedError as error:
+                    refused.append(error)
+    return refused
 
 
 async def delete_pods(cluster: Cluster, pod_names: Sequence[str], *, observed: Observed) -> None:
-    """Delete these pods, if they are still the ones that were looked at."""
+    """Delete these pods, if they are still the ones that were looked at.
+
+    Raises:
+        KubeError: a pod could not be deleted.
+    """
     for pod in observed.pods:
         if pod["metadata"]["name"] in pod_names:
             await delete_once(cluster, dict(pod))

@@ -64,11 +64,11 @@ class Handlers:
         self.metrics.looked(reason, seconds=time.monotonic() - begun_s)
 
     async def _look(self, key: Key) -> str:
-        """One look; the reason why it failed, empty if it did not."""
+        """One look; the reason why it failed or was held up, empty if it was not."""
         extra = {"namespace": key[0], "job": key[1]}
         asked_s = None
         try:
-            look_again_s = await self.reconciler.reconcile(key)
+            looked = await self.reconciler.reconcile(key)
         except (ConflictError, NotFoundError) as error:
             reason, text = error.reason, str(error)  # the caches are behind: usually the next look is fine
             if isinstance(error, NotFoundError):
@@ -84,10 +84,10 @@ class Handlers:
             log.exception("look failed", extra=extra)
             reason, text = "Internal", type(error).__name__
         else:
-            self.queue.done(key, look_again_s=look_again_s)
+            self.queue.done(key, look_again_s=looked.again_s)
             if self.cluster.known(RLJOB, *key) is None:
                 self.queue.forget(key)
-            return ""
+            return looked.refused
         wait_s = self.queue.failed(key, asked_s=asked_s)
         log.warning("look failed", extra={**extra, "reason": reason, "error": text, "again_s": round(wait_s, 2)})
         return reason

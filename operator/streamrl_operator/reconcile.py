@@ -8,35 +8,47 @@
     6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`carry.py`)
     7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
 
-A look that is interrupted anywhere is made good by the next one.
+A look that is interrupted anywhere is made good by the next one. An object that is refused holds up what needs it and nothing else; the
+condition Ready says so until it is had.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from streamrl import names
-from streamrl_operator import carry, ending
+from streamrl_operator import carry, ending, refusals
 from streamrl_operator.certificates import vault
 from streamrl_operator.certificates.plan import Lives
 from streamrl_operator.clock import Clock
 from streamrl_operator.events import Events
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
-from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, of
+from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
 from streamrl_operator.kube.store import Key
 from streamrl_operator.observe import Memory, observe, refresh
-from streamrl_operator.planning import conditions, finish, stored
-from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning import finish, stored
+from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import MANAGED_BY_US, decide
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.meta import Plan
 from streamrl_operator.planning.values import Event, Object, Observed, Settings, Verdict
+from streamrl_operator.refusals import Refusal
 
 _MAX_ROUNDS = 8
 """A change of CA takes three rounds at most in one look; more would be an error of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """After a look at a job."""
+
+    again_s: float | None = None
+    """Until the next; None: when something changes."""
+    refused: str = ""
+    """Why not all of it could be brought about, in a word; empty: it could."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,23 +64,39 @@ class Reconciler:
     """Entered while a look waits for a pod (`work.Hands`)."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
-    async def reconcile(self, key: Key) -> float | None:
-        """One look at a job; the seconds until the next, None: when something changes.
+    async def reconcile(self, key: Key) -> Looked:
+        """One look at a job.
 
         Raises:
             KubeError: a request failed.
-            NameTakenError: an object of that name is somebody else's.
+            NameTakenError: an object of that name is somebody else's, and the job cannot begin without it.
         """
+        try:
+            return await self._look(key)
+        except (NameTakenError, RefusedError) as error:
+            await self.say(key, refusals.of([error]))
+            raise
+
+    async def say(self, key: Key, told: Aspect) -> None:
+        """Tell what is in the way where people look, and nothing else."""
         raw = self._ours(key)
         if raw is None:
-            return None
+            return
+        await self._warn(raw, told)
+        status = refusals.written(raw, stored.job_status(raw), told, now=self.clock.now())
+        await carry.write_status(self.cluster, raw, status)
+
+    async def _look(self, key: Key) -> Looked:
+        raw = self._ours(key)
+        if raw is None:
+            return Looked()
         memory = self._memory(key, uid=raw["metadata"]["uid"])
         await refresh(
             self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s, aside=self.aside
         )
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:
-            return 0.0
+            return Looked(again_s=0.0)
         leaving = _is_leaving(raw)
         if not leaving and not ending.holds_finalizer(raw):
             raw = await ending.add_finalizer(self.cluster, raw)
@@ -95,62 +123,64 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid=uid)
         return memory
 
-    async def _leave(self, observed: Observed, verdict: Verdict) -> float | None:
+    async def _leave(self, observed: Observed, verdict: Verdict) -> Looked:
         raw = dict(observed.raw)
         await carry.write_status(self.cluster, raw, verdict.status)
         known = self.cluster.known(RLJOB, raw["metadata"]["namespace"], raw["metadata"]["name"])
         if known is not None:
             await ending.finish(self.cluster, known)
-        return None
+        return Looked()
 
-    async def _carry_out(self, observed: Observed, verdict: Verdict, memory: Memory) -> float | None:
-        certificates_at: datetime | None = None
+    async def _carry_out(self, observed: Observed, verdict: Verdict, memory: Memory) -> Looked:
         if _ends(observed, verdict):
             # The end is written before the pods go that told of it: a crash between the two must not make the job run again.
             await self._write_statuses(observed, verdict)
-        try:
-            if observed.job is not None:
-                certificates_at = await self._bring_about(observed, verdict, memory)
-            elif not verdict.wanted.any_pods:
-                await carry.stop(self.cluster, observed=observed)
-            await carry.delete_pods(self.cluster, verdict.delete_pods, observed=observed)
-        except (NameTakenError, RefusedError) as error:
-            await self._say_refused(observed, verdict, error)
-            raise
+        certificates_at: datetime | None = None
+        refused: list[Refusal] = []
+        if observed.job is not None:
+            certificates_at, refused = await self._bring_about(observed, verdict, memory)
+        elif not verdict.wanted.any_pods:
+            refused = await carry.stop(self.cluster, observed=observed)
+        if refused and not self._has_begun(observed, verdict):
+            raise refused[0]
+        # A pod that should go is told of after it went: a failure that is counted is never acted on again.
+        await carry.delete_pods(self.cluster, verdict.delete_pods, observed=observed)
+        if refused:
+            told, whole = refusals.of(refused), stored.job_status({"status": verdict.status})
+            await self._warn(observed.raw, told)
+            status = refusals.written(observed.raw, whole, told, now=observed.now)
+            verdict = replace(verdict, status=status, look_again_s=self._soon_s(verdict))
         await self._write_statuses(observed, verdict)
         if verdict.delete_job:
             await self.cluster.delete(dict(observed.raw))
-        return _soonest(verdict.look_again_s, certificates_at, now=self.clock.now())
+        again_s = _soonest(verdict.look_again_s, certificates_at, now=self.clock.now())
+        return Looked(again_s=again_s, refused=refusals.of(refused).reason if refused else "")
 
-    async def _say_refused(self, observed: Observed, verdict: Verdict, error: NameTakenError | RefusedError) -> None:
-        """Asking again will not help before somebody changes something: say so where people look, and nothing else.
+    def _soon_s(self, verdict: Verdict) -> float:
+        planned_s, resync_s = verdict.look_again_s, self.settings.resync_s
+        return resync_s if planned_s is None else min(planned_s, resync_s)
 
-        What the verdict counts (failures, an end) is not written before it has been acted on.
-        """
-        reason = "NameTaken" if isinstance(error, NameTakenError) else "Refused"
-        generation = observed.raw["metadata"].get("generation")
-        event = Event(kind="Warning", reason=reason, message=str(error))
-        await self.events.send(observed.raw, event, since=str(generation))
-        before = stored.job_status(observed.raw)
-        ready = Aspect(type=READY, holds=False, reason=reason, message=str(error))
-        others = before.conditions or stored.job_status({"status": verdict.status}).conditions
-        aspects = [
-            ready if condition.type == READY else kept
-            for condition in others
-            if (kept := conditions.kept(others, condition.type)) is not None
-        ]
-        renewed = conditions.renewed(others, aspects, now=observed.now, generation=generation)
-        status = before.model_copy(update={"conditions": renewed, "observed_generation": generation})
-        await carry.write_status(self.cluster, observed.raw, stored.plain(status))
+    def _has_begun(self, observed: Observed, verdict: Verdict) -> bool:
+        """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
+        metadata = observed.raw["metadata"]
+        trainer = self.cluster.known(STATEFUL_SET, metadata["namespace"], names.trainer(metadata["name"]))
+        return not verdict.wanted.trainers or carry.pods_asked(trainer) > 0
 
-    async def _bring_about(self, observed: Observed, verdict: Verdict, memory: Memory) -> datetime | None:
-        """Certificates and objects; when a certificate is due next."""
+    async def _warn(self, raw: Object, told: Aspect) -> None:
+        """Once for each spec."""
+        event = Event(kind="Warning", reason=told.reason, message=told.message)
+        await self.events.send(raw, event, since=str(raw["metadata"].get("generation")))
+
+    async def _bring_about(
+        self, observed: Observed, verdict: Verdict, memory: Memory
+    ) -> tuple[datetime | None, list[Refusal]]:
+        """Certificates and objects; when a certificate is due next, and what was refused."""
         assert observed.job is not None, "objects are planned of a valid job"
         metadata = observed.raw["metadata"]
         before = self._state(observed, verdict)
         is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
         if memory.settled == before and not is_due:
-            return memory.certificates_at
+            return memory.certificates_at, []
         plan = Plan(
             job=observed.job,
             namespace=metadata["namespace"],
@@ -158,28 +188,43 @@ class Reconciler:
             wanted=verdict.wanted,
             settings=self.settings,
         )
-        wants_pods = verdict.wanted.any_pods
-        due_at = await self._certify(plan) if wants_pods else None
+        due_at, refused = await self._certified(plan) if verdict.wanted.any_pods else (None, [])
         desired = plan_objects(
             observed.job, namespace=plan.namespace, uid=plan.uid, wanted=verdict.wanted, settings=self.settings
         )
         requested = verdict.wanted.requested
-        if finish.of_status(stored.job_status({"status": verdict.status})) is not None:
-            # Whoever deletes a volume of a job that has ended wants it gone.
-            desired = [
-                obj for obj in desired if of(obj) is not CLAIM or self.cluster.known(CLAIM, *_key(obj)) is not None
-            ]
-        await carry.apply_objects(self.cluster, desired, observed=observed, requested=requested, wants_pods=wants_pods)
-        await carry.prune(self.cluster, desired, observed=observed)
-        is_settled = not requested and self._state(observed, verdict) == before
+        has_ended = finish.of_status(stored.job_status({"status": verdict.status})) is not None
+        refused = await carry.apply_objects(
+            self.cluster,
+            [obj for obj in desired if not has_ended or self._outlives_the_end(obj)],
+            observed=observed,
+            requested=requested,
+            refused=refused,
+        )
+        refused += await carry.prune(self.cluster, desired, observed=observed)
+        is_settled = not refused and not requested and self._state(observed, verdict) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
-        return due_at
+        return due_at, refused
+
+    def _outlives_the_end(self, obj: Object) -> bool:
+        """Whether an object of a job that has ended is still to be as planned. Whoever deletes a volume of it wants it gone; and a
+        StatefulSet without pods does no harm, whatever else is in it."""
+        found = self.cluster.known(of(obj), *_key(obj))
+        if of(obj) is STATEFUL_SET:
+            return carry.pods_asked(found) > 0
+        return of(obj) is not CLAIM or found is not None
 
     def _state(self, observed: Observed, verdict: Verdict) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         metadata = observed.raw["metadata"]
         versions = self.cluster.versions(APPLIED, (metadata["namespace"], metadata["name"]))
         return metadata["uid"], metadata.get("generation"), verdict.wanted, versions
+
+    async def _certified(self, plan: Plan) -> tuple[datetime | None, list[Refusal]]:
+        try:
+            return await self._certify(plan), []
+        except (NameTakenError, RefusedError) as error:
+            return None, [error]
 
     async def _certify(self, plan: Plan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""

@@ -14,6 +14,7 @@ from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.kube.sight import Sight
 from streamrl_operator.kube.store import Key
 from streamrl_operator.metrics import Metrics
+from streamrl_operator.reconcile import Looked
 from streamrl_operator.work import Hands, WorkQueue
 
 SILENT = [("lab", f"silent-{number}") for number in range(3 * WORKERS)]
@@ -32,13 +33,14 @@ class Jobs:
     most_at_once: int = 0
     sight: Sight = field(default_factory=lambda: Sight(("lab", "refused"), (RLJOB,)))
 
-    async def reconcile(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> Looked:
         with self._counted():
             if key in SILENT:
                 self.waits.add(key)
                 await self._pod()
             await asyncio.sleep(0)
             self.looked.append(key)
+        return Looked()
 
     async def _pod(self) -> None:
         self.at_once -= 1

@@ -1,0 +1,80 @@
+"""A pool whose pods the API server will not have: the rest of the job scales, is suspended and ends as if nothing were."""
+
+from typing import Any
+
+import pytest
+
+from cluster.operators import Lab, Operator
+from streamrl import names
+from support.jobs import simulated_job
+
+pytestmark = pytest.mark.timeout(300)
+
+JOB = "sums"
+RUNNING = {"trainer": 1, "fixed": 2, "free": 3}
+STOPPED = dict.fromkeys(RUNNING, 0)
+BAD = {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}
+
+
+def job(*, pod: dict[str, Any] | None = None, replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    """`pod`, `replicas`: of the pool `fixed`."""
+    document = simulated_job()
+    document["metadata"]["name"] = JOB
+    engine = document["spec"]["generators"][0]["engine"]
+    document["spec"]["generators"] = [
+        {"name": "fixed", "engine": engine, "scaling": {"static": {"replicas": replicas}}, "pod": pod or {}},
+        {"name": "free", "engine": engine, "scaling": {"external": {"initialReplicas": 3}}},
+    ]
+    document["spec"] |= spec
+    return document
+
+
+def sizes(lab: Lab) -> dict[str, int]:
+    """Pods that the StatefulSets are asked for."""
+    return {each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"] for each in lab.list("statefulsets")}
+
+
+@pytest.fixture
+def refused(lab: Lab, operator: Operator) -> Lab:
+    """A job that runs, whose pool `fixed` was edited into something that the API server refuses."""
+    lab.create("rljobs", job())
+    lab.wait(lambda: sizes(lab) == RUNNING, "the job to run", operator)
+    lab.patch("rljobs", JOB, job(pod=BAD))
+    lab.wait(lambda: lab.condition(JOB, "Ready").get("reason") == "Refused", "the refusal to be said", operator)
+    assert "resources.requests" in lab.condition(JOB, "Ready")["message"]
+    return lab
+
+
+def test_another_pool_scales_and_the_refused_one_shrinks(refused: Lab, operator: Operator) -> None:
+    lab = refused
+    lab.patch("generatorpools", names.pool(JOB, "free"), {"spec": {"replicas": 6}}, part="scale")
+    lab.wait(lambda: sizes(lab) == RUNNING | {"free": 6}, "six of the free pool", operator)
+    lab.patch("rljobs", JOB, job(pod=BAD, replicas=1))
+    lab.wait(lambda: sizes(lab) == RUNNING | {"free": 6, "fixed": 1}, "one of the refused pool", operator)
+    lab.patch("rljobs", JOB, job(pod=BAD, replicas=4))
+    operator.wait_for_looks(3)
+    assert sizes(lab)["fixed"] == 1
+    lab.patch("rljobs", JOB, job(replicas=4))
+    lab.wait(lambda: sizes(lab) == RUNNING | {"free": 6, "fixed": 4}, "four, once they are had", operator)
+    lab.wait(lambda: lab.condition(JOB, "Ready")["reason"] != "Refused", "nothing to be in the way", operator)
+
+
+def test_it_can_be_suspended_and_goes_on(refused: Lab, operator: Operator) -> None:
+    lab = refused
+    lab.patch("rljobs", JOB, {"spec": {"suspend": True}})
+    lab.wait(lambda: lab.condition(JOB, "Suspended").get("status") == "True", "Suspended", operator)
+    assert (sizes(lab), lab.list("pods")) == (STOPPED, [])
+    lab.patch("rljobs", JOB, job(suspend=False))
+    lab.wait(lambda: sizes(lab) == RUNNING, "the job to go on", operator)
+
+
+def test_its_end_is_final(refused: Lab, operator: Operator) -> None:
+    lab = refused
+    lab.patch("rljobs", JOB, {"spec": {"activeDeadlineSeconds": 1}})
+    lab.wait(lambda: lab.condition(JOB, "Failed").get("status") == "True", "the deadline to end it", operator)
+    lab.wait(lambda: sizes(lab) == STOPPED and lab.list("pods") == [], "its pods to go", operator)
+    ended = lab.must("rljobs", JOB)["status"]
+    lab.patch("rljobs", JOB, {"metadata": {"annotations": {"any": "change"}}})  # a look that nothing else would cause
+    operator.wait_for_looks(1)
+    assert lab.must("rljobs", JOB)["status"] == ended
+    assert sizes(lab) == STOPPED

@@ -1,0 +1,318 @@
+"""Looks at one job of which something is refused: what is held up, what goes on, and what is said."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from streamrl import names
+from streamrl_operator.certificates.plan import Lives
+from streamrl_operator.clock import Clock
+from streamrl_operator.events import Events
+from streamrl_operator.kube.cluster import Cluster, NameTakenError
+from streamrl_operator.kube.errors import RefusedError
+from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
+from streamrl_operator.reconcile import Looked, Reconciler
+from support.api_server import ApiServer, Doc
+from support.observed_jobs import JOB, NOW, SETTINGS, container, job_document, page, pod, trainer
+
+LAB = "default"
+LIVES = Lives(ca_s=90 * 86_400, leaf_s=30 * 86_400, settle_s=600)
+BAD = {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}
+WHY = "requests: must be less than or equal to cpu limit"
+SUCCESS = page(result={"status": "succeeded", "steps": 20, "final_reward": 0.9})
+REPLACE = {"name": "r", "onExitCodes": [139], "action": "ReplacePodAndIgnoreMaxRestarts"}
+RUNNING = {"trainer": 1, "one": 2, "two": 1, "three": 1}
+
+
+@dataclass
+class World:
+    """A job of three pools at an API server, and an operator that looks when it is told to."""
+
+    server: ApiServer
+    cluster: Cluster
+    reconciler: Reconciler
+
+    @property
+    def job(self) -> Doc:
+        return self.server.objects[RLJOB.path(LAB, JOB)]
+
+    @property
+    def status(self) -> Doc:
+        found: Doc = self.job["status"]
+        return found
+
+    def put(self, document: Doc) -> None:
+        """The job as somebody wants it."""
+        self.cluster.job_store.put(self.server.put(RLJOB.path(LAB, JOB), document))
+
+    def edit(self, *, pool: str = "", fields: Doc | None = None, **spec: Any) -> None:
+        """Change fields of a pool, and of the spec."""
+        pools = [each | (fields or {} if each["name"] == pool else {}) for each in self.job["spec"]["generators"]]
+        self.put({**self.job, "spec": {**self.job["spec"], "generators": pools, **spec}})
+
+    async def see(self, *pods: Doc) -> None:
+        """Pods as they are now."""
+        for each in pods:
+            owner = {"kind": "StatefulSet", "name": "s", "uid": "u", "controller": True}
+            metadata = {**each["metadata"], "namespace": LAB, "ownerReferences": [owner]}
+            whole = {**each, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+            await self.cluster.merge(self.server.put(POD.path(LAB, metadata["name"]), whole), {})
+
+    async def scale(self, pool: str, replicas: int) -> None:
+        """As through /scale."""
+        found = self.server.objects[GENERATOR_POOL.path(LAB, names.pool(JOB, pool))]
+        await self.cluster.merge(found, {"spec": {"replicas": replicas}})
+
+    async def look(self, times: int = 1) -> Looked:
+        """So many looks; the last."""
+        assert times > 0
+        for _ in range(times):
+            looked = await self.reconciler.reconcile((LAB, JOB))
+        return looked
+
+    def sizes(self) -> dict[str, int]:
+        found = self.server.under(STATEFUL_SET.path(LAB))
+        return {each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"] for each in found}
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(each for each in self.status["conditions"] if each["type"] == kind)
+        return found["status"], found["reason"]
+
+    def ready_message(self) -> str:
+        return str(self.status["conditions"][0]["message"])
+
+    def warnings(self) -> list[str]:
+        return [each["reason"] for each in self.server.under(EVENT.path(LAB)) if each["type"] == "Warning"]
+
+    def refuse_bad_pods(self) -> None:
+        """As an API server does where requests are above limits."""
+        self.server.refuse = lambda _, path, body: (422, WHY) if _has_bad_pods(path, body) else None
+
+    def refuse(self, what: str) -> None:
+        """Every write of one object, as a webhook of somebody does."""
+        self.server.refuse = lambda _, path, __: (403, "denied by a policy") if path.endswith(what) else None
+
+
+def _has_bad_pods(path: str, body: Doc) -> bool:
+    template = (body.get("spec") or {}).get("template")
+    return path.startswith(STATEFUL_SET.path(LAB)) and template is not None and _main(template) == BAD["resources"]
+
+
+def _main(template: Doc) -> object:
+    return template["spec"]["containers"][0]["resources"]
+
+
+class Ticks:
+    """Half a minute goes by between two readings: every look is due for everything."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        self.seconds += 30.0
+        return self.seconds
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self())
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    server, ticks = ApiServer(), Ticks()
+    document = job_document()
+    engine = document["spec"]["generators"][0]["engine"]
+    scalings = {"one": {"static": {"replicas": 2}}, "two": {"external": {}}, "three": {"static": {"replicas": 1}}}
+    document["spec"]["generators"] = [
+        {"name": name, "engine": engine, "scaling": scaling} for name, scaling in scalings.items()
+    ]
+    document["metadata"] |= {"finalizers": [names.FINALIZER]}
+    async with server.client() as client:
+        cluster, clock = Cluster(client, changed=lambda *_: None), Clock(now=ticks.now, monotonic=ticks)
+        events = Events(client=client, clock=clock, instance="test")
+        reconciler = Reconciler(cluster=cluster, events=events, settings=SETTINGS, lives=LIVES, clock=clock)
+        made = World(server=server, cluster=cluster, reconciler=reconciler)
+        made.put(document)
+        yield made
+
+
+@pytest.fixture
+async def running(world: World) -> World:
+    """Brought about, with its pods."""
+    await world.look()
+    await world.see(trainer(init=[container("scheduler")], containers=[container("trainer")]))
+    await world.see(*(pod(f"{JOB}-{name}-0", containers=[container("generator")]) for name in ("one", "two", "three")))
+    world.server.page = page()
+    assert not (await world.look(2)).refused
+    assert (world.sizes(), world.condition("Ready")) == (RUNNING, ("True", "Running"))
+    return world
+
+
+@pytest.fixture
+async def refused(running: World) -> World:
+    """Its first pool's pods were edited, and the API server will not have them."""
+    running.refuse_bad_pods()
+    running.edit(pool="one", fields={"pod": BAD})
+    await running.look(2)
+    return running
+
+
+async def rests(world: World) -> None:
+    """Nothing but what is refused is tried again."""
+    await world.look(2)
+    done = len(world.server.writes)
+    await world.look(2)
+    assert [line for line in world.server.writes[done:] if not line.endswith((" 422", " 403"))] == []
+
+
+async def test_a_running_job_goes_on_beside_a_pool_that_is_refused(refused: World) -> None:
+    assert refused.condition("Ready") == ("False", "Refused")
+    assert WHY in refused.ready_message()
+    assert refused.warnings() == ["Refused"]
+    await rests(refused)
+    refused.server.page = page(step=9)
+    refused.edit(pool="three", fields={"scaling": {"static": {"replicas": 4}}})
+    await refused.scale("two", 3)
+    looked = await refused.look()
+    assert (looked.refused, looked.again_s) == ("Refused", SETTINGS.resync_s)
+    assert refused.sizes() == RUNNING | {"two": 3, "three": 4}
+    assert (refused.status["step"], refused.condition("Ready")) == (9, ("False", "Refused"))
+    refused.edit(pool="one", fields={"pod": {}})
+    assert not (await refused.look()).refused
+    assert refused.condition("Ready") == ("True", "Running")
+
+
+async def test_a_refused_pool_gets_fewer_pods_and_no_more(refused: World) -> None:
+    for asked, got in ((5, 2), (1, 1), (3, 1)):
+        refused.edit(pool="one", fields={"scaling": {"static": {"replicas": asked}}})
+        await refused.look(2)
+        assert refused.sizes()["one"] == got
+    refused.edit(pool="one", fields={"pod": {}})
+    await refused.look()
+    assert refused.sizes()["one"] == 3
+
+
+async def test_the_end_of_a_job_with_a_refused_pool_is_final_and_leaves_no_pods(refused: World) -> None:
+    refused.server.page = SUCCESS
+    for _ in range(3):
+        looked = await refused.look()
+        assert refused.condition("Succeeded") == ("True", "Completed")
+        assert refused.condition("Ready") == ("False", "Completed")
+        assert set(refused.sizes().values()) == {0}
+    assert looked == Looked()  # nothing more is tried
+    await rests(refused)
+
+
+async def test_what_is_refused_first_in_the_look_that_ends_the_job_does_not_undo_the_end(running: World) -> None:
+    running.refuse_bad_pods()
+    running.edit(pool="one", fields={"pod": BAD})
+    running.server.page = SUCCESS
+    await running.look(3)
+    assert running.condition("Succeeded") == ("True", "Completed")
+    assert set(running.sizes().values()) == {0}
+
+
+async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: World) -> None:
+    running.server.refuse = lambda _, path, __: (403, "no") if "/statefulsets/" in path else None
+    running.server.page = SUCCESS
+    looked = await running.look(2)
+    assert (looked.refused, looked.again_s) == ("Refused", SETTINGS.resync_s)
+    assert running.condition("Succeeded") == ("True", "Completed")
+    assert running.sizes() == RUNNING
+    running.server.refuse = lambda *_: None
+    await running.look()
+    assert set(running.sizes().values()) == {0}
+
+
+async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> None:
+    refused.edit(suspend=True)
+    await refused.look()
+    assert set(refused.sizes().values()) == {0}
+    for each in refused.server.under(POD.path(LAB)):
+        await refused.cluster.delete(each)
+    await refused.look()
+    assert refused.condition("Suspended") == ("True", "Suspended")
+    await rests(refused)
+    refused.edit(pool="one", fields={"pod": {}}, suspend=False)
+    await refused.look()
+    assert refused.sizes() == RUNNING
+
+
+async def test_failures_beside_a_refused_pool_count_towards_the_end(refused: World) -> None:
+    for life in range(1, 5):
+        await refused.see(pod(f"{JOB}-two-0", containers=[container("generator", restarts=life, last=1)]))
+        await refused.look()
+        assert refused.status["restarts"] == life
+    assert refused.condition("Failed") == ("True", "TooManyRestarts")
+    assert set(refused.sizes().values()) == {0}
+
+
+async def test_a_failure_is_not_counted_before_its_pod_could_be_deleted(refused: World) -> None:
+    refused.edit(failurePolicy={"rules": [REPLACE]})
+    await refused.see(pod(f"{JOB}-two-0", containers=[container("generator", restarts=1, last=139)]))
+    refused.refuse(f"{JOB}-two-0")
+    with pytest.raises(RefusedError):
+        await refused.look()
+    assert (refused.condition("Ready"), refused.status["ignoredRestarts"]) == (("False", "Refused"), 0)
+    refused.refuse_bad_pods()
+    await refused.look()
+    assert refused.status["ignoredRestarts"] == 1
+    assert POD.path(LAB, f"{JOB}-two-0") not in refused.server.objects
+
+
+GUARDS = [NETWORK_POLICY.path(LAB, f"{JOB}-one"), GENERATOR_POOL.path(LAB, f"{JOB}-one")]
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=["policy", "pool"])
+async def test_no_pod_of_a_pool_without_what_it_needs(world: World, guard: str) -> None:
+    world.refuse(guard)
+    await world.look(2)
+    assert world.sizes() == {name: size for name, size in RUNNING.items() if name != "one"}
+    assert (world.condition("Ready"), "startTime" in world.status) == (("False", "Refused"), True)
+    world.server.refuse = lambda *_: None
+    await world.look()
+    assert world.sizes() == RUNNING
+
+
+WHOLE = [
+    CONFIG_MAP.path(LAB, names.resolved(JOB)),
+    STATEFUL_SET.path(LAB, names.trainer(JOB)),
+    f"/secrets/{JOB}-tls-trainer",
+    f"/networkpolicies/{JOB}-trainer",
+]
+
+
+@pytest.mark.parametrize("needed", WHOLE)
+async def test_no_pod_at_all_without_what_the_job_needs(world: World, needed: str) -> None:
+    world.refuse(needed)
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            await world.look()
+    assert world.sizes() == {}
+    assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]
+    assert (world.condition("Ready"), "startTime" in world.status) == (("False", "Refused"), False)  # no clock runs yet
+    assert world.warnings() == ["Refused"]
+    world.server.refuse = lambda *_: None
+    await world.look()
+    assert world.sizes() == RUNNING
+
+
+async def test_what_the_whole_job_needs_holds_up_growth_and_nothing_else(running: World) -> None:
+    running.edit(pool="one", fields={"scaling": {"static": {"replicas": 4}}})  # told to the pods in the ConfigMap
+    await running.scale("two", 0)
+    running.server.page = page(step=9)
+    running.refuse(CONFIG_MAP.path(LAB, names.resolved(JOB)))
+    await running.look()
+    assert running.sizes() == RUNNING | {"two": 0}
+    assert (running.status["step"], running.condition("Ready")) == (9, ("False", "Refused"))
+
+
+async def test_a_name_that_is_taken_is_left_alone(world: World) -> None:
+    path = CONFIG_MAP.path(LAB, names.resolved(JOB))
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.resolved(JOB), "namespace": LAB}}
+    before = world.server.put(path, theirs)
+    with pytest.raises(NameTakenError):
+        await world.look()
+    assert world.condition("Ready") == ("False", "NameTaken")
+    assert (world.sizes(), world.server.objects[path]) == ({}, before)
