@@ -3,7 +3,7 @@
 Consumes: changes from the cluster's stores, which kopf (jobs) and the reflectors (what jobs have) fill. Produces: calls of
 `Reconciler.reconcile`, one at a time for each job.
 Waits for: a job that is due. In a namespace that is not known whole none is looked at; all of them are when it is. A look that fails is
-repeated after a while that doubles, with jitter; the process goes on.
+repeated after a while that doubles, with jitter, and the job says so where the server itself fails for long; the process goes on.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from streamrl_operator import refusals
 from streamrl_operator.jobs import JobWatch
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
@@ -77,6 +78,7 @@ class Handlers:
             reason, text, asked_s = error.reason, str(error), error.retry_after_s
             if isinstance(error, ForbiddenError) and self.cluster.namespaces:
                 self.jobs.doubt()  # the namespace may not be ours any more
+            await self._say_lasting(key, error)
         except NameTakenError as error:
             reason, text = "NameTaken", str(error)
         except Exception as error:
@@ -91,3 +93,12 @@ class Handlers:
         wait_s = self.queue.failed(key, asked_s=asked_s)
         log.warning("look failed", extra={**extra, "reason": reason, "error": text, "again_s": round(wait_s, 2)})
         return reason
+
+    async def _say_lasting(self, key: Key, error: KubeError) -> None:
+        told = refusals.lasting(error, failures=self.queue.failures(key) + 1)
+        if told is None:
+            return
+        try:
+            await self.reconciler.say(key, told)
+        except KubeError as unsaid:
+            log.warning("nothing can be said", extra={"namespace": key[0], "job": key[1], "error": str(unsaid)})

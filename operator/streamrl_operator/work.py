@@ -123,6 +123,10 @@ class WorkQueue:
         self._finish(key, wait_s)
         return wait_s
 
+    def failures(self, key: Key) -> int:
+        """How often in a row it could not be brought about."""
+        return self._failures.get(key, 0)
+
     def _finish(self, key: Key, seconds: float | None) -> None:
         again_s = self._working.pop(key)
         if again_s is not None:

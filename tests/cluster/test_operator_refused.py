@@ -1,5 +1,6 @@
-"""A pool whose pods the API server will not have: the rest of the job scales, is suspended and ends as if nothing were."""
+"""What the API server will not or cannot take. A pool whose pods it refuses: the rest of the job scales, is suspended and ends as if nothing were."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -78,3 +79,34 @@ def test_its_end_is_final(refused: Lab, operator: Operator) -> None:
     operator.wait_for_looks(1)
     assert lab.must("rljobs", JOB)["status"] == ended
     assert sizes(lab) == STOPPED
+
+
+HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+@pytest.fixture
+def broken_webhook(lab: Lab) -> Iterator[str]:
+    """A webhook of somebody that nobody answers: the API server itself says 500 to each new StatefulSet."""
+    hook = {
+        "name": "broken.example.com",
+        "clientConfig": {"service": {"namespace": lab.namespace, "name": "nobody"}},
+        "rules": [
+            {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["statefulsets"]}
+        ],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": lab.namespace}},
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    lab.cluster.api.create(HOOKS, {"metadata": {"name": lab.namespace}, "webhooks": [hook]}).expect()
+    yield f"{HOOKS}/{lab.namespace}"
+    lab.cluster.api.delete(f"{HOOKS}/{lab.namespace}")
+
+
+def test_a_webhook_that_fails_is_told_of(lab: Lab, operator: Operator, broken_webhook: str) -> None:
+    lab.create("rljobs", job())
+    lab.wait(lambda: lab.condition(JOB, "Ready").get("reason") == "ServerError", "the failure to be said", operator)
+    assert "failed calling webhook" in lab.condition(JOB, "Ready")["message"]
+    assert sizes(lab) == {}
+    lab.cluster.api.delete(broken_webhook).expect()
+    lab.wait(lambda: sizes(lab) == RUNNING, "the job to begin by itself", operator, deadline_s=150.0)
+    lab.wait(lambda: lab.condition(JOB, "Ready")["reason"] != "ServerError", "nothing to be in the way", operator)

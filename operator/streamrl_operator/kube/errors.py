@@ -57,7 +57,7 @@ _BY_STATUS: dict[int, type[KubeError]] = {
     408: UnavailableError,
     429: UnavailableError,
 }
-_SERVER_ERROR = 500
+SERVER_ERROR = 500
 _NOT_IN_SCHEMA = "failed to create typed patch object"
 """With it an API server answers 500 to an apply with a field that it does not know: the body's fault, however often it is sent."""
 _MAX_MESSAGE_CHARS = 500
@@ -67,7 +67,7 @@ def from_status(what: str, status: int, body: object, retry_after: str | None = 
     """The error that an answer other than 2xx stands for; `body` is a Status object where the API server wrote one."""
     details: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
     message = str(details.get("message") or body or "no message")
-    is_broken = status >= _SERVER_ERROR and not message.startswith(_NOT_IN_SCHEMA)
+    is_broken = status >= SERVER_ERROR and not message.startswith(_NOT_IN_SCHEMA)
     found = _BY_STATUS.get(status) or (UnavailableError if is_broken else RefusedError)
     asked = (
         retry_after

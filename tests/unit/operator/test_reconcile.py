@@ -14,6 +14,7 @@ from streamrl_operator.events import Events
 from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
 from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
+from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import Looked, Reconciler
 from support.api_server import ApiServer, Doc
 from support.observed_jobs import JOB, NOW, SETTINGS, container, job_document, page, pod, trainer
@@ -316,3 +317,28 @@ async def test_a_name_that_is_taken_is_left_alone(world: World) -> None:
         await world.look()
     assert world.condition("Ready") == ("False", "NameTaken")
     assert (world.sizes(), world.server.objects[path]) == ({}, before)
+
+
+async def test_what_is_told_of_a_server_that_fails_goes_with_the_next_look(running: World) -> None:
+    told = Aspect(type="Ready", holds=False, reason="ServerError", message="m")
+    await running.reconciler.say((LAB, JOB), told)
+    assert (running.condition("Ready"), running.condition("Failed")) == (
+        ("False", "ServerError"),
+        ("False", "InProgress"),
+    )
+    assert running.status["step"] == 3
+    await running.look()
+    assert running.condition("Ready") == ("True", "Running")
+
+
+async def test_nothing_is_told_over_an_end(running: World) -> None:
+    running.server.page = SUCCESS
+    await running.look()
+    ended = running.status
+    await running.reconciler.say((LAB, JOB), Aspect(type="Ready", holds=False, reason="ServerError", message="m"))
+    assert running.status == ended
+
+
+async def test_at_the_first_visit_too_it_is_told(world: World) -> None:
+    await world.reconciler.say((LAB, JOB), Aspect(type="Ready", holds=False, reason="ServerError", message="m"))
+    assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]
