@@ -205,6 +205,7 @@ def _running(look: _Look) -> Verdict:
         all_pods=observed.pods,
         sets=observed.sets,
         desired=_desired(look.job, plans),
+        now=look.now,
     )
     status = before.model_copy(
         update={

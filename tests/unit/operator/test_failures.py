@@ -1,6 +1,8 @@
 """What counts as a failure, by which rule, and that each counts once."""
 
 import json
+from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import tally
 from streamrl_operator.planning.failures import FAIL, REPLACE, RESTART
-from streamrl_operator.planning.tally import Tally
-from support.observed_jobs import JOB, container, generator, trainer, trainer_worker
+from streamrl_operator.planning.moments import stamp
+from streamrl_operator.planning.tally import LONGEST_LIFE_S, Tally
+from support.observed_jobs import JOB, NOW, container, generator, trainer, trainer_worker
 
 DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-trainer-workers": 2, f"{JOB}-sim": 2}
 
@@ -23,7 +26,8 @@ def policy(*rules: dict[str, Any], most: int = 5) -> FailurePolicy:
 
 
 def count(*pods: dict, before: RLJobStatus = RLJobStatus(), rules: FailurePolicy | None = None, **given: Any) -> Tally:  # noqa: B008 - frozen
-    return tally.count(before, policy=rules or policy(), all_pods=pods, **{"sets": {}, "desired": DESIRED, **given})
+    whole = {"sets": {}, "desired": DESIRED, "now": NOW, **given}
+    return tally.count(before, policy=rules or policy(), all_pods=pods, **whole)
 
 
 def after(before: RLJobStatus, told: Tally) -> RLJobStatus:
@@ -181,6 +185,59 @@ def test_a_rule_that_replaces_the_pod_deletes_it_and_does_not_count_its_loss() -
     assert (told.delete_pods, told.ignored) == ((f"{JOB}-sim-0",), 1)
     later = count(generator(leaving=True), rules=rules, before=after(RLJobStatus(), told))
     assert (later.delete_pods, later.ignored, later.new) == ((), 1, ())
+
+
+def aged(pod: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The pod, made so long ago."""
+    return pod | {"metadata": pod["metadata"] | {"creationTimestamp": stamp(NOW - timedelta(seconds=seconds))}}
+
+
+@pytest.mark.parametrize(
+    ("ignored", "age_s", "replaced"),
+    [
+        (0, 0, True),
+        (1, 9, False),
+        (1, 10, True),
+        (2, 19, False),
+        (3, 40, True),
+        (5, 159, False),
+        (6, 300, True),
+        (6, 299, False),
+        (10_000, 299, False),
+        (10_000, 300, True),
+    ],
+)
+def test_a_rule_replaces_a_pod_that_has_lived_and_leaves_a_new_one_to_the_kubelet(
+    ignored: int, age_s: float, replaced: bool
+) -> None:
+    rules = policy({"onExitCodes": [139], "action": REPLACE})
+    before = RLJobStatus(ignored_restarts=ignored)
+    told = count(aged(generator(containers=[container("generator", code=139)]), age_s), rules=rules, before=before)
+    assert told.delete_pods == ((f"{JOB}-sim-0",) if replaced else ())
+    assert (told.ignored, told.restarts) == (ignored + 1, 0)
+    (event,) = tally.events(told, most_restarts=5)
+    assert event.message.endswith("started again in place") is not replaced
+    again = aged(generator(containers=[container("generator", restarts=1, last=139)]), age_s + 400)
+    later = count(again, rules=rules, before=after(before, told))
+    assert (later.new, later.delete_pods) == ((), ())  # one life, one decision
+
+
+def test_a_pod_that_always_fails_is_replaced_ever_more_slowly() -> None:
+    """A container that fails 3 s after its pod is made, and as often as a kubelet starts it again, for an hour."""
+    rules = policy({"action": REPLACE})
+    before, replaced, made_s, life, lives, now_s = RLJobStatus(), [], 0.0, 0, 0, 3.0
+    while now_s < 3600.0:
+        state = container("generator", restarts=life, code=139, runtime_id=f"{lives:064d}")
+        told = count(aged(generator(uid=f"u-{made_s}", containers=[state]), now_s - made_s), rules=rules, before=before)
+        before, lives = after(before, told), lives + 1
+        if told.delete_pods:
+            replaced.append(now_s)
+            made_s, life, now_s = now_s, 0, now_s + 3.0
+        else:
+            life, now_s = life + 1, now_s + min(10.0 * 2.0**life, 300.0)
+    gaps = [later - earlier for earlier, later in pairwise(replaced)]
+    assert len(replaced) <= 15
+    assert all(gap >= LONGEST_LIFE_S for gap in gaps[3:])
 
 
 def test_pods_that_are_gone_are_forgotten_late_and_never_counted_again() -> None:
