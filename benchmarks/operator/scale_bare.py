@@ -134,7 +134,7 @@ def writes_of(stored: Json, settings: Settings) -> list[Write]:
     while len(known) < len(vault.secret_names(plan.name)):
         made, _ = vault.due(plan, known, now=now, lives=Lives())
         known |= {secret["metadata"]["name"]: secret for secret in made}
-    planned = plan_objects(job, namespace=plan.namespace, uid=plan.uid, wanted=verdict.wanted, settings=settings)
+    planned = plan_objects(plan)
     ordered = sorted([*known.values(), *planned], key=lambda obj: APPLIED.index(of(obj)))
     return [_write(obj) for obj in ordered]
 

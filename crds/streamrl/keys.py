@@ -84,7 +84,7 @@ ENV_KUBECONFIG = "KUBECONFIG"
 
 # ---- Files of a run folder, relative to it.
 FILE_JOB = "job.json"
-"""The validated RLJob with all defaults. Written by the runner, read by every worker."""
+"""The validated RLJob with all defaults. Written by the runner or the operator, read by every worker."""
 FILE_JOURNAL = "journal.sqlite"
 """The scheduler's journal. Written by the scheduler alone."""
 DIR_ENDPOINTS = "endpoints"
@@ -108,6 +108,8 @@ FILE_STORE = "store.json"
 DIR_MODEL_FILES = "model-files"
 """Configuration and tokenizer as the scheduler handed them out. Written by a generator in a pod."""
 
+FILE_IMAGES = "images.json"
+"""Beside `job.json` in the ConfigMap of the resolved job: {"trainer", "generator"}, `Images` of the status. Written and read by the operator."""
 FILE_MODEL = "model.json"
 """In STREAMRL_SHARED_DIR: {"path"}, the directory of the initial model. Written by prepare."""
 

@@ -60,6 +60,15 @@ class Bubbles(StatusModel):
     skew_percent: float = Field(ge=0, le=100, description="Slots idle beside a long tail.")
 
 
+class Images(StatusModel):
+    """Images of the job's pods, where `pod.image` names none."""
+
+    trainer: str = Field(
+        min_length=1, max_length=512, description="Of trainer, scheduler and preparation of the model."
+    )
+    generator: str = Field(min_length=1, max_length=512, description="Of the generators.")
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
@@ -89,6 +98,10 @@ class RLJobStatus(StatusModel):
     )
     checkpoint_path: str | None = Field(
         default=None, max_length=1024, description="Directory of the newest checkpoint on the checkpoints' volume."
+    )
+    images: Images | None = Field(
+        default=None,
+        description="Images of the job's pods, where `pod.image` names none: the operator's when the job began; no upgrade changes them.",
     )
     pools: tuple[PoolSummary, ...] = Field(
         default=(), max_length=8, description="Pods by pool.", json_schema_extra=map_by("name")

@@ -18,7 +18,7 @@ from streamrl_operator.autoscaler.values import State
 from streamrl_operator.clock import Clock
 from streamrl_operator.kube.cluster import Cluster
 from streamrl_operator.kube.errors import KubeError
-from streamrl_operator.kube.kinds import CLAIM, GENERATOR_POOL, POD, STATEFUL_SET
+from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, GENERATOR_POOL, POD, STATEFUL_SET
 from streamrl_operator.kube.store import Key
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.life import AUTO_LOOK_S
@@ -72,10 +72,18 @@ def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock) -> O
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),
         claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
+        resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=memory.numbers,
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _resolved(cluster: Cluster, key: Key, *, uid: str) -> Mapping[str, str]:
+    """Not of an earlier job of this name."""
+    found = cluster.known(CONFIG_MAP, key[0], names.resolved(key[1])) or {"metadata": {}}
+    is_its_own = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid
+    return found.get("data") or {} if is_its_own else {}
 
 
 def _workers(cluster: Cluster, key: Key) -> list[dict[str, Any]]:

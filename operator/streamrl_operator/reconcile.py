@@ -187,11 +187,10 @@ class Reconciler:
             uid=metadata["uid"],
             wanted=verdict.wanted,
             settings=self.settings,
+            resolved=observed.resolved,
         )
         due_at, refused = await self._certified(plan) if verdict.wanted.any_pods else (None, [])
-        desired = plan_objects(
-            observed.job, namespace=plan.namespace, uid=plan.uid, wanted=verdict.wanted, settings=self.settings
-        )
+        desired = plan_objects(plan)
         requested = verdict.wanted.requested
         has_ended = finish.of_status(stored.job_status({"status": verdict.status})) is not None
         refused = await carry.apply_objects(

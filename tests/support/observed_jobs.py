@@ -7,6 +7,8 @@ from typing import Any
 
 from streamrl import names
 from streamrl.spec import RLJob, parse_job
+from streamrl_operator.planning.objects.meta import Plan
+from streamrl_operator.planning.objects.storage import resolved_job
 from streamrl_operator.planning.values import Observed, Settings, Verdict
 from support.jobs import simulated_job
 
@@ -162,8 +164,17 @@ def carried_out(look: Observed, verdict: Verdict, *, seconds: float = 0.0) -> Ob
     """The same job after the verdict was carried out, so many seconds later; pods stay as they are."""
     raw: Mapping[str, Any] = {**look.raw, "status": verdict.status}
     pools = {name: _pool_after(look, verdict, name=name) for name in verdict.pool_statuses}
+    resolved = look.resolved if look.job is None else _resolved_after(look, look.job, verdict)
     now, at_s = look.now + timedelta(seconds=seconds), look.at_s + seconds
-    return replace(look, raw=raw, pools=pools, scaling=verdict.scaling, now=now, at_s=at_s)
+    return replace(look, raw=raw, pools=pools, resolved=resolved, scaling=verdict.scaling, now=now, at_s=at_s)
+
+
+def _resolved_after(look: Observed, job: RLJob, verdict: Verdict) -> Doc:
+    plan = Plan(
+        job=job, namespace="default", uid="u-job", wanted=verdict.wanted, settings=SETTINGS, resolved=look.resolved
+    )
+    data: Doc = resolved_job(plan)["data"]
+    return data
 
 
 def _pool_after(look: Observed, verdict: Verdict, *, name: str) -> Doc:

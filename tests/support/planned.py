@@ -6,6 +6,7 @@ from typing import Any
 
 from streamrl.spec import RLJob, parse_job
 from streamrl_operator.planning.objects import plan_objects
+from streamrl_operator.planning.objects.meta import Plan
 from streamrl_operator.planning.values import Settings, Wanted
 
 NAMESPACE, UID = "team-a", "3f8e9c52-6a3b-4e0e-9d3e-0c7f7f0f1a11"
@@ -83,10 +84,25 @@ def full_job() -> RLJob:
     return parse_job(full_document())
 
 
-def planned(job: RLJob, *, wanted: Wanted | None = None, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
-    """What is planned for a running job."""
-    running = Wanted(trainers=1, generators={pool.name: pool.scaling.initial for pool in job.spec.generators})
-    return plan_objects(job, namespace=NAMESPACE, uid=UID, wanted=wanted or running, settings=settings)
+def planned(
+    job: RLJob,
+    *,
+    wanted: Wanted | None = None,
+    settings: Settings = SETTINGS,
+    resolved: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """What is planned for a running job. `resolved`: files of the ConfigMap that is there."""
+    sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
+    running = Wanted(trainers=1, generators=sizes, images=settings.images)
+    plan = Plan(
+        job=job,
+        namespace=NAMESPACE,
+        uid=UID,
+        wanted=wanted or running,
+        settings=settings,
+        resolved=resolved or {},
+    )
+    return plan_objects(plan)
 
 
 def find(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:

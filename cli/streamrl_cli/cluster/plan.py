@@ -22,6 +22,7 @@ from streamrl_cli.cluster.table import columns, text
 from streamrl_cli.jobfile import base_dir_of, check_file
 from streamrl_operator.planning.estimate import Estimate, estimate, find_config
 from streamrl_operator.planning.objects import plan_objects
+from streamrl_operator.planning.objects.meta import Plan
 from streamrl_operator.planning.values import Settings, Wanted
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
@@ -87,8 +88,8 @@ def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
     settings = Settings(
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
-    wanted = Wanted(trainers=1, generators=sizes, requested=sizes)
-    planned = plan_objects(job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings)
+    wanted = Wanted(trainers=1, generators=sizes, requested=sizes, images=settings.images)
+    planned = plan_objects(Plan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings))
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
     return [*first, *(_with_replicas(obj, replicas) for obj in planned)]
 

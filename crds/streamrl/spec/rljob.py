@@ -30,6 +30,10 @@ class Metadata(SpecModel):
     annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
 
 
+_LASTING = ("seed", "model", "task", "algorithm", "pipeline", "scheduling", "trainer", "weights", "storage")
+"""Fields of the specification that stay as they were."""
+
+
 class RLJobSpec(SpecModel):
     """What is trained, on what, how, and with which resources."""
 
@@ -89,20 +93,7 @@ class RLJobSpec(SpecModel):
     )
 
     transition_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        *(
-            (f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job")
-            for name in (
-                "seed",
-                "model",
-                "task",
-                "algorithm",
-                "pipeline",
-                "scheduling",
-                "trainer",
-                "weights",
-                "storage",
-            )
-        ),
+        *((f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job") for name in _LASTING),
         ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
         (
             "self.generators.size() == oldSelf.generators.size() && self.generators.all(g, "
@@ -111,6 +102,11 @@ class RLJobSpec(SpecModel):
         ),
     )
     """(CEL expression, message) on a change: what is trained, on what and how stays as it was."""
+
+    def lasting(self) -> tuple[object, ...]:
+        """What `transition_rules` keep: all that workers read of a job."""
+        pools = ((pool.name, pool.engine, pool.cost_per_hour) for pool in self.generators)
+        return (*(getattr(self, name) for name in _LASTING), *pools)
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:

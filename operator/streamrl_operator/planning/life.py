@@ -16,7 +16,7 @@ from datetime import datetime
 from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, finish, pods, progress, readiness, replicas, stored, tally
+from streamrl_operator.planning import conditions, finish, images, pods, progress, readiness, replicas, stored, tally
 from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.finish import End
 from streamrl_operator.planning.moments import stamp
@@ -282,12 +282,14 @@ def _verdict(
 ) -> Verdict:
     """What all branches have in common. `generation`: that the conditions are about; None: the present one."""
     about = look.generation if generation is None else generation
+    taken = images.of_job(look.observed, settings=look.settings, begins=running)
     whole = status.model_copy(
         update={
             "observed_generation": look.generation,
             "conditions": conditions.renewed(look.before.conditions, aspects, now=look.now, generation=about),
             "restarts": status.restarts or 0,
             "ignored_restarts": status.ignored_restarts or 0,
+            "images": taken or status.images,
             "pools": tuple(plan.summary for plan in plans) or status.pools,
         }
     )
@@ -296,6 +298,7 @@ def _verdict(
         wanted=Wanted(
             trainers=1 if running else 0,
             generators={plan.name: plan.desired for plan in plans},
+            images=taken,
             restarted_at=str(annotations.get(names.ANNOTATION_ATTEMPT) or ""),
             keeps_checkpoints=annotations.get(names.ANNOTATION_KEEP_CHECKPOINTS) == "true",
             requested={plan.name: plan.requested for plan in plans if plan.requested is not None},

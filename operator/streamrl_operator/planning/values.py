@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from streamrl.spec import RLJob
+from streamrl.status import Images
 from streamrl_operator.autoscaler.values import State
 
 Object = Mapping[str, Any]
@@ -30,6 +31,11 @@ class Settings:
     """That it watches; empty = all."""
     resync_s: float = 30.0
     """Least time between two looks at a running job's numbers."""
+
+    @property
+    def images(self) -> Images:
+        """Of the jobs that begin now."""
+        return Images(trainer=self.trainer_image, generator=self.generator_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +57,8 @@ class Observed:
     pods: Sequence[Object] = ()
     claims: Mapping[str, Object] = field(default_factory=dict)
     """PersistentVolumeClaims, by name."""
+    resolved: Mapping[str, str] = field(default_factory=dict)
+    """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
     """The scheduler's /numbers page; None: not to be had now. `result` in it: how the run ended (result.json)."""
     scaling: Mapping[str, State] = field(default_factory=dict)
@@ -67,6 +75,8 @@ class Wanted:
     """0 or 1 pods with trainer and scheduler."""
     generators: Mapping[str, int]
     """Pool -> pods."""
+    images: Images | None = None
+    """Of pods that name none; None: the job has not begun, so they are this operator's."""
     restarted_at: str = ""
     """Stamp in the trainer's pod template: a new value makes its pods again."""
     keeps_checkpoints: bool = False

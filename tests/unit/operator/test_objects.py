@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from streamrl_operator.autoscaler.observation import generator_name
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import Settings, Wanted
 from support.jobs import simulated_job
-from support.planned import NAMESPACE, UID, find, full_document, full_job, planned, templates
+from support.planned import NAMESPACE, SETTINGS, UID, find, full_document, full_job, planned, templates
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "STREAMRL_UPDATE_SNAPSHOTS"
@@ -141,7 +142,7 @@ def test_an_edit_touches_no_more_than_it_must(path: str, value: object, touched:
     ],
 )
 def test_what_should_run_changes_stateful_sets_alone(wanted: Wanted, touched: set[str]) -> None:
-    changes = differing(planned(full_job()), planned(full_job(), wanted=wanted))
+    changes = differing(planned(full_job()), planned(full_job(), wanted=replace(wanted, images=SETTINGS.images)))
     assert changes == {("StatefulSet", name) for name in touched}
 
 
@@ -220,6 +221,7 @@ def test_a_wish_keeps_the_claim_of_the_checkpoints_alone() -> None:
 def test_images_of_the_operator_are_used_where_the_job_names_none() -> None:
     other = Settings(namespace="x", trainer_image="t:2", generator_image="g:2")
     assert differing(planned(full_job()), planned(full_job(), settings=other)) == {
+        ("ConfigMap", "full-job"),
         ("StatefulSet", "full-auto"),
         ("StatefulSet", "full-free"),
     }

@@ -300,10 +300,12 @@ async def test_no_pod_at_all_without_what_the_job_needs(world: World, needed: st
 
 
 async def test_what_the_whole_job_needs_holds_up_growth_and_nothing_else(running: World) -> None:
-    running.edit(pool="one", fields={"scaling": {"static": {"replicas": 4}}})  # told to the pods in the ConfigMap
+    path = CONFIG_MAP.path(LAB, names.resolved(JOB))
+    await running.cluster.merge(running.server.objects[path], {"data": {"job.json": "somebody's"}})
+    running.edit(pool="one", fields={"scaling": {"static": {"replicas": 4}}})
     await running.scale("two", 0)
     running.server.page = page(step=9)
-    running.refuse(CONFIG_MAP.path(LAB, names.resolved(JOB)))
+    running.refuse(path)
     await running.look()
     assert running.sizes() == RUNNING | {"two": 0}
     assert (running.status["step"], running.condition("Ready")) == (9, ("False", "Refused"))

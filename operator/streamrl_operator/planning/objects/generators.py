@@ -105,7 +105,7 @@ def _template(plan: Plan, *, pool: GeneratorPool) -> template.Template:
             template.VOLUME_RUN: template.scratch(),
             template.VOLUME_TMP: template.scratch(),
         },
-        image=plan.settings.generator_image,
+        image=plan.images.generator,
     )
 
 

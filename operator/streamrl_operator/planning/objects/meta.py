@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import API_VERSION, names
 from streamrl.spec import RLJob
+from streamrl.status import Images
 from streamrl_operator.planning.values import Settings, Wanted
 
 Built = dict[str, Any]
@@ -26,6 +27,13 @@ class Plan:
     uid: str
     wanted: Wanted
     settings: Settings
+    resolved: Mapping[str, str] = field(default_factory=dict)
+    """Files of the ConfigMap with the job as they are now."""
+
+    @property
+    def images(self) -> Images:
+        """Of pods that name none."""
+        return self.wanted.images or self.settings.images
 
     @property
     def name(self) -> str:

@@ -1,16 +1,13 @@
 """All objects of a job, in the order in which they are applied: what others need comes first, pods last."""
 
-from streamrl.spec import RLJob
 from streamrl_operator.planning.objects import generators, network, storage, trainer
 from streamrl_operator.planning.objects.meta import Built, Plan, stamp
-from streamrl_operator.planning.values import Settings, Wanted
 
 
-def plan_objects(job: RLJob, *, namespace: str, uid: str, wanted: Wanted, settings: Settings) -> list[Built]:
+def plan_objects(plan: Plan) -> list[Built]:
     """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
-    plan = Plan(job=job, namespace=namespace, uid=uid, wanted=wanted, settings=settings)
-    pools = job.spec.generators
-    several = job.spec.trainer.nodes > 1
+    pools = plan.job.spec.generators
+    several = plan.job.spec.trainer.nodes > 1
     built = [
         storage.service_account(plan),
         storage.resolved_job(plan),

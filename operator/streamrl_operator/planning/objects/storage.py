@@ -1,7 +1,10 @@
 """What pods are given: the resolved job, an account without access, volumes."""
 
+import json
+
 from streamrl import keys, names
-from streamrl.spec import RLJob
+from streamrl.errors import UserErrors
+from streamrl.spec import RLJob, parse_job
 from streamrl.spec.training import Claim
 from streamrl_operator.planning.objects.meta import Built, Plan, canonical
 
@@ -17,19 +20,40 @@ def service_account(plan: Plan) -> Built:
 
 
 def resolved_job(plan: Plan) -> Built:
-    """The ConfigMap that every worker reads the job from."""
+    """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
+    images = plan.wanted.images
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": plan.metadata(names.resolved(plan.name)),
-        "data": {keys.FILE_JOB: job_json(plan.job, namespace=plan.namespace)},
+        "data": {
+            keys.FILE_JOB: _job_json(plan),
+            **({} if images is None else {keys.FILE_IMAGES: canonical(images.model_dump(by_alias=True)) + "\n"}),
+        },
     }
 
 
-def job_json(job: RLJob, *, namespace: str) -> str:
-    """The validated job with all defaults; of its metadata only what says which job it is."""
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return canonical(document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}) + "\n"
+def _job_json(plan: Plan) -> str:
+    """The validated job with all defaults; of its metadata only what says which job it is.
+
+    What is there stays byte for byte while it says the same of all that workers read: another release of the operator knows other
+    fields, and the images of a job that has begun refuse those that they do not know.
+    """
+    there = plan.resolved.get(keys.FILE_JOB, "")
+    if _says(there, plan.job, namespace=plan.namespace):
+        return there
+    document = plan.job.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return canonical(document | {"metadata": {"name": plan.name, "namespace": plan.namespace}}) + "\n"
+
+
+def _says(text: str, job: RLJob, *, namespace: str) -> bool:
+    """Whether a `job.json` is of this job, in all that cannot be changed."""
+    try:
+        there = parse_job(json.loads(text))
+    except (ValueError, RecursionError, UserErrors):
+        return False
+    is_its_own = (there.metadata.name, there.metadata.namespace) == (job.metadata.name, namespace)
+    return is_its_own and there.spec.lasting() == job.spec.lasting()
 
 
 def claims(plan: Plan) -> list[Built]:

@@ -162,7 +162,7 @@ def _pod_template(
         init_containers=init_containers,
         main=main,
         volumes=volumes,
-        image=plan.settings.trainer_image,
+        image=plan.images.trainer,
     )
 
 
