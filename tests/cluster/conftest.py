@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from cluster.command_fixtures import cli, job_file, patch  # noqa: F401 - fixtures
 from cluster.harness import tools
 from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.control_plane import ControlPlane, open_cluster

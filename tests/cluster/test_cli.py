@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from cluster.command_fixtures import Cli, context, stored
 from cluster.harness import kubeconfigs
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
@@ -17,31 +18,9 @@ from cluster.harness.processes import wait_until
 from streamrl import names
 from streamrl_cli.cluster import api
 from streamrl_cli.cluster.follow import follow
-from support.command import Outcome, streamrl
+from support.command import streamrl
 from support.ports import free_port
 
-Cli = Callable[..., Outcome]
-JOB = """
-apiVersion: streamrl.io/v1alpha1
-kind: RLJob
-metadata: {name: sum}
-spec:
-  seed: 1
-  model: {scratch: {}}
-  task:
-    dataset: {jsonl: {path: data/questions.jsonl}}
-    sampling: {maxTokens: 8}
-    rewards:
-    - {name: own, python: {function: "rewards:right"}}
-  pipeline: {batchGroups: 4, steps: 100}
-  generators:
-  - {name: fixed, engine: {hf: {}}, scaling: {static: {replicas: 2}}}
-  - {name: outside, engine: {hf: {}}, scaling: {external: {initialReplicas: 1}}}
-  - {name: own, engine: {hf: {}}, scaling: {auto: {maxReplicas: 4}}}
-"""
-REWARDS = (
-    "import words\n\n\ndef right(*, prompt, completion, answer, metadata):\n    return float(completion == answer)\n"
-)
 STATUS = {
     "step": 42,
     "reward": 0.875,
@@ -63,151 +42,6 @@ def condition(kind: str, *, holds: bool, reason: str, message: str = "") -> dict
         "message": message,
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/questions.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    (tmp_path / "words.py").write_text("")
-    path = tmp_path / "sum.yaml"
-    path.write_text(JOB)
-    return path
-
-
-@pytest.fixture
-def cli(control_plane: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`streamrl COMMAND ...` in the test's namespace, as the administrator."""
-
-    def call(*arguments: str) -> Outcome:
-        return streamrl(capsys, *arguments, "--kubeconfig", str(control_plane.kubeconfig), "-n", namespace)
-
-    return call
-
-
-@pytest.fixture
-def patch(control_plane: Cluster, namespace: str) -> Callable[..., dict[str, Any]]:
-    """Change the job's status or spec as somebody else."""
-
-    def change(subresource: str = "", manager: str = "test", **body: Any) -> dict[str, Any]:
-        path = f"{GROUP}/namespaces/{namespace}/rljobs/sum{subresource}"
-        return control_plane.api.patch(path, body, fieldManager=manager).expect()
-
-    return change
-
-
-def stored(cluster: Cluster, namespace: str, path: str) -> dict[str, Any]:
-    prefix = GROUP if path.startswith(("rljobs", "generatorpools")) else "/api/v1"
-    return cluster.api.get(f"{prefix}/namespaces/{namespace}/{path}").expect()
-
-
-def context(cluster: Cluster) -> str:
-    return str(YAML(typ="safe", pure=True).load(cluster.kubeconfig.read_text())["current-context"])
-
-
-def test_submit_makes_the_code_and_the_job(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
-    outcome = cli("submit", str(job_file))
-    assert (outcome.code, outcome.err) == (0, [])
-    assert outcome.out == [
-        "configmap/sum-code: rewards.py, words.py, questions.jsonl (1 KiB)",
-        f"rljob/sum created in namespace {namespace} of context {context(control_plane)}",
-        f"look: streamrl status sum -n {namespace}",
-    ]
-    job = stored(control_plane, namespace, "rljobs/sum")
-    assert job["spec"]["task"]["code"] == {"configMapName": "sum-code"}
-    assert job["spec"]["task"]["dataset"]["jsonl"]["path"] == "questions.jsonl"
-    code = stored(control_plane, namespace, "configmaps/sum-code")
-    assert code["data"]["rewards.py"] == REWARDS
-    assert [owner["uid"] for owner in code["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-
-
-def test_submit_again_changes_nothing_but_what_was_edited(
-    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
-) -> None:
-    assert cli("submit", str(job_file)).code == 0
-    first = stored(control_plane, namespace, "rljobs/sum")
-    assert " unchanged " in cli("submit", str(job_file)).out[1]
-    assert stored(control_plane, namespace, "rljobs/sum")["metadata"]["generation"] == 1
-    assert " changed " in cli("submit", str(job_file), "--set", "spec.activeDeadlineSeconds=60").out[1]
-    after = stored(control_plane, namespace, "rljobs/sum")
-    assert (after["spec"]["activeDeadlineSeconds"], after["metadata"]["uid"]) == (60, first["metadata"]["uid"])
-
-
-def test_what_the_api_server_refuses_is_a_line_with_its_field(cli: Cli, job_file: Path) -> None:
-    assert cli("submit", str(job_file)).code == 0
-    outcome = cli("submit", str(job_file), "--set", "spec.seed=2")
-    assert (outcome.code, outcome.out) == (2, [])
-    assert len(outcome.err) == 1
-    assert "seed cannot be changed; make a new job" in outcome.err[0]
-
-
-def test_code_stays_what_the_job_began_with(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
-    def code() -> Any:
-        return stored(control_plane, namespace, "configmaps/sum-code")["data"]
-
-    assert cli("submit", str(job_file)).code == 0
-    (job_file.parent / "rewards.py").write_text(REWARDS + "# changed\n")
-    refused_job = cli("submit", str(job_file), "--set", "spec.seed=2")
-    assert (refused_job.code, code()["rewards.py"]) == (2, REWARDS)
-    refused_code = cli("submit", str(job_file))
-    assert (refused_code.code, refused_code.out, code()["rewards.py"]) == (2, [], REWARDS)
-    assert refused_code.err == [
-        "configmap/sum-code: rewards.py cannot be changed: pods that start again would go on with other code than the job began with; "
-        "make a new job, or change it all the same with --force"
-    ]
-    assert cli("submit", str(job_file), "--force").code == 0
-    assert code()["rewards.py"] == REWARDS + "# changed\n"
-
-
-def test_a_mistake_in_the_file_reaches_no_cluster(
-    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
-) -> None:
-    outcome = cli("submit", str(job_file), "--set", "spec.pipeline.steps=0", "--set", "spec.seed=-1")
-    assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 2)
-    assert cli("status").out == [f"no jobs in namespace {namespace} of context {context(control_plane)}"]
-
-
-def test_a_dry_run_leaves_nothing(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
-    outcome = cli("submit", str(job_file), "--dry-run")
-    assert outcome.code == 0
-    assert outcome.out[-1].endswith(" (dry run: nothing was done)")
-    assert not control_plane.api.get(f"/api/v1/namespaces/{namespace}/configmaps/sum-code").ok
-    assert not control_plane.api.get(f"{GROUP}/namespaces/{namespace}/rljobs/sum").ok
-
-
-def test_what_somebody_else_set_is_taken_only_by_force(
-    cli: Cli, patch: Callable[..., dict[str, Any]], job_file: Path
-) -> None:
-    setting = ("--set", "spec.suspend=false")
-    assert cli("submit", str(job_file), *setting).code == 0
-    patch(manager="kueue", spec={"suspend": True})
-    outcome = cli("submit", str(job_file), *setting)
-    assert outcome.code == 2
-    assert outcome.err == [
-        "spec.suspend: was set by kueue since; write that value into the file, or take the file's with --force"
-    ]
-    assert cli("submit", str(job_file), *setting, "--force").code == 0
-    assert cli("submit", str(job_file), *setting).code == 0
-
-
-def test_a_config_map_that_is_not_there_is_told(cli: Cli, job_file: Path) -> None:
-    outcome = cli("submit", str(job_file), "--set", "spec.task.code={configMapName: mine}")
-    assert outcome.code == 0
-    assert outcome.err[0].startswith("configmap/mine is not there yet, and the job's pods wait for it; kubectl create")
-
-
-def test_another_namespace_in_the_file_is_refused(cli: Cli, job_file: Path) -> None:
-    outcome = cli("submit", str(job_file), "--set", "metadata.namespace=other")
-    assert outcome.code == 2
-    assert outcome.err[0].startswith("metadata.namespace: must be that of --namespace")
-
-
-def test_a_namespace_that_is_not_there(
-    control_plane: Cluster, capsys: pytest.CaptureFixture[str], job_file: Path
-) -> None:
-    outcome = streamrl(capsys, "submit", str(job_file), "--kubeconfig", str(control_plane.kubeconfig), "-n", "absent")
-    assert outcome.err == ["namespace absent: does not exist; make it: kubectl create namespace absent"]
 
 
 def test_status_shows_the_table_and_the_detail(
