@@ -18,7 +18,7 @@ from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.control_plane import ControlPlane, open_cluster
 from cluster.harness.processes import wait_until
 from cluster.node_fixtures import node, node_cluster, node_namespace, node_possible, prepare  # noqa: F401 - fixtures
-from cluster.operators import Lab, Operator
+from cluster.operators import Lab, Operator, refused
 
 LONGEST_STEM = 40
 ACCOUNT_S = 30.0
@@ -88,8 +88,9 @@ def lab(own_control_plane: ControlPlane, namespace: str) -> Lab:
 
 @pytest.fixture
 def operator(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operator]:
-    """An operator that looks after the test's namespace, and ends in order."""
+    """An operator that looks after the test's namespace, is refused nothing, and ends in order."""
     made = Operator(own_control_plane, namespace).start()
     yield made.wait_until_leading()
     if made.runs:
         assert made.stop(deadline_s=5.0) == 0, made.tail()
+    assert refused(own_control_plane, namespace) == set(), "asked for, and not granted by the chart (_rbac.tpl)"

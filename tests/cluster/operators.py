@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster import rights
 from cluster.harness import reaper
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
@@ -41,17 +42,18 @@ MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "le
 
 
 class Operator:
-    """One process of the operator that looks after one namespace."""
+    """One process of the operator that looks after one namespace, with the rights that the chart gives it; another `user` has its own."""
 
     def __init__(
-        self, cluster: ControlPlane, namespace: str, *, name: str = "operator", user: str = "", **environ: str
+        self, cluster: ControlPlane, namespace: str, *, name: str = "operator", user: str = USER, **environ: str
     ) -> None:
-        self.user = user or USER
-        groups = () if user else ("system:masters",)
+        self.user = user
+        if user == USER:
+            rights.grant(cluster.api, user, home=namespace)
         self.port = free_port()
         self.log = cluster.folder / f"{namespace}-{name}.log"
         self._environ = reaper.environment(cluster.mark) | {
-            keys.ENV_KUBECONFIG: str(cluster.kubeconfig_for(self.user, groups)),
+            keys.ENV_KUBECONFIG: str(cluster.kubeconfig_for(user)),
             keys.ENV_NAMESPACES: namespace,
             keys.ENV_POD_NAME_OPERATOR: name,
             keys.ENV_POD_NAMESPACE: namespace,
@@ -215,3 +217,10 @@ def writes(cluster: ControlPlane, namespace: str) -> list[str]:
         for use in cluster.uses(USER)
         if use.verb in WRITES and use.namespace == namespace and use.resource != "leases"
     ]
+
+
+def refused(cluster: ControlPlane, namespace: str) -> set[str]:
+    """What the operator asked for in a namespace and the chart's rules do not grant, some of which it can do without (events)."""
+    return {
+        f"{use.verb} {use.resource}" for use in cluster.uses(USER) if use.code == 403 and use.namespace == namespace
+    }

@@ -22,7 +22,7 @@ _KNOWN_S = 30.0
 
 
 def grant(api: Api, user: str, *, home: str, namespaces: Sequence[str] = ()) -> None:
-    """As an installation in namespace `home` grants it to the operator; `namespaces`: the chart's watchNamespaces."""
+    """As an installation in namespace `home` (empty: in any) grants it to the operator; `namespaces`: the chart's watchNamespaces."""
     rules, leader = _rules()
     _bind(api, user, "leader", leader, namespace=home)
     _wait(api, user, home, group="coordination.k8s.io", resource="leases", verb="create")

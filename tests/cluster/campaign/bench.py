@@ -17,6 +17,7 @@ from pathlib import Path
 
 import aiohttp
 
+from cluster import rights
 from cluster.campaign import proxy as proxies
 from cluster.campaign.lab import Lab, Objects
 from cluster.campaign.normal import Picture, differences, picture
@@ -107,12 +108,15 @@ def _keep(log: Path) -> None:
 
 @asynccontextmanager
 async def open_bench(cluster: Cluster) -> AsyncIterator[Bench]:
-    """Connections to a cluster for the block. In one that was given, the operator is its administrator."""
+    """Connections to a cluster for the block. The operator has the rights that the chart gives it; in a cluster that was given, it is its
+    administrator."""
     folder = cluster.folder / "campaign"
     folder.mkdir(exist_ok=True)
     is_ours = isinstance(cluster, ControlPlane)
     admin = access.find(cluster.kubeconfig)
-    operator = access.find(cluster.kubeconfig_for(USER, ("system:masters",)) if is_ours else cluster.kubeconfig)
+    operator = access.find(cluster.kubeconfig_for(USER) if is_ours else cluster.kubeconfig)
+    if is_ours:
+        rights.grant(cluster.api, USER, home="")
     connector = aiohttp.TCPConnector(ssl=admin.tls or False, limit=64)
     async with (
         aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60)) as session,
