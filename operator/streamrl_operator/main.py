@@ -102,6 +102,9 @@ def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, c
         clock=clock,
         aside=hands.aside,
     )
+    metrics.gauge(
+        "unreachable_jobs", "Jobs whose scheduler's numbers cannot be read for minutes.", reconciler.unreachable
+    )
     return Handlers(cluster=cluster, jobs=jobs, reconciler=reconciler, queue=queue, hands=hands, metrics=metrics)
 
 

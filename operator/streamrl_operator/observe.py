@@ -22,7 +22,7 @@ from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, GENERATOR_POOL, POD,
 from streamrl_operator.kube.store import Key
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.life import AUTO_LOOK_S
-from streamrl_operator.planning.values import Object, Observed
+from streamrl_operator.planning.values import Object, Observed, Unread
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,12 @@ class Memory:
     uid: str
     """Of the job; another one of the same name begins anew."""
     numbers: Mapping[str, Any] | None = None
+    unread: Unread | None = None
+    """Since when they cannot be read."""
     asked_s: float | None = None
     """Monotonic: when the numbers were last asked for."""
+    unreachable: bool = False
+    """Whether that is told."""
     scaling: Mapping[str, State] = field(default_factory=dict)
     settled: object = None
     """Spec, wish and versions of all objects when a look last found them in order: while they are the same, they are."""
@@ -74,6 +78,7 @@ def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock) -> O
         claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=memory.numbers,
+        unread=memory.unread,
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
@@ -100,16 +105,15 @@ def _is_pool(pool: Object, key: Key) -> bool:
     return bool(pool["metadata"]["name"] == names.pool(key[1], str(pool["spec"]["poolName"])))
 
 
-def has_scheduler(found: list[dict[str, Any]]) -> bool:
-    """Whether a scheduler may answer: the trainer's pod has it as a sidecar, which starts before the trainer is ready."""
-    return any(
-        pods.is_trainer(pod)
-        and any(
-            status.get("name") == names.CONTAINER_SCHEDULER and "running" in (status.get("state") or {})
-            for status in pods.containers(pod)
-        )
+def _schedulers(found: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that may answer: the trainer's pod has one as a sidecar, which starts before the trainer is ready."""
+    return [
+        status
         for pod in found
-    )
+        if pods.is_trainer(pod)
+        for status in pods.containers(pod)
+        if status.get("name") == names.CONTAINER_SCHEDULER and "running" in (status.get("state") or {})
+    ]
 
 
 async def refresh(
@@ -123,17 +127,21 @@ async def refresh(
 ) -> None:
     """Ask for the numbers, if a scheduler runs and it is time. `aside` is entered for the wait."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-    if not has_scheduler(_workers(cluster, key)):
-        memory.numbers, memory.asked_s = None, None
+    schedulers = _schedulers(_workers(cluster, key))
+    if not schedulers:
+        memory.numbers, memory.asked_s, memory.unread = None, None, None
         return
     since_s = float("inf") if memory.asked_s is None else clock.monotonic() - memory.asked_s
     is_soon = since_s < _due_s(resync_s)
     if is_soon and (since_s < _due_s(min(resync_s, AUTO_LOOK_S)) or not _is_scaled_by_us(raw)):
         return
-    memory.asked_s = clock.monotonic()
+    memory.asked_s, before = clock.monotonic(), memory.unread
     async with aside():
-        page = await _page(cluster, key)
-    memory.numbers = page if isinstance(page, Mapping) else None
+        page, error = await _page(cluster, key)
+    memory.numbers, memory.unread = page, None
+    if page is None and any(status.get("ready") for status in schedulers):
+        since = clock.now() if before is None else before.since
+        memory.unread = Unread(since=since, error=error)
 
 
 def _due_s(every_s: float) -> float:
@@ -146,9 +154,10 @@ def _is_scaled_by_us(raw: Object) -> bool:
     return any((pool.get("scaling") or {}).get("auto") is not None for pool in pools)
 
 
-async def _page(cluster: Cluster, key: Key) -> object:
+async def _page(cluster: Cluster, key: Key) -> tuple[Mapping[str, Any] | None, str]:
+    """The page, or why it is not to be had."""
     try:
-        return await cluster.client.read_page(
+        page = await cluster.client.read_page(
             namespace=key[0],
             service=names.scheduler(key[1]),
             port=names.PORT_NAME_SIGNALS,
@@ -157,4 +166,5 @@ async def _page(cluster: Cluster, key: Key) -> object:
         )
     except KubeError as error:
         log.info("no numbers", extra={"job": key[1], "namespace": key[0], "error": str(error)})
-        return None
+        return None, str(error)
+    return (page, "") if isinstance(page, Mapping) else (None, "its page of numbers is no JSON object")

@@ -102,10 +102,14 @@ class Reconciler:
             raw = await ending.add_finalizer(self.cluster, raw)
         observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
         verdict = decide(observed, settings=self.settings)
-        memory.scaling = verdict.scaling
+        memory.scaling, memory.unreachable = verdict.scaling, verdict.unreachable
         if leaving:
             return await self._leave(observed, verdict)
         return await self._carry_out(observed, verdict, memory)
+
+    def unreachable(self) -> int:
+        """Jobs of which it is told that their numbers cannot be read."""
+        return sum(memory.unreachable for memory in self._memories.values())
 
     def _ours(self, key: Key) -> dict[str, Any] | None:
         """The job as it is known; None where there is nothing to do for us."""

@@ -238,7 +238,7 @@ def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects
 def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> None:
     (rules,) = _of(objects("--set", "metrics.rules.enabled=true"), "PrometheusRule")
     scheduler = (ROOT / "workers/streamrl_workers/scheduler/shell/signal_pages.py").read_text()
-    operator = (ROOT / "operator/streamrl_operator/metrics.py").read_text()
+    operator = "".join((ROOT / f"operator/streamrl_operator/{name}.py").read_text() for name in ("metrics", "main"))
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions = " ".join(alert["expr"] for alert in alerts)
     assert "OPERATOR_JOB" not in json.dumps(rules)

@@ -1,6 +1,6 @@
 """The conditions of a job and of a pool.
 
-    Ready      the trainer and at least one generator are ready; else the reason says what is awaited
+    Ready      the trainer and at least one generator are ready, and the scheduler's numbers can be read; else the reason says what is awaited
     Suspended  suspend is set and no pod is left
     Succeeded  all steps are done
     Failed     the job cannot go on, and will not be tried again

@@ -16,7 +16,18 @@ from datetime import datetime
 from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, finish, images, pods, progress, readiness, replicas, stored, tally
+from streamrl_operator.planning import (
+    conditions,
+    finish,
+    images,
+    pods,
+    progress,
+    readiness,
+    replicas,
+    stored,
+    tally,
+    unread,
+)
 from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.finish import End
 from streamrl_operator.planning.moments import stamp
@@ -226,14 +237,16 @@ def _running(look: _Look) -> Verdict:
     status = progress.renewed(
         status, observed.numbers, spec=spec, store=look.store, now=look.now, resync_s=look.settings.resync_s
     )
-    verdict = _verdict(
-        look, status, plans, aspects=conditions.of_job(readiness.ready(observed, plans=plans)), running=True
+    ready, unreadable = unread.told(
+        readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=look.settings.resync_s
     )
+    verdict = _verdict(look, status, plans, aspects=conditions.of_job(ready), running=True)
     left_s = finish.seconds_left(status, deadline_s=deadline_s, now=look.now)
     return replace(
         verdict,
-        events=(*_started(before), *_scaled(plans), *told),
+        events=(*_started(before), *_scaled(plans), *told, *unreadable),
         delete_pods=counted.delete_pods,
+        unreachable=ready.reason == unread.UNREACHABLE,
         look_again_s=_next_look_s(look, plans, left_s=left_s),
     )
 

@@ -39,6 +39,16 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """A scheduler that is ready, and whose numbers could not be read since."""
+
+    since: datetime
+    """UTC: the first reading of a row that failed."""
+    error: str
+    """Of the last one, in one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job and everything of it, at one moment."""
 
@@ -61,6 +71,8 @@ class Observed:
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
     """The scheduler's /numbers page; None: not to be had now. `result` in it: how the run ended (result.json)."""
+    unread: Unread | None = None
+    """None: the last reading was good, or nobody can be asked."""
     scaling: Mapping[str, State] = field(default_factory=dict)
     """Pool -> what its scaling policy remembers; empty after a restart of the operator."""
     at_s: float = 0.0
@@ -113,6 +125,8 @@ class Verdict:
     """Names of pods to be deleted (a restart of the trainer as a group)."""
     ours: bool = True
     """False: another controller brings this job about (`managedBy`). Nothing is applied or written."""
+    unreachable: bool = False
+    """It is told that the scheduler's numbers cannot be read."""
     delete_job: bool = False
     """Its time after the end is over."""
     look_again_s: float | None = None

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from streamrl.status import GeneratorPoolStatus, RLJobStatus
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.replicas import bounds
-from streamrl_operator.planning.values import Observed, Verdict
+from streamrl_operator.planning.values import Observed, Unread, Verdict
 from support.observed_jobs import (
+    NOW,
     SETTINGS,
     carried_out,
     container,
@@ -77,13 +78,17 @@ PAGES = st.sampled_from(
     ]
 )
 LOOKS = st.lists(st.tuples(SPECS, PODS, PAGES, st.booleans(), st.integers(0, 60)), min_size=1, max_size=8)
+UNREAD = Unread(since=NOW - timedelta(hours=1), error="no answer within 3 s")
 
 
 def look_of(before: Observed, *, spec: dict[str, Any], pods: Sequence[Any], numbers: Any, valid: bool) -> Observed:
     document = job_document(**spec)
     document["metadata"]["generation"] = before.raw["metadata"]["generation"] + 1
     raw = {**document, "status": before.raw.get("status", {})}
-    return replace(before, raw=raw, job=validated(document) if valid else None, pods=pods, numbers=numbers)
+    unread = UNREAD if numbers is None and pods else None
+    return replace(
+        before, raw=raw, job=validated(document) if valid else None, pods=pods, numbers=numbers, unread=unread
+    )
 
 
 def check(look: Observed, verdict: Verdict) -> None:
