@@ -1,4 +1,5 @@
-"""The operator's own pages, read-only: /healthz (the process answers), /readyz (it can do its work), /metrics."""
+"""The operator's own pages, read-only: /healthz (the process answers), /readyz (it can do its work, or stands by while another
+does), /metrics."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

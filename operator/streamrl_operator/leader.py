@@ -14,7 +14,7 @@ from typing import Any
 
 from streamrl_operator.clock import Clock, timestamp
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import ConflictError, KubeError, NotFoundError
+from streamrl_operator.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
 from streamrl_operator.kube.kinds import LEASE
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,13 @@ def may_take(seen: Sighting, *, me: str, now_s: float) -> bool:
     return seen.holder in ("", me) or now_s - seen.since_s >= seen.lease_s
 
 
+def unled(seen: Sighting | None, *, problem: str, now_s: float) -> str:
+    """Why nobody is known to lead, to one that does not; empty if somebody does. `problem`: of the latest attempt, if it failed."""
+    if seen is not None and seen.holder and now_s - seen.since_s < seen.lease_s:
+        return ""
+    return f"nobody leads: {problem or 'waits for the Lease'}"
+
+
 def held(lease: Mapping[str, Any], *, me: str, lease_s: float, moment: str) -> dict[str, Any]:
     """The Lease as we write it when we take or renew it; `me` empty: given back."""
     spec = lease.get("spec") or {}
@@ -98,6 +105,8 @@ class Leader:
     is_leading: bool = False
     _seen: Sighting | None = None
     _lease: dict[str, Any] = field(default_factory=dict)
+    _problem: str = ""
+    """Of the latest attempt, if it failed."""
 
     async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for the Lease, then work for as long as it is ours.
@@ -126,6 +135,10 @@ class Leader:
             if done.done() and not done.cancelled():
                 done.result()
 
+    def unled(self) -> str:
+        """Why nobody is known to lead, empty if somebody does."""
+        return "" if self.is_leading else unled(self._seen, problem=self._problem, now_s=self.clock.monotonic())
+
     def _tell(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
         self.leading(is_leading)
@@ -147,10 +160,14 @@ class Leader:
         """Take or renew; False if it is another's, or the API server did not do it in time."""
         try:
             async with asyncio.timeout(timeout_s or self.terms.renew_s):
-                return await self._take()
+                is_ours, self._problem = await self._take(), ""
+                return is_ours
+        except ConflictError:
+            return False
         except (KubeError, TimeoutError) as error:
-            if not isinstance(error, ConflictError):
-                log.warning("lease not renewed", extra={"lease": self.name, "error": str(error) or "no answer"})
+            fix = "; grant the rules of the chart's rbac/operator.yaml" if isinstance(error, ForbiddenError) else ""
+            self._problem = f"{str(error) or 'no answer'}{fix}"
+            log.warning("lease not renewed", extra={"lease": self.name, "error": self._problem})
             return False
 
     async def _take(self) -> bool:

@@ -68,7 +68,7 @@ async def _serve(settings: OperatorSettings) -> None:
         )
 
         def unready() -> str:
-            return handlers.cluster.sight.unready() if leader.is_leading else ""
+            return handlers.cluster.sight.unready() if leader.is_leading else leader.unled()
 
         async with health.serve(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
             log.info("started", extra={"port": port, "identity": settings.identity, "server": client.access.server})

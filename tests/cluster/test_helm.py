@@ -265,24 +265,46 @@ def test_uninstall_is_refused_while_a_job_has_not_ended(
 # ---- helm test
 
 
-class _Ready(BaseHTTPRequestHandler):
-    """The operator's page."""
+class _Page(BaseHTTPRequestHandler):
+    """The operator's page: not ready at first, or for ever."""
 
     def do_GET(self) -> None:
-        self.send_response(200 if self.path == "/readyz" else 404)
+        answers: list[tuple[int, str]] = self.server.answers  # type: ignore[attr-defined]
+        status, text = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.send_response(status if self.path == "/readyz" else 404)
         self.end_headers()
+        self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None: ...
 
 
+UNLED = (503, "nobody leads: get leases: 403 Forbidden\n")
+
+
+@pytest.mark.parametrize(
+    ("answers", "output", "error"),
+    [
+        ([UNLED, (200, "ok\n")], "the operator is ready, and one leads\n", ""),
+        ([UNLED], "", "says: nobody leads: get leases: 403 Forbidden; the log of the operator's pods tells more"),
+    ],
+    ids=["ready", "nobody leads"],
+)
 def test_helm_test_asks_api_server_and_operator(
-    control_plane: Cluster, helm: Helm, namespace: str, tmp_path: Path
+    control_plane: Cluster,
+    helm: Helm,
+    namespace: str,
+    tmp_path: Path,
+    answers: list[tuple[int, str]],
+    output: str,
+    error: str,
 ) -> None:
     text = helm(
         "template", "rl", str(CHART), "--kube-version", "1.34", "--show-only", "templates/tests/installed.yaml"
     ).stdout
-    pod = YAML(typ="safe").load(text)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Ready)
+    assert "READY_S = 60.0" in text
+    pod = YAML(typ="safe").load(text.replace("READY_S = 60.0", "READY_S = 3.0"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    server.answers = list(answers)  # type: ignore[attr-defined]
     thread = Thread(target=server.serve_forever, name="operator's page")
     thread.start()
     try:
@@ -293,7 +315,9 @@ def test_helm_test_asks_api_server_and_operator(
         server.shutdown()
         thread.join()
         server.server_close()
-    assert done.stdout == "the API server serves RLJobs and GeneratorPools\nthe operator is ready\n", done.stderr
+    assert done.stdout == f"the API server serves RLJobs and GeneratorPools\n{output}", done.stderr
+    assert error in done.stderr
+    assert bool(done.returncode) is bool(error)
 
 
 # ---- RBAC

@@ -293,6 +293,17 @@ def test_a_stolen_lease_ends_the_process(lab: Lab, operator: Operator) -> None:
     assert lab.must("leases", "streamrl-operator")["spec"]["holderIdentity"] == "thief"
 
 
+def test_without_rights_to_the_lease_nobody_is_ready(own_control_plane: ControlPlane, namespace: str, lab: Lab) -> None:
+    operator = Operator(own_control_plane, namespace, user="nobody-in-particular").start()
+    refused = "nobody leads: get /apis/coordination.k8s.io/v1/namespaces/"
+    lab.wait(lambda: operator.page("readyz")[1].startswith(refused), "it to say what it lacks", operator)
+    status, text = operator.page("readyz")
+    assert status == 503
+    assert text.endswith("; grant the rules of the chart's rbac/operator.yaml\n")
+    assert operator.page("healthz")[0] == 200
+    assert operator.stop() == 0
+
+
 def test_an_api_server_that_is_away(lab: Lab, operator: Operator, own_control_plane: ControlPlane) -> None:
     start(lab, operator)
     before = lab.versions(JOB)

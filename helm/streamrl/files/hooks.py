@@ -6,7 +6,7 @@ with the standard library alone, so it depends on nothing of the operator that i
     uninstall   Refuse: end here while a job has not ended
                 Delete: delete the jobs, wait until the operator has cleared them away
                 then stop the operator and wait for it to be gone: it would put its finalizers back; then take them away
-    check       the API server serves our kinds; the operator says that it is ready
+    check       the API server serves our kinds; an operator says that it leads and can do its work, or that another leads
 """
 
 import json
@@ -160,18 +160,20 @@ def check() -> None:
         )
     print("the API server serves RLJobs and GeneratorPools")  # noqa: T201 - the pod's log
     url, deadline = os.environ["OPERATOR_URL"], time.monotonic() + READY_S
-    while not ready(url):
-        wait(deadline, f"the operator to be ready at {url}")
-    print("the operator is ready")  # noqa: T201 - the pod's log
+    while why := unready(url):
+        wait(deadline, f"the operator to be ready: {url} says: {why}; the log of the operator's pods tells more")
+    print("the operator is ready, and one leads")  # noqa: T201 - the pod's log
 
 
-def ready(url: str) -> bool:
-    """Whether the page answers with 200."""
+def unready(url: str) -> str:
+    """What the page says if it does not answer with 200."""
     try:
         with urllib.request.urlopen(url, timeout=REQUEST_S):  # noqa: S310 - the chart's own URL
-            return True
-    except OSError:
-        return False
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode(errors="replace").strip()[:500] or str(error)
+    except OSError as error:
+        return f"no answer ({error})"
 
 
 def wait(deadline: float, what: str) -> None:

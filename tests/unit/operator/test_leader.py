@@ -11,7 +11,7 @@ from streamrl_operator.clock import Clock
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.errors import NotFoundError, UnavailableError
 from streamrl_operator.kube.kinds import Kind
-from streamrl_operator.leader import Leader, LeaseLostError, Sighting, Terms, held, may_take, sighted
+from streamrl_operator.leader import Leader, LeaseLostError, Sighting, Terms, held, may_take, sighted, unled
 
 ME, OTHER = "me_1", "other_2"
 MOMENT = "2026-01-01T00:00:00.000000Z"
@@ -35,6 +35,21 @@ def seen(holder: str, *, since_s: float = 100.0) -> Sighting:
 )
 def test_who_may_take_it(sighting: Sighting, now_s: float, *, free: bool) -> None:
     assert may_take(sighting, me=ME, now_s=now_s) == free
+
+
+@pytest.mark.parametrize(
+    ("sighting", "problem", "said"),
+    [
+        (None, "", "nobody leads: waits for the Lease"),
+        (None, "403 Forbidden", "nobody leads: 403 Forbidden"),
+        (seen(""), "", "nobody leads: waits for the Lease"),
+        (seen(OTHER), "", ""),
+        (seen(OTHER), "no answer", ""),
+        (seen(OTHER, since_s=85.0), "no answer", "nobody leads: no answer"),
+    ],
+)
+def test_whether_somebody_leads(sighting: Sighting | None, problem: str, said: str) -> None:
+    assert unled(sighting, problem=problem, now_s=100.0) == said
 
 
 def lease(version: str, **spec: Any) -> dict[str, Any]:
