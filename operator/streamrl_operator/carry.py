@@ -12,6 +12,7 @@ from streamrl_operator.kube.cluster import Cluster, NameTakenError
 from streamrl_operator.kube.errors import RefusedError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, STATEFUL_SET, Kind, of
 from streamrl_operator.kube.store import Key
+from streamrl_operator.planning import pods
 from streamrl_operator.planning.compare import differs
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import Observed
@@ -117,13 +118,8 @@ async def stop(cluster: Cluster, *, observed: Observed) -> list[Refusal]:
 
 async def _shrink(cluster: Cluster, found: Object | None, *, replicas: int) -> None:
     """Fewer pods of a StatefulSet, and nothing else of it."""
-    if found is not None and pods_asked(found) > replicas:
+    if found is not None and pods.asked(found) > replicas:
         await cluster.merge(found, {"spec": {"replicas": replicas}})
-
-
-def pods_asked(found: Object | None) -> int:
-    """Pods that a StatefulSet is asked for; none if it is not there."""
-    return 0 if found is None else int(found["spec"].get("replicas") or 0)
 
 
 async def prune(cluster: Cluster, desired: Sequence[Object], *, observed: Observed) -> list[Refusal]:

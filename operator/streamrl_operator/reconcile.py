@@ -29,7 +29,7 @@ from streamrl_operator.kube.errors import RefusedError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
 from streamrl_operator.kube.store import Key
 from streamrl_operator.observe import Memory, observe, refresh
-from streamrl_operator.planning import finish, stored
+from streamrl_operator.planning import finish, pods, stored
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import MANAGED_BY_US, decide
 from streamrl_operator.planning.objects import plan_objects
@@ -168,7 +168,7 @@ class Reconciler:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
         metadata = observed.raw["metadata"]
         trainer = self.cluster.known(STATEFUL_SET, metadata["namespace"], names.trainer(metadata["name"]))
-        return not verdict.wanted.trainers or carry.pods_asked(trainer) > 0
+        return not verdict.wanted.trainers or pods.asked(trainer) > 0
 
     async def _warn(self, raw: Object, told: Aspect) -> None:
         """Once for each spec."""
@@ -214,7 +214,7 @@ class Reconciler:
         StatefulSet without pods does no harm, whatever else is in it."""
         found = self.cluster.known(of(obj), *_key(obj))
         if of(obj) is STATEFUL_SET:
-            return carry.pods_asked(found) > 0
+            return pods.asked(found) > 0
         return of(obj) is not CLAIM or found is not None
 
     def _state(self, observed: Observed, verdict: Verdict) -> object:

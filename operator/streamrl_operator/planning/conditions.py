@@ -63,6 +63,12 @@ def holds(conditions: Sequence[Condition], kind: str) -> bool:
     return condition is not None and condition.status == "True"
 
 
+def false_since(conditions: Sequence[Condition], kind: str) -> str | None:
+    """Since when it is False; None: it is not."""
+    condition = find(conditions, kind)
+    return None if condition is None or condition.status == "True" else condition.last_transition_time
+
+
 def of_job(ready: Aspect, *, suspended: Aspect | None = None) -> tuple[Aspect, ...]:
     """All aspects of a job that has not ended."""
     return (

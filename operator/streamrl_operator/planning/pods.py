@@ -73,6 +73,11 @@ def place(pod: Object) -> tuple[str, int]:
     return (owner, int(ordinal)) if ordinal.isdigit() else (name(pod), 0)
 
 
+def asked(stateful_set: Object | None) -> int:
+    """Pods that a StatefulSet is asked for; none if it is not there."""
+    return 0 if stateful_set is None else int((stateful_set.get("spec") or {}).get("replicas") or 0)
+
+
 def status(pod: Object) -> Mapping[str, Any]:
     """Its status; empty if there is none yet."""
     return pod.get("status") or {}

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
+from streamrl.names import pool as pool_name
 from streamrl.spec.generators import GeneratorPool, Scaling
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
 from streamrl_operator.autoscaler import POLICIES
 from streamrl_operator.autoscaler.observation import observe
 from streamrl_operator.autoscaler.values import Decision, State
-from streamrl_operator.planning import conditions, pods, stored
+from streamrl_operator.planning import conditions, pods, stored, unmade
 from streamrl_operator.planning.conditions import READY, Aspect
 from streamrl_operator.planning.moments import stamp
 from streamrl_operator.planning.values import Event, Object, Observed
@@ -41,6 +42,8 @@ class PoolPlan:
     state: State | None = None
     """For the next look; None: nothing to remember."""
     events: tuple[Event, ...] = ()
+    unmade: str = ""
+    """What to do about pods that should be there by now and were not made."""
 
     @property
     def summary(self) -> PoolSummary:
@@ -166,7 +169,8 @@ def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: s
     if asked is not None:
         history, events = _told(name, asked, history, now=stamp(observed.now))
     desired = 0 if halted or asked is None else asked.replicas
-    status = _status(name, before, observed=observed, desired=desired).model_copy(
+    told = _unmade(name, before, history, observed=observed, desired=desired)
+    status = _status(name, before, observed=observed, desired=desired, told=told).model_copy(
         update={"reason": halted or (history[-1].reason if history else None), "scaling_history": history}
     )
     return PoolPlan(
@@ -176,7 +180,22 @@ def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: s
         state=None if asked is None else asked.state,
         status=status,
         events=events,
+        unmade=told,
     )
+
+
+def _unmade(
+    name: str, before: GeneratorPoolStatus, history: Sequence[Scaled], *, observed: Observed, desired: int
+) -> str:
+    if sum(pods.is_generator(pod, pool=name) for pod in observed.pods) >= desired:
+        return ""
+    since = (
+        stored.job_status(observed.raw).start_time,
+        history[-1].time if history else None,
+        conditions.false_since(before.conditions, READY),
+    )
+    stateful_set = pool_name(str(observed.raw["metadata"]["name"]), name)
+    return unmade.advice(stateful_set, observed=observed, pods=desired, since=since)
 
 
 def _told(
@@ -192,7 +211,9 @@ def _told(
     return (*history, entry)[-LONGEST_HISTORY:], events
 
 
-def _status(name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int) -> GeneratorPoolStatus:
+def _status(
+    name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, told: str
+) -> GeneratorPoolStatus:
     found = observed.pools.get(name) or {}
     mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=name)]
     staying = [pod for pod in mine if not pods.is_leaving(pod)]
@@ -202,7 +223,7 @@ def _status(name: str, before: GeneratorPoolStatus, *, observed: Observed, desir
         observed_generation=generation,
         conditions=conditions.renewed(
             before.conditions,
-            [_ready(staying, ready=ready, desired=desired)],
+            [_ready(staying, ready=ready, desired=desired, told=told)],
             now=observed.now,
             generation=generation,
         ),
@@ -213,7 +234,7 @@ def _status(name: str, before: GeneratorPoolStatus, *, observed: Observed, desir
     )
 
 
-def _ready(staying: Sequence[Object], *, ready: int, desired: int) -> Aspect:
+def _ready(staying: Sequence[Object], *, ready: int, desired: int, told: str) -> Aspect:
     if desired == 0:
         return Aspect(type=READY, holds=False, reason="NoPodsWanted", message="no pods are wanted")
     counts = f"{ready} of {desired} pods are ready"
@@ -221,5 +242,5 @@ def _ready(staying: Sequence[Object], *, ready: int, desired: int) -> Aspect:
         return Aspect(type=READY, holds=True, reason="AllReady", message=counts)
     awaited = pods.first_awaited(staying)
     if awaited is None:
-        return Aspect(type=READY, holds=False, reason="Starting", message=counts)
+        return Aspect(type=READY, holds=False, reason="Starting", message=f"{counts}{told}")
     return Aspect(type=READY, holds=False, reason=awaited.reason, message=f"{counts}; {awaited.message}")

@@ -109,6 +109,8 @@ def _text(path: _Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
+_UNMADE = "priority or runtime class"
+"""The StatefulSet is taken, and no pod is made of it: all that can be said is where to look and for what."""
 POD_MISTAKES: Mapping[str, tuple[Spec, str]] = {
     "requests above limits": ({"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}, "resources.requests"),
     "resource without a domain": ({"resources": {"requests": {"no such": "1"}}}, "resources.requests"),
@@ -128,5 +130,7 @@ POD_MISTAKES: Mapping[str, tuple[Spec, str]] = {
         },
         "subPath",
     ),
+    "unknown priority class": ({"priorityClassName": "nonsense"}, _UNMADE),
+    "unknown runtime class": ({"runtimeClassName": "nonsense"}, _UNMADE),
 }
-"""What is given of a pool's pod, and the field that the condition must name."""
+"""What is given of a pool's pod, and the field that the condition of the job or of the pool must name."""

@@ -143,13 +143,19 @@ async def _pod_mistake(number: int, bench: Bench) -> None:
 
 def _not_said(field: str) -> Callable[[Objects], str]:
     def wrong(objects: Objects) -> str:
-        conditions = (objects["rljobs", JOB].get("status") or {}).get("conditions") or ()
-        ready: Mapping[str, Any] = next((each for each in conditions if each["type"] == "Ready"), {})
-        if ready.get("reason") in _REFUSED and field in ready.get("message", ""):
+        ready = _ready(objects["rljobs", JOB])
+        pools = [_ready(obj) for (kind, _), obj in objects.items() if kind == "generatorpools"]
+        told = [each.get("message", "") for each in (*pools, *([ready] if ready.get("reason") in _REFUSED else []))]
+        if any(field in each for each in told):
             return ""
-        return f"the condition Ready does not name {field}: {ready.get('reason')}: {ready.get('message')}"
+        return f"no condition Ready names {field}: {ready.get('reason')}: {ready.get('message')}; of the pools: {pools}"
 
     return wrong
+
+
+def _ready(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == "Ready"), {})
 
 
 async def _mistakes(number: int, bench: Bench) -> None:

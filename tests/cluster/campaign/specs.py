@@ -2,7 +2,7 @@
 
 Bounds are those of the contract; what an API server demands beyond it (requests below limits, tolerations that fit) is met here, and is
 broken on purpose in `mistakes.py`. Pools that scale themselves are pinned (least = most), and priority and runtime classes are left out: what
-they lead to depends on more than the spec.
+they lead to depends on more than the spec. Those that are not there stand in `mistakes.py` too.
 """
 
 from threading import Lock
