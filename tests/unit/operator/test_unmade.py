@@ -16,7 +16,8 @@ ASKED = {TRAINER: 1, POOL: 2}
 
 
 def sets(asked: dict[str, int]) -> dict[str, Any]:
-    return {name: {"spec": {"replicas": replicas}} for name, replicas in asked.items()}
+    template = {"spec": {"containers": [{"image": "i"}]}}
+    return {name: {"spec": {"replicas": replicas, "template": template}} for name, replicas in asked.items()}
 
 
 def passed(look: Observed, seconds: float, **changes: Any) -> tuple[Observed, Verdict]:
