@@ -160,8 +160,8 @@ def _invalid(look: _Look) -> Verdict:
     is_news = was is None or was.reason != wrong.reason
     verdict = _verdict(look, look.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
     halted = look.spec.get("suspend") is True
-    trainers = 0 if halted else _pods_of(observed.sets.get(names.trainer(look.name)))
-    generators = {pool: _pods_of(observed.sets.get(names.pool(look.name, pool))) for pool in observed.pools}
+    trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(look.name)))
+    generators = {pool: pods.asked(observed.sets.get(names.pool(look.name, pool))) for pool in observed.pools}
     return replace(
         verdict,
         wanted=replace(
@@ -177,11 +177,6 @@ def _invalid(look: _Look) -> Verdict:
 def _soonest(look: _Look, deadline_s: int | None) -> float:
     left_s = finish.seconds_left(look.before, deadline_s=deadline_s, now=look.now)
     return look.settings.resync_s if left_s is None else min(left_s, look.settings.resync_s)
-
-
-def _pods_of(found: Object | None) -> int:
-    """Pods that a StatefulSet is asked for."""
-    return int(((found or {}).get("spec") or {}).get("replicas") or 0)
 
 
 def _suspended(look: _Look) -> Verdict:
