@@ -84,7 +84,7 @@ ENV_KUBECONFIG = "KUBECONFIG"
 
 # ---- Files of a run folder, relative to it.
 FILE_JOB = "job.json"
-"""The validated RLJob with all defaults. Written by the runner or the operator, read by every worker."""
+"""The validated RLJob with all defaults; in pods without what may change. Written by runner or operator, read by every worker."""
 FILE_JOURNAL = "journal.sqlite"
 """The scheduler's journal. Written by the scheduler alone."""
 DIR_ENDPOINTS = "endpoints"

@@ -1,6 +1,6 @@
 """The RLJob: the one document that a user writes."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -28,10 +28,6 @@ class Metadata(SpecModel):
     namespace: str | None = Field(default=None, max_length=63, description="Namespace; not used by a local run.")
     labels: dict[str, str] | None = Field(default=None, description="Labels.")
     annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
-
-
-_LASTING = ("seed", "model", "task", "algorithm", "pipeline", "scheduling", "trainer", "weights", "storage")
-"""Fields of the specification that stay as they were."""
 
 
 class RLJobSpec(SpecModel):
@@ -93,7 +89,20 @@ class RLJobSpec(SpecModel):
     )
 
     transition_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        *((f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job") for name in _LASTING),
+        *(
+            (f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job")
+            for name in (
+                "seed",
+                "model",
+                "task",
+                "algorithm",
+                "pipeline",
+                "scheduling",
+                "trainer",
+                "weights",
+                "storage",
+            )
+        ),
         ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
         (
             "self.generators.size() == oldSelf.generators.size() && self.generators.all(g, "
@@ -103,10 +112,14 @@ class RLJobSpec(SpecModel):
     )
     """(CEL expression, message) on a change: what is trained, on what and how stays as it was."""
 
-    def lasting(self) -> tuple[object, ...]:
-        """What `transition_rules` keep: all that workers read of a job."""
-        pools = ((pool.name, pool.engine, pool.cost_per_hour) for pool in self.generators)
-        return (*(getattr(self, name) for name in _LASTING), *pools)
+    may_change: ClassVar[dict[str, Any]] = {
+        "generators": {"__all__": {"scaling": True, "pod": True}},
+        "failure_policy": True,
+        "suspend": True,
+        "active_deadline_seconds": True,
+        "ttl_seconds_after_finished": True,
+    }
+    """The rest, as `model_dump(exclude=)` takes it. No worker reads any of it."""
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:

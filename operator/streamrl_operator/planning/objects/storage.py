@@ -4,7 +4,7 @@ import json
 
 from streamrl import keys, names
 from streamrl.errors import UserErrors
-from streamrl.spec import RLJob, parse_job
+from streamrl.spec import RLJob, RLJobSpec, parse_job
 from streamrl.spec.training import Claim
 from streamrl_operator.planning.objects.meta import Built, Plan, canonical
 
@@ -34,26 +34,27 @@ def resolved_job(plan: Plan) -> Built:
 
 
 def _job_json(plan: Plan) -> str:
-    """The validated job with all defaults; of its metadata only what says which job it is.
+    """What is there stays byte for byte while it says the same.
 
-    What is there stays byte for byte while it says the same of all that workers read: another release of the operator knows other
-    fields, and the images of a job that has begun refuse those that they do not know.
+    Another release of the operator knows other fields, and the images of a job that has begun refuse those that they do not know.
     """
-    there = plan.resolved.get(keys.FILE_JOB, "")
-    if _says(there, plan.job, namespace=plan.namespace):
-        return there
-    document = plan.job.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return canonical(document | {"metadata": {"name": plan.name, "namespace": plan.namespace}}) + "\n"
+    there, document = plan.resolved.get(keys.FILE_JOB, ""), _document(plan.job, namespace=plan.namespace)
+    return there if _read(there) == document else canonical(document) + "\n"
 
 
-def _says(text: str, job: RLJob, *, namespace: str) -> bool:
-    """Whether a `job.json` is of this job, in all that cannot be changed."""
+def _document(job: RLJob, *, namespace: str | None) -> Built:
+    """The validated job with all defaults, without what may change; of its metadata only what says which job it is."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"spec": RLJobSpec.may_change})
+    return document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}
+
+
+def _read(text: str) -> Built | None:
+    """What a `job.json` says; None: nothing."""
     try:
-        there = parse_job(json.loads(text))
+        job = parse_job(json.loads(text))
     except (ValueError, RecursionError, UserErrors):
-        return False
-    is_its_own = (there.metadata.name, there.metadata.namespace) == (job.metadata.name, namespace)
-    return is_its_own and there.spec.lasting() == job.spec.lasting()
+        return None
+    return _document(job, namespace=job.metadata.namespace)
 
 
 def claims(plan: Plan) -> list[Built]:
