@@ -6,7 +6,9 @@ Every failure is a line; the exit status says whether there was one.
 import importlib
 import importlib.util
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +17,25 @@ BUILD_TOOLS = ("cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cmake", 
 HEAVY = ("torch", "transformers", "vllm", "numpy", "datasets")
 """The operator has none of these."""
 
+PIP = re.compile(r"pip[0-9.]*")
+"""As a program on PATH."""
+PIP_MODULES = ("pip", "ensurepip")
+BASE_PYTHON = Path(sys.base_prefix) / "bin/python3"
+"""What the virtual environment is made of: modules of its own would not be seen from inside."""
+
 OPERATOR_MB = 300
 """It may be so large, unpacked."""
+
+
+def pips() -> list[str]:
+    """Where pip is, as a program or as a module of the environment's Python or the base's."""
+    folders = (Path(folder) for folder in os.get_exec_path())
+    found = [str(path) for folder in folders for path in sorted(folder.glob("pip*")) if PIP.fullmatch(path.name)]
+    ask = f"import importlib.util as u; print(*(s.origin for n in {PIP_MODULES} if (s := u.find_spec(n))), sep='\\n')"
+    for python in (sys.executable, str(BASE_PYTHON)):
+        answer = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+        found += answer.stdout.split()
+    return sorted(set(found))
 
 
 def size_mb() -> int:
@@ -43,8 +62,7 @@ for name in modules:
         wrong.append(f"import {name}: {error}")
 if role == "operator":
     wrong += [f"heavy package: {name}" for name in HEAVY if importlib.util.find_spec(name)]
-if importlib.util.find_spec("pip"):
-    wrong.append(f"pip is in {sys.prefix}")
+wrong += [f"pip: {path}" for path in pips()]
 wrong += [f"writable: {path}" for path in (Path(sys.prefix), Path("/usr"), Path("/etc")) if os.access(path, os.W_OK)]
 wrong += [f"environment: {name}" for name in os.environ if name.startswith(("PIP_", "UV_"))]
 size = size_mb()
