@@ -36,8 +36,9 @@ _PATHS = {
     "rljobs": GROUP,
     "leases": "/apis/coordination.k8s.io/v1",
     "events": "/apis/events.k8s.io/v1",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
 }
-MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "leases", "events"))
+MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "leases", "events", "rolebindings"))
 """Kinds that the operator makes for a job."""
 
 

@@ -84,3 +84,43 @@ def test_each_namespace_is_by_itself(
     without.wait(suspended(without), "what was asked for meanwhile", operator)
     losses = [line for line in operator.log.read_text().splitlines() if "namespace is left alone" in line]
     assert len(losses) == 3  # told once each: at the start, when the Role went, after the restart
+
+
+def test_a_namespace_that_is_deleted_with_its_job(
+    labs: tuple[Lab, Lab, Lab], operator: Operator, own_control_plane: ControlPlane
+) -> None:
+    """The Role may go before the job does; then docs/install.md frees it."""
+    first, _, third = labs
+    for lab in (first, third):
+        lab.create("rljobs", simulated_job())
+        lab.wait(looked_at(lab), "a job where there is a Role", operator)
+    own_control_plane.api.delete(f"/api/v1/namespaces/{third.namespace}").expect()
+    third.wait(lambda: not third.list("rolebindings"), "the binding to be deleted", operator)
+    where = ("--namespace", third.namespace)
+
+    def is_gone() -> bool:
+        for name in own_control_plane.kubectl("get", "rljobs", *where, "--output", "name").stdout.split():
+            nothing = '{"metadata":{"finalizers":null}}'
+            own_control_plane.kubectl("patch", name, *where, "--type=merge", "--patch", nothing, check=False)
+        return own_control_plane.api.get(f"/api/v1/namespaces/{third.namespace}").code == 404
+
+    third.wait(is_gone, "the namespace to be gone", operator)
+    operator.stop()
+    operator.start().wait_until_leading()
+    first.patch("rljobs", JOB, {"spec": {"suspend": True}})
+    first.wait(suspended(first), "the others to go on after a restart", operator)
+    assert not seen(operator, third)()
+
+
+def test_with_a_cluster_role_a_deleted_namespace_goes_by_itself(
+    labs: tuple[Lab, Lab, Lab], own_control_plane: ControlPlane
+) -> None:
+    home, other, _ = labs
+    watched = {keys.ENV_NAMESPACES: f"{home.namespace},{other.namespace}"}
+    operator = Operator(own_control_plane, home.namespace, **watched).start().wait_until_leading()
+    other.create("rljobs", simulated_job())
+    other.wait(looked_at(other), "the job", operator)
+    path = f"/api/v1/namespaces/{other.namespace}"
+    own_control_plane.api.delete(path).expect()
+    other.wait(lambda: own_control_plane.api.get(path).code == 404, "the namespace to be gone", operator)
+    assert operator.stop() == 0
