@@ -42,7 +42,9 @@ def main() -> None:
                 print(text, flush=True)
                 lines.append(text)
     took_s = time.process_time() - begun_s
-    lines.append(f"\nThe last call: {measured.RESULTS.runs} simulations, {took_s:.0f} s of processor time; seed 0.")
+    lines.append(
+        f"\nThe last call: {measured.RESULTS.runs} simulations, {took_s:.0f} s of processor time; seed 0 where no other is named."
+    )
     print(lines[-1])
     if args.write:
         _write(lines, plots)
@@ -137,15 +139,20 @@ def _resources(*, band: bool) -> Section:
             "",
             f"| {row.model} | {row.profile} | {sizes} | {paper} | {row.generation:.2f} | {row.training:.2f} | {row.gain:.2f}x |",
         )
-    trace = resources.elastic_trace()
-    yield "", "\n### Fig. 11: the elastic trace\n"
+    traces = resources.elastic_traces()
+    trace = {gpus: sum(steps) / len(steps) for gpus, steps in traces.items()}
+    yield "", f"\n### Fig. 11: the elastic trace, seeds {', '.join(map(str, resources.ELASTIC_SEEDS))}\n"
     yield "", "| | " + " | ".join(str(gpus) for gpus, _ in ELASTIC) + " |\n|---" + "|---" * len(ELASTIC) + "|"
-    for name, points in (("the paper, iteration", ELASTIC), ("ours, steps done", trace)):
-        first = dict(reversed(points))
-        yield "", f"| {name} | " + " | ".join(str(first.get(gpus, "-")) for gpus, _ in ELASTIC) + " |"
+    rows = {
+        "the paper, iteration": {gpus: str(step) for gpus, step in ELASTIC},
+        "ours, steps done, mean": {gpus: f"{step:.1f}" for gpus, step in trace.items()},
+        "ours, least to most": {gpus: f"{min(steps)} to {max(steps)}" for gpus, steps in traces.items()},
+    }
+    for name, row in rows.items():
+        yield "", f"| {name} | " + " | ".join(row.get(gpus, "-") for gpus, _ in ELASTIC) + " |"
     series = {
-        name: [(float(step), float(gpus)) for gpus, step in points]
-        for name, points in (("paper", ELASTIC), ("ours", trace))
+        "paper": [(float(step), float(gpus)) for gpus, step in ELASTIC],
+        "ours, mean": [(step, float(gpus)) for gpus, step in sorted(trace.items())],
     }
     yield "fig11.svg", svg.stairs("GPUs of generation", series, end=30.0, x_title="iteration")
     yield "", "\n### Fig. 12: what a simulation can say\n"

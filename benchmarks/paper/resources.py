@@ -22,6 +22,8 @@ from streamrl_operator.allocation.stage_curve import StageCurve
 from streamrl_operator.allocation.values import Sizes, Stage
 
 ELASTIC_SCENARIO = Path(__file__).resolve().parents[2] / "examples" / "simulations" / "elastic.yaml"
+ELASTIC_SEEDS = range(5)
+"""Other lengths are drawn: one seed's iterations are an accident."""
 GPUS_OF_A_REPLICA = 8
 
 
@@ -87,7 +89,13 @@ def even_split_s(model: str) -> float:
     return one.found.scale * makespan_s(one.case(QWEN[model].gpus // 2))
 
 
-def elastic_trace(*, seed: int = 0) -> list[tuple[int, int]]:
+def elastic_traces() -> dict[int, list[int]]:
+    """GPUs -> steps done when they were first decided, by seed, for the sizes that all seeds came to."""
+    traces = [dict(reversed(_elastic_trace(seed=seed))) for seed in ELASTIC_SEEDS]
+    return {gpus: [trace[gpus] for trace in traces] for gpus in traces[0] if all(gpus in trace for trace in traces)}
+
+
+def _elastic_trace(*, seed: int) -> list[tuple[int, int]]:
     """(GPUs, steps done when they were decided) of examples/simulations/elastic.yaml, by the operator's own scaling."""
     scenario = read_scenario(ELASTIC_SCENARIO).model_copy(update={"seed": seed})
     found = summary(simulate(scenario))

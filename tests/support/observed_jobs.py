@@ -154,6 +154,7 @@ def page(*, step: int = 3, **changes: Any) -> Doc:
             "trainer": {"busy": 0.4, "pipeline_no_samples": 0.6},
             "pools": {"sim": {"generators": 3, "parts": parts}},
         },
+        "dispatch": {"pools": {}},
         "last_evaluation": {"mean_reward": 0.123456},
         "checkpoint": {"step": 2, "path": "checkpoints/step-00000002"},
     }

@@ -70,6 +70,8 @@ class Scaler:
         if decision.replicas != state.wanted:
             self._record(file, pool=pool.name, sizes=(state.wanted, decision.replicas), reason=decision.reason)
             self.say(f"pool {pool.name}: {state.wanted} -> {decision.replicas} generators ({decision.reason})")
+        elif decision.held and not state.held:
+            self.say(f"pool {pool.name}: stays at {decision.replicas} generators ({decision.held})")
         self.resize(pool.name, decision.replicas)
         return after
 

@@ -22,6 +22,7 @@ from streamrl_operator.autoscaler.values import State
 from streamrl_workers.metrics.bubbles import ProcessWall, WallPartition
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.effects import Effect
+from streamrl_workers.scheduler.shell.dispatch_page import dispatch_numbers
 
 BEATS_PER_LEASE = 4
 """As the link of a generator that generates nothing sends them; one that generates sends one each second, which tells the same, only earlier."""
@@ -144,7 +145,9 @@ class Replicas:
             shell.tell(partial(_alive, generator))
             if self._elastic:
                 line = _line(generator.name, generator.wall, now_s=now_s)
-                self._beats[generator.name] = line | {"slots": generator.pool.slots, "active": generator.active}
+                tokens = sum(steps.tokens for steps in generator.step_times().values())
+                more = {"slots": generator.pool.slots, "active": generator.active, "tokens": tokens}
+                self._beats[generator.name] = line | more
         if self._elastic and self._trainer.connected:
             self._beats["trainer"] = _line("trainer", self._trainer.wall, now_s=now_s)
         shell.tell(lambda core, at_s: core.tick(at_s))
@@ -176,6 +179,7 @@ class Replicas:
             "queue": view.waiting_samples,
             "generators": lines,
             "trainer": self._beats.get("trainer") if self._trainer.connected else None,
+            "dispatch": dispatch_numbers(view.plan, view.speeds),
             "scaling": {"since_step_s": now_s - (steps[-1].at_s if steps else 0.0)},
         }
 

@@ -6,5 +6,5 @@
 
 Owns Alg. 1 of StreamRL (arXiv 2504.15930, section 4.1) for one datacenter and for two, and how a stage's time follows
 the number of its devices. Does not own measuring (the command line's `profile`), nor changes while a job runs
-(`autoscaler`, which takes a measured curve from `stage_curve.py`). Invariants: no clock, no randomness; a stage with more devices is never slower.
+(`autoscaler`, which measures for itself). Invariants: no clock, no randomness; a stage with more devices is never slower.
 """

@@ -9,7 +9,7 @@ are logarithmic. What nobody measured must not look free:
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, log
@@ -69,15 +69,3 @@ class StageCurve:
             return _EVEN
         low, high = max(place, 0), max(place, 0) + 1
         return log(self.seconds[low] / self.seconds[high]) / log(self.sizes[high] / self.sizes[low])
-
-
-def predicted_by(curve: StageCurve, *, devices_per_replica: int = 1) -> Callable[[float, int, int], float]:
-    """What the autoscaler takes as its `curve`: (T_gen at n replicas, n, m) -> T_gen at m replicas, as the profile's times fall.
-
-    The level comes from the run, only the shape from the profile: answers grow while a model learns.
-    """
-
-    def predict(t_gen_s: float, replicas: int, others: int) -> float:
-        return t_gen_s * curve.at(others * devices_per_replica) / curve.at(replicas * devices_per_replica)
-
-    return predict

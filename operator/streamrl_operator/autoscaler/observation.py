@@ -6,6 +6,7 @@ Owns the meaning of that page for scaling. Does not own how it is fetched.
 from collections.abc import Mapping
 from typing import Any
 
+from streamrl.latency import LatencyCurve
 from streamrl_operator.autoscaler.values import Clock, Observation, Replica
 
 _IDLE = "pipeline"
@@ -36,13 +37,31 @@ def observe(numbers: Mapping[str, Any] | None, *, pool: str, wanted: int, now_s:
             replicas=tuple(_replica(connected[name]) for name in names if name in connected),
             trainer=None if trainer is None else _clock(trainer),
             since_step_s=float(numbers["scaling"]["since_step_s"]),
+            latency=_latency(numbers["dispatch"]["pools"].get(pool)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
 
 
 def _replica(line: Mapping[str, Any]) -> Replica:
-    return Replica(name=str(line["id"]), slots=int(line["slots"]), active=int(line["active"]), clock=_clock(line))
+    parts = line["bubbles"]
+    return Replica(
+        name=str(line["id"]),
+        slots=int(line["slots"]),
+        active=int(line["active"]),
+        clock=_clock(line),
+        tokens=float(line["tokens"]),
+        busy_s=float(parts.get("busy", 0.0)),
+        skew_s=float(parts.get("skew", 0.0)),
+    )
+
+
+def _latency(speed: Mapping[str, Any] | None) -> LatencyCurve | None:
+    """The pool's decoding step by its batch, as measured; a guess or half a curve is none."""
+    if speed is None or speed["speed"] != "known":
+        return None
+    points = sorted((int(batch), float(seconds)) for batch, seconds in speed["step_s"].items())
+    return LatencyCurve(tuple(batch for batch, _ in points), tuple(seconds for _, seconds in points))
 
 
 def _clock(line: Mapping[str, Any]) -> Clock:

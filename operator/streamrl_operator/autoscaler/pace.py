@@ -10,8 +10,9 @@ a window counts once each clock has gone on by its whole steps, but for `BLUR_SH
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from streamrl_operator.autoscaler.values import Clock, Observation, Pace
+from streamrl_operator.autoscaler.values import Clock, Observation, Pace, Replica
 
 BLUR_SHARE = 0.1
 """By so much of the window a clock may have gone on less or more: this bounds what a part of a step does to its share."""
@@ -47,8 +48,11 @@ def has_begun_again(before: Observation, now: Observation) -> bool:
     )
 
 
-def measure(before: Observation, now: Observation) -> Pace | None:
-    """The pace between the two; None while no whole step or not every process's clock is known."""
+def measure(before: Observation, now: Observation, *, waits: float = 1.0) -> Pace | None:
+    """The pace between the two; None while no whole step or not every process's clock is known.
+
+    `waits`: share of the looks in between at which samples waited for a slot, or were to wait for another reason.
+    """
     steps = now.step - before.step
     if steps < 1:
         return None
@@ -58,12 +62,51 @@ def measure(before: Observation, now: Observation) -> Pace | None:
     if generating is None or training is None:
         return None
     interval_s = whole_s / steps
+    use = _slot_use(before, now)
+    full = min(waits, use)
+    slots = sum(one.slots for one in now.replicas) / len(now.replicas)
     return Pace(
         replicas=len(now.replicas),
         interval_s=interval_s,
         t_gen_s=interval_s * generating,
         t_train_s=interval_s * training,
+        tokens_per_s=_tokens_per_s(before, now),
+        waits=full,
+        batch=slots * (use - full) / (1 - full) if full < 1 else slots,
+        latency=now.latency,
     )
+
+
+def blended(before: Pace | None, now: Pace) -> Pace:
+    """The pace of the last windows, the newest as much as all before it: one step with a long answer is not the pace."""
+    if before is None or before.replicas != now.replicas:
+        return now
+    return replace(
+        now,
+        interval_s=(before.interval_s + now.interval_s) / 2,
+        t_gen_s=(before.t_gen_s + now.t_gen_s) / 2,
+        t_train_s=(before.t_train_s + now.t_train_s) / 2,
+        tokens_per_s=(before.tokens_per_s + now.tokens_per_s) / 2,
+        waits=(before.waits + now.waits) / 2,
+        batch=(before.batch + now.batch) / 2,
+    )
+
+
+def _pairs(before: Observation, now: Observation) -> list[tuple[Replica, Replica]]:
+    return list(zip(before.replicas, now.replicas, strict=True))
+
+
+def _tokens_per_s(before: Observation, now: Observation) -> float:
+    return sum(
+        (later.tokens - one.tokens) / (later.clock.wall_s - one.clock.wall_s) for one, later in _pairs(before, now)
+    )
+
+
+def _slot_use(before: Observation, now: Observation) -> float:
+    """Share of the time of generating that slots were in use, or not but samples waited for one."""
+    busy_s = sum(later.busy_s - one.busy_s for one, later in _pairs(before, now))
+    skew_s = sum(later.skew_s - one.skew_s for one, later in _pairs(before, now))
+    return busy_s / (busy_s + skew_s) if busy_s > 0 else 1.0
 
 
 def _mean(shares: Sequence[float | None]) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from streamrl.latency import LatencyCurve
 from streamrl.spec.generators import Scaling
 
 Curve = Callable[[float, int, int], float]
@@ -11,7 +12,7 @@ Curve = Callable[[float, int, int], float]
 
 
 def inverse(t_gen_s: float, replicas: int, others: int) -> float:
-    """Generation that splits evenly: T_gen · n / m. The default curve while none was measured."""
+    """Generation that splits evenly: T_gen · n / m. The most that another replica can bring, so with it Δ ≥ Δ' is asked for surely."""
     return t_gen_s * replicas / others
 
 
@@ -33,6 +34,12 @@ class Replica:
     active: int
     """Slots in use."""
     clock: Clock
+    tokens: float = 0.0
+    """Generated since it started, as of its clock."""
+    busy_s: float = 0.0
+    """Of its clock: generated, weighted by the slots in use while no sample waits."""
+    skew_s: float = 0.0
+    """Of its clock: generated with the other slots, empty since no sample waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,8 @@ class Observation:
     """None: no trainer is connected."""
     since_step_s: float = 0.0
     """Since the last step was recorded."""
+    latency: LatencyCurve | None = None
+    """Of the pool's replicas, as measured; None: not known."""
 
     @property
     def backlog(self) -> int:
@@ -74,6 +83,29 @@ class Pace:
     """Seconds that the pool's generators need for a step: the interval without their idle time."""
     t_train_s: float
     """Seconds that the trainer needs for a step: the interval without its idle time."""
+    tokens_per_s: float = 0.0
+    """That all replicas together generate."""
+    waits: float = 1.0
+    """Share of the time of generating in which samples wait for a slot, at most."""
+    batch: float = 0.0
+    """Samples that a replica generates at once while none waits, on average."""
+    latency: LatencyCurve | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gains:
+    """What was expected of added replicas, and what came. Both as logarithms of a speed-up: of several they add up."""
+
+    expected: float = 0.0
+    came: float = 0.0
+    before: Pace | None = None
+    """When the newest replica was asked for; None: what it brought is counted."""
+    newest: float = 0.0
+    """What is expected of it."""
+    released_s: float | None = None
+    """They brought too little: no more of them until T_gen is longer than that. None: nothing is held."""
+    why: str = ""
+    """Of `released_s`, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +120,15 @@ class State:
     """Begin of the window that is being measured."""
     aligned: bool = False
     """Whether `base` was seen when a step had just ended: a window of whole steps begins there."""
-    interval_s: float | None = None
-    """Mean time between two steps in the last window."""
+    looks: int = 0
+    """Since `base`."""
+    queued: int = 0
+    """Looks at which samples waited for a slot."""
+    pace: Pace | None = None
+    """Of the last windows, the newest as much as all before it."""
+    gains: Gains = Gains()
+    held: str = ""
+    """Why it does not grow although the pace asks for it; empty: it may."""
     slack_windows: int = 0
     """Windows in a row in which one replica less would have been enough."""
 
@@ -100,6 +139,8 @@ class Decision:
 
     replicas: int
     reason: str
+    held: str = ""
+    """Why the pool does not grow although the pace asks for it, without numbers of the moment; empty: it may."""
 
 
 class Policy(Protocol):
@@ -115,5 +156,5 @@ class Policy(Protocol):
             state: of the last call.
             seen: what is known now; None: nothing.
             now_s: the caller's monotonic clock.
-            curve: how T_gen follows the number of replicas.
+            curve: how T_gen follows the number of replicas in Δ'.
         """

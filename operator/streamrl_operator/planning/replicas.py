@@ -59,6 +59,7 @@ class _Asked:
     reason: str
     requested: int | None
     state: State | None
+    held: str
 
 
 def bounds(scaling: Scaling) -> tuple[int, int]:
@@ -113,6 +114,7 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
         reason=reason,
         requested=decision.replicas if write else None,
         state=state if kind == "auto" and not halted else None,
+        held=decision.held,
     )
 
 
@@ -171,7 +173,7 @@ def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: s
     desired = 0 if halted or asked is None else asked.replicas
     told = _unmade(name, before, history, observed=observed, desired=desired)
     status = _status(name, before, observed=observed, desired=desired, told=told).model_copy(
-        update={"reason": halted or (history[-1].reason if history else None), "scaling_history": history}
+        update={"reason": _reason(asked, history, halted=halted), "scaling_history": history}
     )
     return PoolPlan(
         name=name,
@@ -196,6 +198,12 @@ def _unmade(
     )
     stateful_set = pool_name(str(observed.raw["metadata"]["name"]), name)
     return unmade.advice(stateful_set, observed=observed, pods=desired, since=since)
+
+
+def _reason(asked: _Asked | None, history: tuple[Scaled, ...], *, halted: str) -> str | None:
+    """Why there are so many: no pods are wanted, it is held at its size, or its last change. It stays while nothing changes."""
+    held = "" if asked is None else asked.held[:1024]
+    return halted or held or (history[-1].reason if history else None)
 
 
 def _told(

@@ -120,6 +120,22 @@ def test_auto_grows_when_the_queue_and_the_pace_ask_for_it() -> None:
     assert told.status.scaling_history[-1].reason in reason
 
 
+def test_why_auto_does_not_grow_although_generation_is_slower_is_in_the_status_and_stays_there() -> None:
+    found, state, reasons = held(2, "auto"), {}, []
+    for second in range(0, 200, 5):
+        numbers = busy_page(wall_s=100.0 + second, step=second // 10, used=0.2, queue=0)
+        told = plan(look(AUTO, found, numbers=numbers, scaling=state, at_s=float(second)))
+        state = {"sim": told.state}
+        found = held(2, "auto") | {"status": stored.plain(told.status)}
+        reasons.append(told.status.reason)
+        assert told.desired == 2
+    assert reasons[0] == "initialReplicas"
+    (held_for,) = set(reasons[10:])
+    assert held_for is not None
+    assert held_for.startswith("one more would bring less than a third of an even split")
+    assert len(told.status.scaling_history) == 1
+
+
 def test_auto_never_shrinks_without_numbers() -> None:
     state = {"sim": State(wanted=4)}
     for second in range(0, 1000, 30):
@@ -133,14 +149,28 @@ def test_the_memory_of_auto_is_dropped_while_another_scales() -> None:
     assert plan(look(AUTO, held(2, "auto")), halted="x").state is None
 
 
-def busy_page(*, wall_s: float, step: int) -> dict[str, Any]:
-    """Two generators that never idle, a trainer that mostly does; a step each ten seconds."""
+def busy_page(*, wall_s: float, step: int, used: float = 1.0, queue: int = 7) -> dict[str, Any]:
+    """Two generators that never idle, with so many of their slots in use, a trainer that mostly does; a step each ten seconds."""
     lines = [
-        {"id": generator_name("sim", ordinal=n), "slots": 8, "active": 8, "bubbles": {"busy": wall_s}, "wall_s": wall_s}
+        {
+            "id": generator_name("sim", ordinal=n),
+            "slots": 8,
+            "active": 8,
+            "tokens": int(100 * wall_s),
+            "bubbles": {"busy": used * wall_s, "skew": (1 - used) * wall_s},
+            "wall_s": wall_s,
+        }
         for n in range(2)
     ]
     waits = {"pipeline_no_samples": 0.9 * wall_s}
-    whole = page(step=step, generators=lines, trainer={"id": "trainer-0", "bubbles": waits, "wall_s": wall_s})
+    speed = {"speed": "known", "step_s": {"1": 0.01}}
+    whole = page(
+        step=step,
+        queue=queue,
+        dispatch={"pools": {"sim": speed}},
+        generators=lines,
+        trainer={"id": "trainer-0", "bubbles": waits, "wall_s": wall_s},
+    )
     whole["scaling"]["since_step_s"] = wall_s % 10
     return whole
 

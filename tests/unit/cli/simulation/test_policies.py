@@ -13,6 +13,8 @@ from streamrl_cli.simulation.world import simulate
 
 Make = Callable[..., Scenario]
 CURVE = [{"batch": 1, "milliseconds": 8}, {"batch": 16, "milliseconds": 10}]
+MEASURED = [{"batch": 1, "milliseconds": 8.3}, {"batch": 16, "milliseconds": 9.4}, {"batch": 64, "milliseconds": 11.7}]
+"""Of a 7B model."""
 
 
 def late_makespan_s(outcome: Outcome) -> float:
@@ -101,3 +103,25 @@ def test_a_pool_does_not_flap_when_lengths_oscillate(make: Make) -> None:
     times = [change.at_s for change in changes[1:]]
     assert all(later - earlier >= 120 for earlier, later in pairwise(times))
     assert len(changes) - 1 <= 4
+
+
+@pytest.mark.parametrize(("mode", "most"), [("StreamSync", 1), ("StreamAsync", 2)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pool_that_holds_a_whole_step_does_not_grow(make: Make, *, mode: str, most: int, seed: int) -> None:
+    outcome = simulate(
+        make(
+            seed=seed,
+            groupSize=8,
+            resolutionTokens=4,
+            pipeline={"mode": mode, "batchGroups": 8, "steps": 30},
+            pool={
+                "slots": 64,
+                "latency": MEASURED,
+                "startSeconds": 5,
+                "scaling": {"auto": {"maxReplicas": 16, "cooldownSeconds": 20}},
+            },
+            lengths={"logNormal": {"medianTokens": 300, "sigma": 0.9}},
+            trainer={"secondsPerToken": 2.5e-5, "secondsPerStep": 1},
+        )
+    )
+    assert max(change.replicas for change in outcome.measures.sizes) <= most

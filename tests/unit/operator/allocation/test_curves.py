@@ -14,10 +14,8 @@ from streamrl_operator.allocation.generation import (
     generation_curve,
     spread,
 )
-from streamrl_operator.allocation.stage_curve import StageCurve, predicted_by
+from streamrl_operator.allocation.stage_curve import StageCurve
 from streamrl_operator.allocation.training import StepLine, training_curve
-from streamrl_operator.autoscaler.growth import by_pace
-from streamrl_operator.autoscaler.values import Pace, inverse
 
 GENERATION_7B = {8: 1.0, 16: 0.81, 24: 0.74, 32: 0.69}
 """The paper's figure: 7B, generation by GPUs."""
@@ -65,15 +63,6 @@ def test_no_curve_ever_rises(points: dict[int, float]) -> None:
 def test_what_is_no_curve(sizes: tuple[int, ...], seconds: tuple[float, ...], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         StageCurve(sizes, seconds)
-
-
-def test_the_autoscaler_takes_the_shape_of_a_profile() -> None:
-    predict = predicted_by(StageCurve.through(GENERATION_7B), devices_per_replica=8)
-    assert predict(200.0, 1, 2) == pytest.approx(162.0)
-    assert predict(162.0, 2, 1) == pytest.approx(200.0)
-    pace = Pace(replicas=1, interval_s=200.0, t_gen_s=200.0, t_train_s=150.0)
-    assert by_pace(pace, curve=predict)[0], "the profile: one more takes 38 s off, and generation is 50 s behind"
-    assert not by_pace(pace, curve=inverse)[0], "even splitting would take 100 s off"
 
 
 lengths = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=60)

@@ -1,12 +1,15 @@
 """The single rules: pace, growth, shrinking, and what is read of the scheduler's page."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from streamrl.latency import LatencyCurve
 from streamrl_operator.autoscaler import growth, shrinking
 from streamrl_operator.autoscaler.observation import observe
 from streamrl_operator.autoscaler.pace import measure
+from streamrl_operator.autoscaler.splitting import curve_of
 from streamrl_operator.autoscaler.values import Clock, Observation, Pace, Replica, inverse
 
 
@@ -69,6 +72,53 @@ def test_the_pace_is_the_interval_without_the_idle_time(now: Observation, pace: 
     assert got == (None if pace is None else pytest.approx(pace))
 
 
+LATENCY = LatencyCurve.of_milliseconds([(1, 8.0), (16, 9.0), (64, 12.0), (256, 24.0)])
+
+
+@pytest.mark.parametrize(
+    ("replicas", "waits", "batch", "latency", "share", "worth"),
+    [
+        (1, 1.0, 64.0, LATENCY, 0.5, True),  # samples wait all the time: work splits evenly
+        (1, 0.0, 64.0, None, 0.5, True),  # nothing is known
+        (1, 0.0, 256.0, LATENCY, 16.0 / 24.0, True),  # a large batch gets faster where it is halved
+        (4, 0.0, 256.0, LATENCY, 20.8 / 24.0, True),
+        (1, 0.0, 20.0, LATENCY, 8.6 / 9.25, False),  # a small one does not
+        (1, 0.5, 20.0, LATENCY, 0.25 + 0.5 * 8.6 / 9.25, True),
+        (16, 0.1, 20.0, LATENCY, 0.1 * 16 / 17 + 0.9 * 9.1765 / 9.25, False),
+    ],
+)
+def test_what_is_seen_of_the_slots_tells_what_another_replica_brings(
+    *, replicas: int, waits: float, batch: float, latency: LatencyCurve | None, share: float, worth: bool
+) -> None:
+    pace = Pace(
+        replicas=replicas,
+        interval_s=10.0,
+        t_gen_s=10.0,
+        t_train_s=1.0,
+        waits=waits,
+        batch=batch,
+        latency=latency,
+    )
+    curve = curve_of(pace)
+    assert curve(10.0, replicas, replicas + 1) == pytest.approx(10.0 * share, rel=1e-3)
+    assert (growth.too_little(pace, curve=curve) == "") is worth
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy_s", "skew_s", "waits", "batch"),
+    [(1.0, 20.0, 0.0, 1.0, 4.0), (0.2, 5.0, 15.0, 0.2, 0.25), (0.0, 5.0, 15.0, 0.0, 1.0), (0.5, 5.0, 15.0, 0.25, 0.0)],
+)
+def test_slots_in_use_are_those_of_waiting_and_a_batch_of_the_rest(
+    *, looks: float, busy_s: float, skew_s: float, waits: float, batch: float
+) -> None:
+    now = seen(30, step=4)
+    (replica,) = now.replicas
+    worked = replace(now, replicas=(replace(replica, busy_s=busy_s, skew_s=skew_s),))
+    pace = measure(seen(10, step=0), worked, waits=looks)
+    assert pace is not None
+    assert (pace.waits, pace.batch) == (pytest.approx(waits), pytest.approx(batch))
+
+
 def in_turn(at_s: float, *, step_s: float, beat_s: float) -> Observation:
     """Of a run in which both stages take turns: a step begins with 60 % of generation, training is the rest."""
 
@@ -126,11 +176,18 @@ def test_when_a_step_is_overdue_the_queue_decides(
 
 
 def page(**more: Any) -> dict[str, Any]:
-    bubbles = {"busy": 6.0, "pipeline_staleness": 3.0, "pipeline_turn": 1.0}
-    line = {"pool": "p", "slots": 8, "active": 3, "bubbles": bubbles, "wall_s": 10.0}
+    bubbles = {"busy": 5.0, "skew": 1.0, "pipeline_staleness": 3.0, "pipeline_turn": 1.0}
+    line = {"pool": "p", "slots": 8, "active": 3, "tokens": 500, "bubbles": bubbles, "wall_s": 10.0}
     generators = [{"id": f"generator-p-{n}", **line} for n in (2, 0)] + [{"id": "generator-other-0", **line}]
     trainer = {"id": "trainer-0", "bubbles": {"busy": 9.0, "pipeline_no_samples": 1.0}, "wall_s": 10.0}
-    state = {"attempt": 1, "step": 5, "queue": 7, "ended": False, "scaling": {"since_step_s": 0.5}}
+    state = {
+        "attempt": 1,
+        "step": 5,
+        "queue": 7,
+        "ended": False,
+        "scaling": {"since_step_s": 0.5},
+        "dispatch": {"pools": {}},
+    }
     return {**state, "generators": generators, "trainer": trainer, **more}
 
 
@@ -138,9 +195,25 @@ def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
     observed = observe(page(), pool="p", wanted=2, now_s=3.0)
     assert observed is not None
     assert [(one.name, one.clock.idle_s) for one in observed.replicas] == [("generator-p-0", 4.0)]
+    (replica,) = observed.replicas
+    assert (replica.tokens, replica.busy_s, replica.skew_s) == (500.0, 5.0, 1.0)
     assert (observed.step, observed.waiting, observed.trainer) == (5, 7, Clock(wall_s=10.0, idle_s=1.0))
     assert observed.since_step_s == 0.5
     assert observe(page(trainer=None), pool="p", wanted=2, now_s=3.0).trainer is None  # type: ignore[union-attr] # is a page
+
+
+@pytest.mark.parametrize(
+    ("speed", "latency"),
+    [
+        ({"speed": "known", "step_s": {"16": 0.02, "4": 0.01}}, LatencyCurve((4, 16), (0.01, 0.02))),
+        ({"speed": "guessed", "step_s": {}}, None),
+        ({"speed": "upperHalf", "step_s": {"16": 0.02}}, None),
+    ],
+)
+def test_a_pools_speed_counts_once_it_is_measured_whole(*, speed: dict[str, Any], latency: LatencyCurve | None) -> None:
+    observed = observe(page(dispatch={"pools": {"p": speed}}), pool="p", wanted=1, now_s=0.0)
+    assert observed is not None
+    assert observed.latency == latency
 
 
 @pytest.mark.parametrize(
@@ -154,6 +227,8 @@ def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
         page(step=None),
         page(queue="many"),
         page(scaling={}),
+        page(dispatch={}),
+        page(dispatch={"pools": {"p": {"speed": "known", "step_s": {}}}}),
         page(trainer={"wall_s": 1.0}),
         page(trainer={"wall_s": 1.0, "bubbles": {"pipeline_turn": None}}),
     ],
