@@ -11,6 +11,7 @@ from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_ke
 from streamrl_workers.scheduler.lengths.rankers import AnsweredRanker, DeferredRanker, HashingRanker
 from streamrl_workers.scheduler.lengths.rankers import deferred as deferred_module
 from streamrl_workers.scheduler.lengths.rankers.deferred import PORTION_CHARS
+from streamrl_workers.scheduler.settings import MAX_LOOK_AHEAD
 from support.core_world import World
 from support.core_world import settings as world_settings
 
@@ -195,6 +196,44 @@ def test_the_newest_prompts_are_read_first() -> None:
     first = later.work()
     assert prompt_key(text(29, chars=1000)) in first
     assert prompt_key(text(1, chars=1000)) not in first
+
+
+def worked_off(lengths: Lengths) -> None:
+    while lengths.has_work:
+        lengths.work()
+
+
+def test_what_is_looked_ahead_at_is_known_when_it_begins_however_large_the_batches() -> None:
+    lengths = Lengths(LengthHistory(), signals=("Ranker",), ranker=DeferredRanker(HashingRanker()))
+    lengths.learn(prompt_key("first"), tokens=[5], prompt="first")
+    worked_off(lengths)
+    prompts = [f"{number}?" for number in range(3 * MAX_LOOK_AHEAD // 2)]
+    for number in range(len(prompts)):
+        if number == MAX_LOOK_AHEAD:  # half of them have begun: as many more are asked for, before the work is done
+            begin(lengths, prompts[: MAX_LOOK_AHEAD // 2])
+        lengths.expect(prompts[number])
+        if number == MAX_LOOK_AHEAD - 1:
+            worked_off(lengths)
+    worked_off(lengths)
+    begin(lengths, prompts[MAX_LOOK_AHEAD // 2 :])
+    assert lengths.view().predictions == {"Ranker": len(prompts)}
+
+
+def begin(lengths: Lengths, prompts: list[str]) -> None:
+    for prompt in prompts:
+        key = prompt_key(prompt)
+        lengths.began(key, key=key, prompt=prompt)
+
+
+def test_prompts_that_come_again_are_not_read_again_soon() -> None:
+    later = DeferredRanker(HashingRanker())
+    for _ in range(3):
+        later.ask("again")
+        later.learn("again", 5.0)
+        later.work()
+    later.ask("again")
+    assert later.backlog == 0
+    assert later.score("again") is not None
 
 
 def test_in_a_run_prompts_are_read_and_learnt_between_events() -> None:
