@@ -1,13 +1,13 @@
 """The spec campaign: A to B equals a fresh B, A to B to A equals A, and what is wrong is refused by name.
 
 Masked beyond `normal.py`, since they tell a job's past and not its spec: the history of sizes and its reason, who holds `replicas`, and in a
-suspended job the certificates, which are made when pods are first wanted.
+suspended job the certificates and the images, which are made and taken when pods are first wanted.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from cluster.campaign import specs
@@ -20,9 +20,12 @@ from cluster.campaign.scenarios import sizes
 from cluster.campaign.specs import Spec, document
 from streamrl import names
 from streamrl.errors import UserErrors
+from streamrl.keys import FILE_IMAGES
 from streamrl.spec import parse_job
 
 MISTAKES_AT_ONCE = 25
+_IMAGES = ("images", "f:images", FILE_IMAGES, f"f:{FILE_IMAGES}")
+"""In the job's status and its ConfigMap, and who holds them."""
 _REFUSED = ("Refused", "InvalidSpec")
 
 
@@ -105,11 +108,18 @@ def _view(spec: Spec) -> Callable[[Picture], Picture]:
     """What of a picture follows from the spec."""
 
     def view(whole: Picture) -> Picture:
-        return {
-            name: _masked(name, part) for name, part in whole.items() if not (spec["suspend"] and "secrets/" in name)
-        }
+        seen = {name: _masked(name, part) for name, part in whole.items()}
+        if not spec["suspend"]:
+            return seen
+        return {name: _without(part, _IMAGES) for name, part in seen.items() if "secrets/" not in name}
 
     return view
+
+
+def _without(value: Any, keys: Collection[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _without(part, keys) for key, part in value.items() if key not in keys}
+    return value
 
 
 def _masked(name: str, part: Any) -> Any:
