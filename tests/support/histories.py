@@ -18,6 +18,14 @@ def attempt(number: int, at: int) -> fx.AttemptStarted:
     return fx.AttemptStarted(attempt=number, instance=f"trainer-{number}", step=at)
 
 
+def failed(group: int) -> fx.Dropped:
+    return fx.Dropped(group_id=group, reason="reward_failed")
+
+
+def equal(group: int, *, mean_tokens: float) -> fx.Dropped:
+    return fx.Dropped(group_id=group, reason="zero_variance", mean_tokens=mean_tokens)
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[fx.Record]:
     """Records of a possible run: groups are planned, scored, dropped, trained, taken back, covered by checkpoints."""
@@ -38,7 +46,7 @@ def histories(draw: st.DrawFn) -> list[fx.Record]:
             ready.append(group)
         elif event == "drop" and waiting:
             group = draw(st.sampled_from(waiting))
-            records.append(fx.Dropped(group_id=group, reason="reward_failed"))
+            records.append(draw(st.sampled_from([failed(group), equal(group, mean_tokens=draw(st.integers(1, 9)))])))
             taken.append([group])  # never again
         elif event == "step" and step_now < frontier(records):
             again = next(r for r in reversed(records) if isinstance(r, fx.StepTaken) and r.step == step_now)

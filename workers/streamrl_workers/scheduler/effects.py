@@ -78,6 +78,8 @@ class Dropped:
 
     group_id: int
     reason: str
+    mean_tokens: float | None = None
+    """Of its completions; None: they did not all finish, or their lengths are known from `Scored`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,19 +60,18 @@ def _scored(connection: sqlite3.Connection, record: fx.Scored) -> Garbage:
         "INSERT OR REPLACE INTO trajectories VALUES (?, ?)",
         [(first + index, data) for index, data in enumerate(record.trajectories)],
     )
-    _learn_length(connection, record)
+    tokens = [count_32(pb.Trajectory.FromString(data).tokens) for data in record.trajectories]
+    if tokens:
+        _learn_length(connection, record.group_id, mean_tokens=sum(tokens) / len(tokens))
     return []
 
 
-def _learn_length(connection: sqlite3.Connection, record: fx.Scored) -> None:
-    tokens = [count_32(pb.Trajectory.FromString(data).tokens) for data in record.trajectories]
-    if not tokens:
-        return
+def _learn_length(connection: sqlite3.Connection, group_id: int, *, mean_tokens: float) -> None:
     connection.execute(
         "INSERT INTO lengths SELECT prompt_key, ?, group_id FROM groups WHERE group_id = ? AND prompt_key <> 0 "
         "ON CONFLICT (prompt_key) DO UPDATE SET group_id = excluded.group_id, "
         "mean_tokens = mean_tokens + ? * (excluded.mean_tokens - mean_tokens)",
-        (sum(tokens) / len(tokens), record.group_id, WEIGHT),
+        (mean_tokens, group_id, WEIGHT),
     )
 
 
@@ -80,6 +79,8 @@ def _dropped(connection: sqlite3.Connection, record: fx.Dropped) -> Garbage:
     connection.execute(
         "UPDATE groups SET drop_reason = ?, settled = 1 WHERE group_id = ?", (record.reason, record.group_id)
     )
+    if record.mean_tokens is not None:
+        _learn_length(connection, record.group_id, mean_tokens=record.mean_tokens)
     return [record.group_id]
 
 

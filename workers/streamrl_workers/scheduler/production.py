@@ -235,7 +235,7 @@ class Production:
             self._groups.follow(group, Event.LOSE)
         self._waiting.put(group, [sample.index])
 
-    def _drop(self, group: Group, event: Event) -> None:
+    def _drop(self, group: Group, event: Event, *, mean_tokens: float | None = None) -> None:
         """The group will not be trained: take it back from everybody."""
         for sample in group.samples:
             self.answering -= sample.state is SampleState.ANSWERING
@@ -246,7 +246,7 @@ class Production:
         self._waiting.discard(group)
         self.lengths.forget(group.group_id, key=group.prompt_key)
         self._groups.drop(group, event)
-        self._outbox.write(Dropped(group_id=group.group_id, reason=event.value))
+        self._outbox.write(Dropped(group_id=group.group_id, reason=event.value, mean_tokens=mean_tokens))
 
     # ---- scored
 
@@ -271,9 +271,9 @@ class Production:
             self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
             self._drop(group, Event.REWARD_FAILED)
             return
-        self._learn_lengths(group)
+        mean_tokens = self._learn_lengths(group)
         if self._dynamic.drops([sample.reward for sample in group.samples], step=self._groups.filling_step):
-            self._drop(group, Event.ZERO_VARIANCE)
+            self._drop(group, Event.ZERO_VARIANCE, mean_tokens=mean_tokens)
             self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
             return
         assert group.begun is not None
@@ -288,11 +288,12 @@ class Production:
         self._groups.drops_in_a_row.clear()
         self._record(group, begun=group.begun)
 
-    def _learn_lengths(self, group: Group) -> None:
-        """A group with equal rewards is dropped, but its lengths are as true as any."""
+    def _learn_lengths(self, group: Group) -> float:
+        """Mean tokens of its completions. A group with equal rewards is dropped, but its lengths are as true as any."""
         tokens = [len(sample.tokens) >> 2 for sample in group.samples]
         self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
         self.on_lengths(tokens)
+        return sum(tokens) / len(tokens)
 
     def _record(self, group: Group, *, begun: int) -> None:
         record = Scored(

@@ -36,6 +36,8 @@ class _Fold:
             case fx.Scored():
                 self._score(record)
             case fx.Dropped():
+                if record.mean_tokens is not None:
+                    self._learn(record.group_id, mean_tokens=record.mean_tokens)
                 self._forget(record.group_id)
             case fx.AttemptStarted():
                 self.attempt, self.instance, self.step = record.attempt, record.instance, record.step
@@ -52,9 +54,13 @@ class _Fold:
     def _score(self, record: fx.Scored) -> None:
         self.scored[record.group_id] = record
         tokens = [len(pb.Trajectory.FromString(data).tokens) >> 2 for data in record.trajectories]
-        key = self.planned[record.group_id].prompt_key
-        if key and tokens:
-            self.history.learn(key, mean_tokens=sum(tokens) / len(tokens))
+        if tokens:
+            self._learn(record.group_id, mean_tokens=sum(tokens) / len(tokens))
+
+    def _learn(self, group_id: int, *, mean_tokens: float) -> None:
+        key = self.planned[group_id].prompt_key
+        if key:
+            self.history.learn(key, mean_tokens=mean_tokens)
 
     def _checkpoint(self, step: int) -> None:
         self.checkpoint_step = step

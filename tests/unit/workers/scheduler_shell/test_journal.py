@@ -20,7 +20,7 @@ from streamrl_workers.scheduler import journal
 from streamrl_workers.scheduler.journal import Journal
 from streamrl_workers.scheduler.replay import replay
 from streamrl_workers.scheduler.shell.result import write_success
-from support.histories import attempt, histories, plan, step
+from support.histories import attempt, equal, failed, histories, plan, step
 from support.journals import OpenJournal, read_back, scored, write_journal
 
 
@@ -35,10 +35,10 @@ async def test_everything_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "j.sqlite"
     groups = [scored(0, tokens=4), scored(1, begun=0, tokens=8)]
     evaluated = fx.Evaluated(step=1, mean_reward=0.5, prompts=8, failed=0, mean_tokens=4.0)
-    dropped = fx.Dropped(group_id=2, reason="reward_failed")
-    await write_journal(path, [*plan(0, 4), attempt(1, 0), *groups, dropped, step(0, (0,)), evaluated])
+    dropped = [failed(2), equal(4, mean_tokens=7.5)]
+    await write_journal(path, [*plan(0, 5), attempt(1, 0), *groups, *dropped, step(0, (0,)), evaluated])
     recovered = read_back(path)
-    assert recovered.next_group_id == 4
+    assert recovered.next_group_id == 5
     assert (recovered.attempt, recovered.instance, recovered.step) == (1, "trainer-1", 1)
     assert recovered.compositions == {0: (0,)}
     assert [group.group_id for group in recovered.groups] == [0, 1, 3]
@@ -50,7 +50,7 @@ async def test_everything_comes_back(tmp_path: Path) -> None:
     assert opened.journal.samples_of(0) == groups[0].trajectories
     opened.journal.close()
     assert recovered.evaluated_steps == {1}
-    assert recovered.prompt_lengths == {100: 4.0, 101: 8.0}
+    assert recovered.prompt_lengths == {100: 4.0, 101: 8.0, 104: 7.5}
 
 
 async def test_an_evaluation_without_any_result_stays_one(tmp_path: Path) -> None:

@@ -1,9 +1,15 @@
 """What the core tells the length signals: each group that is made is predicted once and learnt once."""
 
 from collections import Counter
+from random import Random
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
+from streamrl_workers.scheduler.replay import replay
 from support.core_world import World, settings
 
 
@@ -52,6 +58,25 @@ def test_groups_with_equal_rewards_are_learnt_too_and_failed_ones_are_not() -> N
     ]
     assert dropped
     assert len(ranker.taught) == len(scored(world)) + len(dropped)
+
+
+@given(seed=st.integers(0, 2**32))
+@hypothesis_settings(max_examples=20, deadline=None)
+def test_a_restart_finds_the_past_of_dropped_groups_too(seed: int) -> None:
+    history, chance = LengthHistory(), Random(seed)
+    lengths = Lengths(history, signals=("History",))
+    world = World(settings(evaluation_prompts=0, draws_per_step=3), lengths=lengths)
+    world.reward = lambda group_id, sample_index: float(sample_index if group_id % 2 else 0)
+    world.start_trainer()
+    world.join_generator("a")
+    for _ in range(chance.randrange(400)):
+        world.progress_some(chance, pace=0.5, finish=0.2)
+    while world.unsynced:
+        world.commit(len(world.unsynced))
+    assert replay(world.durable).prompt_lengths == history.means()
+    world.run_out()
+    assert any(record.mean_tokens for record in world.durable if isinstance(record, fx.Dropped))
+    assert replay(world.durable).prompt_lengths == history.means()
 
 
 def test_a_lost_group_is_predicted_once() -> None:
