@@ -8,8 +8,11 @@ from support.core_world import KnownLengths
 class SureLengths(KnownLengths):
     """Known to be right."""
 
-    believed = "History"
+    def __init__(self) -> None:
+        super().__init__()
+        self.trusted_signals = frozenset({"History"})
 
     def view(self) -> LengthsView:
         quality = Quality(pairs=1024, rank_correlation=1.0)
-        return LengthsView(trusted=True, trusted_signals=frozenset({self.believed}), quality={self.believed: quality})
+        signals = self.trusted_signals
+        return LengthsView(trusted=True, trusted_signals=signals, quality=dict.fromkeys(signals, quality))

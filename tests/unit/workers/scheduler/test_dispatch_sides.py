@@ -229,11 +229,11 @@ def test_many_generators_that_join_do_not_cost_as_many_plans():
 
 
 class TwoSignals(SureLengths):
-    """Two signals that predict opposite orders; `believed` is the one that is trusted."""
+    """Two signals that predict opposite orders."""
 
     def predict(self, key, *, prompt="", siblings=()):
         found = super().predict(key, prompt=prompt, siblings=siblings)
-        return found if self.believed == "History" else replace(found, tokens=97 - found.tokens)
+        return found if "History" in self.trusted_signals else replace(found, tokens=97 - found.tokens)
 
 
 def test_what_waits_is_predicted_by_the_signal_that_is_trusted_now():
@@ -241,7 +241,7 @@ def test_what_waits_is_predicted_by_the_signal_that_is_trusted_now():
     go(run)
     first = [run.core.plan.longest_first, *sorted(everything(run))]
     assert first == [True, *sorted(longest(5)[:1] * 2)]
-    run.lengths.believed = "Ranker"
+    run.lengths.trusted_signals = frozenset({"Ranker"})
     run.do(run.core.tick(run.now_s))
     for generator in run.generators.values():
         run.make_token(generator, next(iter(generator.active)), finish="stop")

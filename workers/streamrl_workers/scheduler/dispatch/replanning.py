@@ -54,7 +54,7 @@ class Replanning:
     def refresh(self) -> None:
         """Make a plan if something that bears on it has changed."""
         now = (self._waiting.trusted, self._waiting.batches, self._fleet.curve_kinds if self._policy.models else 0)
-        signals = self._trusted_signals()
+        signals = self._lengths.trusted_signals
         if now == self._planned and signals == self._signals and not self._fleet_differs():
             return
         again = signals != self._signals
@@ -84,10 +84,6 @@ class Replanning:
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
             rank_correlation=self._rank_correlation(),
         )
-
-    def _trusted_signals(self) -> frozenset[str]:
-        """Which may decide: what waits is predicted by them."""
-        return self._lengths.view().trusted_signals
 
     def _rank_correlation(self) -> float:
         """Lower limit of that of the worst trusted signal: any of them may have predicted the batch."""

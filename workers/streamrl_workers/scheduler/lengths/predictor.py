@@ -115,11 +115,13 @@ class Lengths:
         self._waiting: dict[int, list[int]] = {}
         """By prompt key, groups in `_begun`; kept for a ranker that takes long."""
         self._predictions: Counter[str] = Counter()
+        self.trusted_signals: frozenset[str] = frozenset()
+        """Which may decide; another value only when a guard has looked and thinks otherwise."""
 
     @property
     def trusted(self) -> bool:
         """Whether predictions may decide anything: False until at least one signal has shown that it knows."""
-        return any(signal.guard.trusted for signal in self._ladder)
+        return bool(self.trusted_signals)
 
     def predict(self, key: int, *, prompt: str = "", siblings: Sequence[int] = ()) -> Prediction:
         """For a completion of the prompt with this key (`prompt_key`).
@@ -157,6 +159,8 @@ class Lengths:
         for signal in self._ladder:
             if signal.source in judged:
                 signal.guard.add(judged[signal.source], tokens=mean_tokens)
+                if signal.guard.trusted is not (signal.source in self.trusted_signals):
+                    self.trusted_signals ^= {signal.source}
         for count in tokens:
             self._completions.add(count)
         self._history.learn(key, mean_tokens=mean_tokens)
@@ -174,7 +178,7 @@ class Lengths:
         """The signals in numbers."""
         return LengthsView(
             trusted=self.trusted,
-            trusted_signals=frozenset(signal.source for signal in self._ladder if signal.guard.trusted),
+            trusted_signals=self.trusted_signals,
             predictions=dict(self._predictions),
             quality={signal.source: signal.guard.quality for signal in self._ladder},
         )
@@ -263,7 +267,7 @@ class Lengths:
 
     def _choose(self, places: _Places) -> tuple[Source, float]:
         """The first signal that knows and, once any is trusted, is trusted."""
-        trusted = {signal.source for signal in self._ladder if signal.guard.trusted}
+        trusted = self.trusted_signals
         usable = (place for place in places if not trusted or place[0] in trusted)
         return next(usable, ("Nothing", UNKNOWN_PLACE))
 
