@@ -37,13 +37,13 @@ class TailIsolation(SpecModel):
 
 
 class Auto(SpecModel):
-    """The policy whose modelled makespan is least: fifo, lateBinding or tailIsolation."""
+    """The policy whose modelled makespan is least: fifo, lateBinding, tailIsolation or skewAware."""
 
     gain_percent: float = Field(
         default=0.5,
         ge=0,
         le=50,
-        description="Least modelled gain, in percent of the makespan, before a tail is isolated, or on other generators.",
+        description="Least modelled gain, in percent of the makespan, before a tail gets generators of its own, or others.",
     )
 
 

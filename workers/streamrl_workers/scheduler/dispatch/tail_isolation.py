@@ -51,9 +51,7 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     """
     work = model.work
     ranked = sorted(work.groups, key=lambda group: group.rank)
-    if len(ranked) < 2 or len(work.instances) < 2 or not model.fits:  # noqa: PLR2004 - two sides
-        return None
-    if work.overlap or any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances):
+    if not model.fits or not may_have_sides(work):
         return None
     split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
     if split is None:
@@ -61,6 +59,13 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     tail = [work.instances[place] for place in sorted(split.replicas)]
     why = f"the {split.groups} longest of {len(ranked)} groups alone on {len(tail)} of {len(work.instances)} generators"
     return tail_plan(ranked[: split.groups], tail, strict=False, why=why)
+
+
+def may_have_sides(work: Work) -> bool:
+    """Whether there are two of everything, and the batch has generators of known speed for itself."""
+    if len(work.groups) < 2 or len(work.instances) < 2 or work.overlap:  # noqa: PLR2004 - two sides
+        return False
+    return not any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances)
 
 
 # ---- inside
