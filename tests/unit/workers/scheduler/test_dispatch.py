@@ -165,8 +165,12 @@ def test_no_sides_where_batches_overlap(key):
     ("lengths", "fleet", "expected"),
     [
         ([*EVEN[:4], 9000.0, *EVEN[4:7]], instances(1, slots=2), "longest predicted first"),  # requests queue
-        ([20_000.0] * 2 + EVEN, instances(4, slots=16), "Algorithm 2"),  # a few do, and the longest are better off with few others
-        ([20_000.0] * 2 + EVEN, instances(4, slots=16, curve=FLAT), "longest predicted first"),
+        (
+            [20_000.0] * 2 + EVEN,
+            instances(4, slots=16),
+            "Algorithm 2",
+        ),  # a few do, and the longest are better off with few others
+        (EVEN * 4, instances(4, slots=16, curve=FLAT), "longest predicted first"),
         ([20_000.0, *EVEN], instances(4, slots=64), "alone on"),  # nothing queues, and it pays
         ([20_000.0, *EVEN], instances(4, slots=64, curve=FLAT), "in the order of planning"),
         ([1.0], [], "in the order of planning"),
