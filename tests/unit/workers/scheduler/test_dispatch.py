@@ -154,6 +154,18 @@ def test_no_sides_beside_what_runs(key):
 
 
 @pytest.mark.parametrize("key", ["tailIsolation", "auto"])
+def test_a_batch_that_has_begun_goes_on_as_it_is(key):
+    """Speeds may get known when half of it is out."""
+    work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64))
+    begun = replace(work, begun=True)
+    assert not policy(key).plan(begun, previous=IN_ORDER).tail_generators
+    sides = policy(key).plan(work, previous=IN_ORDER)
+    assert policy(key).plan(begun, previous=sides) is sides
+    left = [one for one in work.instances if one.generator_id in sides.tail_generators]
+    assert not policy(key).plan(replace(begun, instances=left), previous=sides).tail_generators
+
+
+@pytest.mark.parametrize("key", ["tailIsolation", "auto"])
 def test_no_sides_where_batches_overlap(key):
     """The generators that the model leaves to few are the next batch's too."""
     work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64))

@@ -16,7 +16,7 @@ from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains, likely
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Plan, Work, unmodelled
 from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
-from streamrl_workers.scheduler.dispatch.tail_isolation import isolated, may_have_sides
+from streamrl_workers.scheduler.dispatch.tail_isolation import holds, isolated, may_have_sides
 
 STATIC = (SkewAware(objective="Max"), SkewAware(objective="Sum"))
 
@@ -33,6 +33,8 @@ class AutoPolicy:
         """The one that pays."""
         if (plan := unmodelled(work)) is not None:
             return plan
+        if holds(work, previous):
+            return previous
         model = Model(work)
         order = ordered(model)
         sides = isolated(model, instead_of=order, previous=previous, gain=self._gain)

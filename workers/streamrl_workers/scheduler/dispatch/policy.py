@@ -73,6 +73,8 @@ class Work:
     """Of each group."""
     overlap: int = 0
     """Batches that may begin before it is done: S; 0: batches take turns, but for what dynamic sampling plans in addition."""
+    begun: bool = False
+    """Whether something of the batch is out: its generators are not free any more."""
     instances: Sequence[Instance] = ()
     """Fastest first (`makespan.fastest_first`)."""
     rank_correlation: float = 1.0

@@ -76,14 +76,20 @@ class Replanning:
     def _work(self) -> Work:
         if not (self._policy.models and self._waiting.trusted):
             return Work(trusted=self._waiting.trusted)
+        batch = self._waiting.batch()
         return Work(
             trusted=True,
-            groups=self._waiting.batch(),
+            groups=batch,
             samples=self._group_size,
+            begun=any(self._has_begun(candidate.group_id) for candidate in batch),
             overlap=self._overlap,
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
             rank_correlation=self._rank_correlation(),
         )
+
+    def _has_begun(self, group_id: int) -> bool:
+        group = self._groups.get(group_id)
+        return group is None or group.begun is not None
 
     def _rank_correlation(self) -> float:
         """Lower limit of that of the worst trusted signal: any of them may have predicted the batch."""

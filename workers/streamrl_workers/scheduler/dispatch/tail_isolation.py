@@ -7,7 +7,8 @@ Sides are for batches that have the fleet for themselves (S = 0, Batch, Colocate
 which nobody knows when they end, and of the next, the model's gains did not hold (docs/dispatch.md).
 
 The fastest generators become the tail's. Sides are made, and changed, only for a modelled gain of `gainPercent`; they
-are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose.
+are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose. What has begun goes
+on as it is: a side that is made of generators which hold half of the batch already is none, though the model takes them to be free.
 Nobody waits for a side that has no free slot: predictions may be wrong, and an empty slot beside a waiting group is wrong
 for certain.
 """
@@ -35,6 +36,8 @@ class TailIsolationPolicy:
         """Sides where they pay, those in force while others do not pay more, or none."""
         if (plan := unmodelled(work)) is not None:
             return plan
+        if holds(work, previous):
+            return previous
         model = Model(work)
         order = ordered(model)
         return isolated(model, instead_of=order, previous=previous, gain=self._gain) or order
@@ -61,9 +64,15 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     return tail_plan(ranked[: split.groups], tail, strict=False, why=why)
 
 
+def holds(work: Work, previous: Plan) -> bool:
+    """Whether a batch that has begun under sides keeps them: there are generators of both."""
+    tail = sum(one.generator_id in previous.tail_generators for one in work.instances)
+    return work.begun and 0 < tail < len(work.instances)
+
+
 def may_have_sides(work: Work) -> bool:
-    """Whether there are two of everything, and the batch has generators of known speed for itself."""
-    if len(work.groups) < 2 or len(work.instances) < 2 or work.overlap:  # noqa: PLR2004 - two sides
+    """Whether there are two of everything, nothing of the batch has begun, and it has generators of known speed for itself."""
+    if len(work.groups) < 2 or len(work.instances) < 2 or work.overlap or work.begun:  # noqa: PLR2004 - two sides
         return False
     return not any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances)
 
