@@ -18,8 +18,9 @@ from streamrl_workers.scheduler.effects import GeneratorInfo
 Version = tuple[int, int]
 """Attempt, step."""
 
-LOAD_PATIENCE, LOAD_GRACE_S = 2.0, 0.5
-"""A generator is expected to have loaded a version after so many times what the quickest took, and so many seconds."""
+LOAD_PATIENCE, MOST_PATIENCE, LOAD_GRACE_S = 2.0, 4.0, 0.5
+"""A generator is expected to have loaded a version after so many times what the quickest took, and so many seconds. More times
+where the slowest took more for the version before, with a tenth on top; at most the second."""
 IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "turn", "ended")
 """Why a generator with a free slot gets nothing."""
 
@@ -117,6 +118,10 @@ class Fleet:
         """Told of a version that they do not have yet."""
         self._quickest: tuple[Version, float] | None = None
         """The newest version that one has loaded, and the seconds that the quickest of them took."""
+        self._slowest_s = 0.0
+        """Seconds that the slowest took for it."""
+        self._patience = LOAD_PATIENCE
+        """So many times the quickest the others are waited for."""
 
     def __iter__(self) -> Iterator[Generator]:
         return iter(self._generators.values())
@@ -167,10 +172,7 @@ class Fleet:
     def loaded(self, generator: Generator, version: Version) -> None:
         """It has the version now."""
         if generator.told == version:
-            took_s = self.now_s - generator.told_s
-            if self._quickest is None or self._quickest[0] != version:
-                self._quickest = (version, took_s)
-            self._quickest = (version, min(took_s, self._quickest[1]))
+            self._took(self.now_s - generator.told_s, version=version)
         generator.version = version
         if generator.told == version:
             self._loading.pop(generator.generator_id, None)
@@ -187,7 +189,7 @@ class Fleet:
         if self._quickest is None or not self._loading:
             return {}
         version, took_s = self._quickest
-        since_s = self.now_s - LOAD_PATIENCE * took_s - LOAD_GRACE_S
+        since_s = self.now_s - self._patience * took_s - LOAD_GRACE_S
         return {
             name: generator
             for name, generator in self._loading.items()
@@ -220,6 +222,15 @@ class Fleet:
         """How fast one more sample would run there, with so many `more` besides its own; the smallest is served first, of equal ones the emptier."""
         active = len(generator.leases) + more
         return self.curve(generator).at(active + 1), active / generator.slots, generator.generator_id
+
+    def _took(self, seconds: float, *, version: Version) -> None:
+        """One has loaded the version. With the first of them it is known how far apart those of the version before were."""
+        if self._quickest is None or self._quickest[0] != version:
+            if self._quickest is not None:
+                self._patience = _patience(quickest_s=self._quickest[1], slowest_s=self._slowest_s)
+            self._quickest, self._slowest_s = (version, seconds), seconds
+        self._quickest = (version, min(seconds, self._quickest[1]))
+        self._slowest_s = max(seconds, self._slowest_s)
 
     def take_touched(self) -> set[str]:
         """Names of the generators whose slots or versions changed since the last call."""
@@ -263,3 +274,10 @@ class Fleet:
 def welcome(lease_s: float) -> pb.GeneratorCommand:
     """First command to a generator."""
     return pb.GeneratorCommand(welcome=pb.GeneratorWelcome(lease_seconds=lease_s))
+
+
+def _patience(*, quickest_s: float, slowest_s: float) -> float:
+    """So many times the quickest the next version's are waited for."""
+    if slowest_s <= LOAD_PATIENCE * quickest_s:
+        return LOAD_PATIENCE
+    return min(1.1 * slowest_s / quickest_s, MOST_PATIENCE) if quickest_s else MOST_PATIENCE

@@ -138,6 +138,16 @@ def test_where_batches_overlap_the_lower_half_must_be_measured(measured, overlap
     assert policy("lateBinding").plan(work, previous=IN_ORDER).longest_first is longest_first
 
 
+@pytest.mark.parametrize(("full_ms", "longest_first"), [(16, True), (20, True), (40, False)])
+def test_the_order_is_that_of_planning_where_full_slots_are_worth_little(full_ms, longest_first):
+    """With 4 of 8 slots taken a token takes 8 ms: half a token a ms."""
+    fleet = instances(2, slots=8, curve=LatencyCurve.of_milliseconds([(1, 8), (4, 8), (8, full_ms)]))
+    lengths = [*EVEN[:40], 9000.0]
+    work = Work(trusted=True, groups=candidates(lengths, batch_groups=41), instances=fleet)
+    plan = policy("lateBinding").plan(work, previous=IN_ORDER)
+    assert (plan.longest_first, "tokens/s" in plan.why) == (longest_first, not longest_first)
+
+
 @pytest.mark.parametrize("key", ["tailIsolation", "auto"])
 def test_no_sides_over_speeds_that_nobody_measured(key):
     work = Work(trusted=True, groups=candidates([20_000.0, *EVEN]), instances=instances(4, slots=64, curve=GUESSED))
