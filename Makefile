@@ -90,8 +90,9 @@ cluster-down: ## take it down
 images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu)
 	tools/images.sh $(IMAGES)
 
-chart: install ## lint the Helm chart and render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them); builds helm with Go where there is none
+chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts; builds helm and promtool with Go where there are none
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build helm >/dev/null
+	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build promtool >/dev/null
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/chart $(ARGS)
 
 clean: ## remove caches and builds; keeps .venv and runs/

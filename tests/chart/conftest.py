@@ -1,4 +1,4 @@
-"""The chart, rendered by the real `helm`; skipped where there is none yet (STREAMRL_REQUIRE=cluster: a failure instead)."""
+"""The chart, rendered by the real `helm`, and `promtool`; skipped where there are none yet (STREAMRL_REQUIRE=cluster: a failure instead)."""
 
 import os
 from collections.abc import Callable
@@ -10,17 +10,30 @@ from ruamel.yaml import YAML
 from cluster.harness import tools
 from support.chart import CHART, Helm, Objects, runner
 
-BUILD = "PYTHONPATH=tests python -m cluster.harness.tools build helm"
+BUILD = "PYTHONPATH=tests python -m cluster.harness.tools build"
 
 
 @pytest.fixture(scope="session")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Run helm with arguments."""
-    if "helm" in tools.missing():
-        if "cluster" in os.environ.get("STREAMRL_REQUIRE", "").split(","):
-            pytest.fail(f"STREAMRL_REQUIRE has `cluster`, and there is no helm; {BUILD}", pytrace=False)
-        pytest.skip(f"there is no helm; {BUILD}")
+    _have("helm")
     return runner(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    """Prometheus' program for rules."""
+    _have("promtool")
+    return tools.tool("promtool")
+
+
+def _have(name: str) -> None:
+    """Go on only where the program is there already."""
+    if name not in tools.missing(tools.TOOLS[name].level):
+        return
+    if "cluster" in os.environ.get("STREAMRL_REQUIRE", "").split(","):
+        pytest.fail(f"STREAMRL_REQUIRE has `cluster`, and there is no {name}; {BUILD} {name}", pytrace=False)
+    pytest.skip(f"there is no {name}; {BUILD} {name}")
 
 
 @pytest.fixture(scope="session")

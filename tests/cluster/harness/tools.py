@@ -42,9 +42,11 @@ class Tool:
     package: str
     version: str
     level: int
-    """1: control plane and clients; 2: a node; 3: scale tests."""
+    """1: control plane and clients; 2: a node; 3: scale tests, and those of the chart's alerts."""
     stamps: tuple[str, ...] = ()
     """Go variables that the linker sets to the version."""
+    tags: tuple[str, ...] = ()
+    """Of Go's build."""
     fits: str = ""
     """Pattern of versions for which one on PATH is taken; empty = never."""
 
@@ -81,6 +83,15 @@ TOOLS = {
             version="v0.7.0",
             level=3,
             stamps=("sigs.k8s.io/kwok/pkg/consts.Version",),
+        ),
+        Tool(
+            name="promtool",
+            module="promtool",
+            package="github.com/prometheus/prometheus/cmd/promtool",
+            version="v0.310.0",
+            level=3,
+            stamps=("github.com/prometheus/common/version.Version",),
+            tags=("remove_all_sd",),
         ),
     )
 }
@@ -165,11 +176,11 @@ def _compile(one: Tool, path: Path) -> None:
     sys.stderr.write(f"building {one.name} {one.version} into {path.parent}\n")
     half = path.with_name(f".{one.name}.{os.getpid()}")
     flags = " ".join(["-s", "-w", *(f"-X {name}={value}" for name, value in _stamps(one).items())])
-    command = ["nice", go, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(half), one.package]
+    command = ["nice", go, "build", "-trimpath", "-buildvcs=false", "-tags", ",".join(one.tags), "-ldflags", flags]
     with path.with_name(f".{one.name}.log").open("w+") as log:
         try:
             done = subprocess.run(
-                command,
+                [*command, "-o", str(half), one.package],
                 cwd=GO / one.module,
                 env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly"},
                 stdout=log,
