@@ -20,7 +20,7 @@ from dispatch.models import BASE_DEALS, CURVE, POPULATION, SAMPLES, UNIT
 from streamrl.spec.scheduling import Auto, SkewAware
 from streamrl_cli.simulation.ranker import correlation_of
 from streamrl_workers.scheduler.dispatch.auto import AutoPolicy
-from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, Together, bound_seconds, dealt
+from streamrl_workers.scheduler.dispatch.makespan import Instance, Pace, bound_seconds, dealt, list_seconds
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Candidate, Plan, Policy, Work
 from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
 from streamrl_workers.scheduler.lengths import prompt_key
@@ -90,9 +90,9 @@ class Batch:
         return max(self._side(tail, instances), self._side(rest, others)) / self._base_s
 
     def _side(self, tokens: Sequence[float], instances: int) -> float:
-        """One after the other to the emptiest, all at once."""
+        """One after the other to the emptiest; those that find no slot take the ones that free."""
         side = self._instances[:instances]
-        return Together(Pace(side), dealt(len(tokens), side)).seconds(tokens)
+        return list_seconds(tokens, Pace(side), places=dealt(len(tokens), side))
 
 
 def rows(*, instances: int, recall: float, draws: int) -> Iterator[tuple[str, list[float], str]]:
@@ -101,13 +101,7 @@ def rows(*, instances: int, recall: float, draws: int) -> Iterator[tuple[str, li
     yield "lower bound", [batch.bound for batch in batches], ""
     for name, policy in POLICIES.items():
         yield name, [batch.planned(policy.plan(batch.work, previous=IN_ORDER)) for batch in batches], ""
-    slots = SPARE * SAMPLES // instances
-    splits = [
-        (tail, count)
-        for tail in TAILS
-        for count in range(1, instances)
-        if tail <= count * slots and SAMPLES - tail <= (instances - count) * slots
-    ]
+    splits = [(tail, count) for tail in TAILS for count in range(1, instances)]
     found = {split: [batch.split(split) for batch in batches] for split in splits}
     best = min(splits, key=lambda split: fmean(found[split]))
     yield "one split for all draws", found[best], f" ({best[0]} on {best[1]})"

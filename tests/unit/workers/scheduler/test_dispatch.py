@@ -190,7 +190,7 @@ def test_no_sides_where_batches_overlap(key):
         (
             [20_000.0] * 2 + EVEN,
             instances(4, slots=16),
-            "Algorithm 2",
+            "the others on the rest",
         ),  # a few do, and the longest are better off with few others
         (EVEN * 4, instances(4, slots=16, curve=FLAT), "longest predicted first"),
         ([20_000.0, *EVEN], instances(4, slots=64), "alone on"),  # nothing queues, and it pays

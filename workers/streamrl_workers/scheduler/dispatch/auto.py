@@ -2,8 +2,8 @@
 
     predictions have not proved good          ->  fifo
     requests queue                            ->  late binding, unless the model says that fifo is faster
-    they queue for little, and S = 0          ->  Algorithm 2's static sides if they gain `gainPercent` over that
     nothing queues, and S = 0                 ->  tail isolation if it gains `gainPercent`, else fifo
+    S = 0                                     ->  static sides if they gain `gainPercent`, and are better than that
 
 Never worse by the model: a plan other than fifo's is chosen only if its modelled makespan is below fifo's.
 """
@@ -11,18 +11,16 @@ Never worse by the model: a plan other than fifo's is chosen only if its modelle
 from dataclasses import replace
 from statistics import fmean
 
-from streamrl.spec.scheduling import Auto, SkewAware
+from streamrl.spec.scheduling import Auto
 from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains, likely
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Plan, Work, unmodelled
-from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
+from streamrl_workers.scheduler.dispatch.static_sides import best_static
 from streamrl_workers.scheduler.dispatch.tail_isolation import holds, isolated, may_have_sides
-
-STATIC = (SkewAware(objective="Max"), SkewAware(objective="Sum"))
 
 
 class AutoPolicy:
-    """The least modelled makespan of fifo, late binding, tail isolation and Algorithm 2."""
+    """The least modelled makespan of fifo, late binding, tail isolation and static sides."""
 
     models = True
 
@@ -37,8 +35,11 @@ class AutoPolicy:
             return previous
         model = Model(work)
         order = ordered(model)
-        sides = isolated(model, instead_of=order, previous=previous, gain=self._gain)
-        plan = sides or static(model, instead_of=order, gain=self._gain) or order
+        sides = (
+            isolated(model, instead_of=order, previous=previous, gain=self._gain),
+            static(model, instead_of=order, gain=self._gain),
+        )
+        plan = min((plan for plan in sides if plan), key=lambda plan: likely(model.seconds(plan)), default=order)
         plan_s = model.seconds(plan)
         in_order_s = fmean(model.seconds(IN_ORDER))
         return replace(
@@ -47,13 +48,12 @@ class AutoPolicy:
 
 
 def static(model: Model, *, instead_of: Plan, gain: float) -> Plan | None:
-    """Algorithm 2's plan with the better objective; None where all fit, where sides are not for the batch, or where it does not pay.
+    """The plan with static sides; None where batches overlap, speeds are not known, or it does not pay.
 
-    Longest first keeps every slot taken while samples wait. Where they wait for less than a round that is worth little, and
-    generators that the tail has for itself are faster.
+    Longest first keeps every slot taken while samples wait. Where they wait for less than a round, or not at all, that is worth
+    little, and generators that the tail has for itself are faster.
     """
-    if model.fits or not may_have_sides(model.work):
+    if not may_have_sides(model.work):
         return None
-    plans = [SkewAwarePolicy(options).plan(model.work, previous=instead_of) for options in STATIC]
-    best = min(plans, key=lambda plan: likely(model.seconds(plan)))
+    best = best_static(model)
     return best if gains(model.seconds(best), model.seconds(instead_of), share=gain) else None
