@@ -5,8 +5,8 @@
 For each draw of lengths and predictions: random static FIFO (the base), the plans that Algorithm 2 and `auto` make from the
 predictions, and every split of a grid (the q longest predicted on m instances). "One split for all draws" is the split whose
 mean is least: who sees predictions alone has nothing to tell one draw from another by, and no plan of two sides is better on
-average. "Each draw's own split" is chosen with the true makespans in hand. All are exact replica times by the model; no core
-runs, and nothing moves later.
+average. "Each draw's own split" is chosen with the true makespans in hand. A side that has more samples than slots issues the
+others, longest predicted first, as slots free. All are makespans by the model; no core runs, and nothing moves later.
 """
 
 import argparse
@@ -30,7 +30,7 @@ POLICIES: dict[str, Policy] = {"Algorithm 2 (`Max`)": SkewAwarePolicy(SkewAware(
 SPARE = 2
 """Slots for so many times the samples."""
 TAILS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384)
-"""q of the grid; m is every number of instances for which both sides find slots."""
+"""q of the grid; m is every number of instances."""
 
 Split = tuple[int, int]
 

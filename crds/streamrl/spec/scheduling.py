@@ -37,7 +37,7 @@ class TailIsolation(SpecModel):
 
 
 class Auto(SpecModel):
-    """The policy whose modelled makespan is least: fifo, lateBinding, tailIsolation or skewAware."""
+    """The policy whose modelled makespan is least: fifo, lateBinding, tailIsolation, or static sides as skewAware has them, chosen by the model."""
 
     gain_percent: float = Field(
         default=0.5,
