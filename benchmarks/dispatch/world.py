@@ -194,11 +194,10 @@ class World:
             step_s = [pool.curve.at(batch) for batch in range(pool.slots + 1)]
             for ordinal in range(pool.replicas):
                 replica = _Replica(f"generator-{pool.name}-{ordinal}", Engine(step_s, kv_s=pool.kv_s))
-                replica.version = pb.VersionName(attempt=1, step=0, hash=b"m")
                 self._engines.append(replica)
                 self._by_name[replica.name] = replica
                 info = fx.GeneratorInfo(
-                    generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots, step=0, attempt=1
+                    generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots, step=None, attempt=None
                 )
                 self._tell(_joined(info))
 

@@ -61,7 +61,7 @@ class LatencyCurve:
         """All times multiplied."""
         return LatencyCurve(self.batches, tuple(value * factor for value in self.seconds))
 
-    def tokens_per_s(self, batch: int) -> float:
+    def tokens_per_s(self, batch: float) -> float:
         """Decoding speed of a full batch."""
         return batch / self.at(batch)
 

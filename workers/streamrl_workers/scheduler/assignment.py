@@ -18,7 +18,7 @@ group (go on with it), else nobody with a free slot. So no group waits for ever 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
@@ -29,6 +29,9 @@ from streamrl_workers.scheduler.parts import Parts
 MOST_KEPT = 4096
 """Samples of an order that are kept for those that load: each look passes over their groups. With sides, where there are more of them,
 nothing begins before all have loaded: `Fleet.coming` is bounded in time."""
+
+MUCH_FASTER = 3.0
+"""Times. Sides are worth less than this: who is so much slower than an idle generator of the other side gets nothing."""
 
 _Sides = tuple[tuple[bool, bool], ...]
 
@@ -110,23 +113,39 @@ class Assignment:
         here = {generator.generator_id: generator for generator in generators}
         heap = [self._fleet.offer(generator) for generator in {**here, **coming}.values()]
         heapify(heap)
-        left = []
+        left: dict[bool, list[Generator]] = {False: [], True: []}
+        """By side."""
         kept: Counter[str] = Counter()
         """Samples that wait for a generator that is coming, by its name."""
         while heap:
             generator = self._fleet.free[name := heappop(heap)[2]]
             comes = name in coming
             begins = not comes and self._begins(kept)
-            if name in here and self._give(generator, crossing=crossing, begins=begins):
+            faster = (
+                None if crossing or comes else self._much_faster(generator, among=left[not self._of_tail(generator)])
+            )
+            if faster is not None and self._give(faster, crossing=True, begins=begins):
+                left[self._of_tail(faster)].remove(faster)
+                for one in (faster, generator):
+                    if one.free:
+                        heappush(heap, self._fleet.offer(one))
+            elif name in here and self._give(generator, crossing=crossing, begins=begins):
                 if generator.free > kept[name]:
                     heappush(heap, self._fleet.offer(generator, more=kept[name]))
             elif comes and generator.free > kept[name] and self._keep(kept, tail=self._of_tail(generator) != crossing):
                 kept[name] += min(self._settings.group_size, generator.free - kept[name])
                 heappush(heap, self._fleet.offer(generator, more=kept[name]))
             elif name in here:
-                left.append(generator)
+                left[self._of_tail(generator)].append(generator)
         self._waiting.put_back()
-        return left
+        return left[False] + left[True]
+
+    def _much_faster(self, generator: Generator, *, among: Sequence[Generator]) -> Generator | None:
+        """The first of these, idle ones of the other side, if a sample would run so much faster there that it goes there; not under a strict plan."""
+        plan = self._waiting.plan
+        if plan.strict or not plan.tail_generators or not among:
+            return None
+        return among[0] if MUCH_FASTER * self._fleet.offer(among[0])[0] <= self._fleet.offer(generator)[0] else None
 
     def _begins(self, kept: Counter[str]) -> bool:
         """Whether there may be a group to begin besides what is kept."""

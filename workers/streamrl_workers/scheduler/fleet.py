@@ -199,6 +199,11 @@ class Fleet:
             and generator.told_s >= since_s
         }
 
+    @property
+    def load_spread_s(self) -> float:
+        """Seconds by which the slowest so far took longer for the newest version than the quickest."""
+        return 0.0 if self._quickest is None else self._slowest_s - self._quickest[1]
+
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""
         if generator.reading is not None:

@@ -96,14 +96,16 @@ def test_prompts_that_nobody_knows_are_drawn_as_any_other():
 
 def test_where_a_batch_follows_an_early_end_is_worth_more():
     """Alone, the one that is begun last runs fast, as others have ended; not where the next batch takes their places."""
-    curve = LatencyCurve((1, 2), (0.5, 1.0))
+    curve = LatencyCurve((1, 2), (0.5, 0.9))
     work = Work(
         trusted=True,
         groups=candidates([8.0, 8.0, 8.0, 20.0], batch_groups=4),
         instances=[Instance(generator_id="a", slots=2, curve=curve)],
     )
-    assert policy("lateBinding").plan(work, previous=IN_ORDER) == in_order("longest first would not be faster")
-    assert policy("lateBinding").plan(replace(work, overlap=1), previous=IN_ORDER) == LONGEST_FIRST
+    alone, followed = (
+        plan_seconds(IN_ORDER, found) - plan_seconds(LONGEST_FIRST, found) for found in (work, replace(work, overlap=1))
+    )
+    assert 0 < alone < followed / 5
 
 
 @pytest.mark.parametrize(
@@ -127,9 +129,9 @@ def test_the_longest_go_first_over_speeds_that_are_much_the_same(curves, pools, 
 
 
 @pytest.mark.parametrize(
-    ("measured", "overlap", "longest_first"), [(2, 1, True), (1, 1, True), (3, 1, False), (3, 0, True)]
+    ("measured", "overlap", "longest_first"), [(2, 1, True), (1, 1, True), (3, 1, False), (3, 0, False)]
 )
-def test_where_batches_overlap_the_lower_half_must_be_measured(measured, overlap, longest_first):
+def test_the_lower_half_must_be_measured(measured, overlap, longest_first):
     """Whether an order pays rests there on how much faster steps get as a batch ends, and that would be a guess."""
     curve = fitted([(measured, 0.01, 1.0), (4, 0.012, 1.0)], slots=4)
     fleet = [Instance(generator_id=name, slots=4, curve=curve, pool="p") for name in "ab"]
@@ -138,9 +140,9 @@ def test_where_batches_overlap_the_lower_half_must_be_measured(measured, overlap
     assert policy("lateBinding").plan(work, previous=IN_ORDER).longest_first is longest_first
 
 
-@pytest.mark.parametrize(("full_ms", "longest_first"), [(16, True), (20, True), (40, False)])
+@pytest.mark.parametrize(("full_ms", "longest_first"), [(14, True), (16, False), (40, False)])
 def test_the_order_is_that_of_planning_where_full_slots_are_worth_little(full_ms, longest_first):
-    """With 4 of 8 slots taken a token takes 8 ms: half a token a ms."""
+    """With 4 of 8 slots taken a step takes 8 ms: half a token a ms."""
     fleet = instances(2, slots=8, curve=LatencyCurve.of_milliseconds([(1, 8), (4, 8), (8, full_ms)]))
     lengths = [*EVEN[:40], 9000.0]
     work = Work(trusted=True, groups=candidates(lengths, batch_groups=41), instances=fleet)

@@ -148,6 +148,25 @@ def test_sides_that_isolate_leave_no_slot_empty_beside_a_waiting_group():
     assert run.core.view().waiting_samples == 1  # for want of a slot, not of a generator
 
 
+@pytest.mark.parametrize(("slow_s", "shares"), [(0.02, (2, 3)), (0.2, (4, 1))])
+def test_who_is_much_slower_than_an_idle_one_of_the_other_side_gets_what_is_left(slow_s, shares):
+    options = {
+        "dispatch": "tailIsolation",
+        "dispatch_options": TailIsolation.model_validate({"gainPercent": 0}),
+        "batch_groups": 5,
+    }
+    pools = {"g0": "fast", "g1": "fast", "g2": "slow"}
+    run = ready(pools=pools, slots=4, loaded=("g0", "g2"), group_size=1, lengths=SureLengths(), **options)
+    measure(run, ["g0", "g1"], steps_s={1: 0.01, 4: 0.03})
+    measure(run, ["g2"], steps_s={1: slow_s, 4: 2 * slow_s})
+    held(run)
+    run.fail_weights(run.generators["g1"])  # of those that take the rest only the slow one is there
+    found = go(run)
+    assert run.core.plan.tail_generators
+    assert {"g0", "g2"} - run.core.plan.tail_generators == {"g2"}
+    assert (len(found["g0"]), len(found["g2"])) == shares
+
+
 def test_trust_makes_a_plan_and_its_loss_ends_it():
     run = ready(pools=PAIR, slots=4, **STATIC)
     run.lengths.sure = False

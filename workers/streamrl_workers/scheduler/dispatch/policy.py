@@ -77,6 +77,8 @@ class Work:
     """Whether something of the batch is out: its generators are not free any more."""
     instances: Sequence[Instance] = ()
     """Fastest first (`makespan.fastest_first`)."""
+    load_spread_s: float = 0.0
+    """Seconds from the first generator that had loaded the newest version to the last one."""
     rank_correlation: float = 1.0
     """Spearman's, of predicted places with the means that groups then had: the lower limit of the worst trusted signal."""
 

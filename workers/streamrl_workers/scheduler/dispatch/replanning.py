@@ -84,6 +84,7 @@ class Replanning:
             begun=any(self._has_begun(candidate.group_id) for candidate in batch),
             overlap=self._overlap,
             instances=fastest_first(self._instance(generator) for generator in self._fleet if generator.serves),
+            load_spread_s=self._fleet.load_spread_s,
             rank_correlation=self._rank_correlation(),
         )
 

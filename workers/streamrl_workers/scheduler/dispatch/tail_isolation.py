@@ -9,19 +9,24 @@ which nobody knows when they end, and of the next, the model's gains did not hol
 The fastest generators become the tail's. Sides are made, and changed, only for a modelled gain of `gainPercent`; they
 are given up when the model says that they cost time. All are free then: nothing runs while a plan has sides to choose. What has begun goes
 on as it is: a side that is made of generators which hold half of the batch already is none, though the model takes them to be free.
+All begin at once in the model: where some have loaded the weights much later than others, isolation won nothing.
 Nobody waits for a side that has no free slot: predictions may be wrong, and an empty slot beside a waiting group is wrong
 for certain.
 """
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from streamrl.spec.scheduling import TailIsolation
 from streamrl_workers.scheduler.dispatch.isolation import Isolation, Split
 from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.measured import Guess
+from streamrl_workers.scheduler.dispatch.measured import Guess, UpperHalf
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
 from streamrl_workers.scheduler.dispatch.policy import Plan, Work, tail_plan, unmodelled
+
+MOST_SPREAD = 0.3
+"""Share of the batch's modelled time by which generators may be ready at different times: the model has all begin at once."""
 
 
 class TailIsolationPolicy:
@@ -56,6 +61,8 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     ranked = sorted(work.groups, key=lambda group: group.rank)
     if not model.fits or not may_have_sides(work):
         return None
+    if work.load_spread_s > MOST_SPREAD * fmean(model.seconds(instead_of)):
+        return None
     split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
     if split is None:
         return None
@@ -74,7 +81,7 @@ def may_have_sides(work: Work) -> bool:
     """Whether there are two of everything, nothing of the batch has begun, and it has generators of known speed for itself."""
     if len(work.groups) < 2 or len(work.instances) < 2 or work.overlap or work.begun:  # noqa: PLR2004 - two sides
         return False
-    return not any(instance.running or isinstance(instance.curve, Guess) for instance in work.instances)
+    return not any(instance.running or isinstance(instance.curve, Guess | UpperHalf) for instance in work.instances)
 
 
 # ---- inside

@@ -193,3 +193,12 @@ def test_sides_never_cost_time_by_the_model(lengths, instances, busy, correlatio
     plan = POLICY.plan(given_work, previous=IN_ORDER)
     if plan.tail_generators:
         assert fmean(model.seconds(plan)) <= fmean(model.seconds(IN_ORDER)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("share", "sides"), [(0.0, True), (0.25, True), (0.35, False), (2.0, False)])
+def test_no_sides_where_generators_are_ready_at_times_that_differ_much(share, sides):
+    found = work(SKEWED)
+    in_order_s = plan_seconds(IN_ORDER, found)
+    late = replace(found, load_spread_s=share * in_order_s)
+    plan = TailIsolationPolicy(TailIsolation()).plan(late, previous=IN_ORDER)
+    assert bool(plan.tail_generators) == sides
