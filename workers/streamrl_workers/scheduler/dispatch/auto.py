@@ -16,7 +16,7 @@ from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains, likely
 from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Plan, Work, unmodelled
 from streamrl_workers.scheduler.dispatch.static_sides import best_static
-from streamrl_workers.scheduler.dispatch.tail_isolation import holds, isolated, may_have_sides
+from streamrl_workers.scheduler.dispatch.tail_isolation import holds, isolated, loads_spoil, may_have_sides
 
 
 class AutoPolicy:
@@ -56,4 +56,6 @@ def static(model: Model, *, instead_of: Plan, gain: float) -> Plan | None:
     if not may_have_sides(model.work):
         return None
     best = best_static(model)
-    return best if gains(model.seconds(best), model.seconds(instead_of), share=gain) else None
+    best_s, together_s = model.seconds(best), model.seconds(instead_of)
+    pays = gains(best_s, together_s, share=gain) and not loads_spoil(model.work, best_s, together_s)
+    return best if pays else None

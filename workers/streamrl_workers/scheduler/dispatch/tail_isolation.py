@@ -26,7 +26,7 @@ from streamrl_workers.scheduler.dispatch.modelled import Model, gains
 from streamrl_workers.scheduler.dispatch.policy import Plan, Work, tail_plan, unmodelled
 
 MOST_SPREAD = 0.3
-"""Share of the batch's modelled time by which generators may be ready at different times: the model has all begin at once."""
+"""Share of a batch's modelled time by which generators may be ready at different times, if sides do not gain more than that."""
 
 
 class TailIsolationPolicy:
@@ -61,10 +61,8 @@ def isolated(model: Model, *, instead_of: Plan, previous: Plan, gain: float) -> 
     ranked = sorted(work.groups, key=lambda group: group.rank)
     if not model.fits or not may_have_sides(work):
         return None
-    if work.load_spread_s > MOST_SPREAD * fmean(model.seconds(instead_of)):
-        return None
     split = _choose(Isolation(model, ranked), _held(work.instances, previous), model.seconds(instead_of), gain=gain)
-    if split is None:
+    if split is None or loads_spoil(work, split.seconds, model.seconds(instead_of)):
         return None
     tail = [work.instances[place] for place in sorted(split.replicas)]
     why = f"the {split.groups} longest of {len(ranked)} groups alone on {len(tail)} of {len(work.instances)} generators"
@@ -75,6 +73,12 @@ def holds(work: Work, previous: Plan) -> bool:
     """Whether a batch that has begun under sides keeps them: there are generators of both."""
     tail = sum(one.generator_id in previous.tail_generators for one in work.instances)
     return work.begun and 0 < tail < len(work.instances)
+
+
+def loads_spoil(work: Work, sides_s: Sequence[float], together_s: Sequence[float]) -> bool:
+    """Whether generators are ready at times that differ by too much for sides with these makespans: the model has all begin at once."""
+    without_s = fmean(together_s)
+    return work.load_spread_s > max(MOST_SPREAD * without_s, without_s - fmean(sides_s))
 
 
 def may_have_sides(work: Work) -> bool:

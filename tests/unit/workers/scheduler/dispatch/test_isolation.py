@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve
-from streamrl.spec.scheduling import TailIsolation
+from streamrl.spec.scheduling import Auto, TailIsolation
+from streamrl_workers.scheduler.dispatch.auto import AutoPolicy
 from streamrl_workers.scheduler.dispatch.isolation import Isolation, scale
 from streamrl_workers.scheduler.dispatch.makespan import Instance
 from streamrl_workers.scheduler.dispatch.modelled import Model, plan_seconds
@@ -195,10 +196,26 @@ def test_sides_never_cost_time_by_the_model(lengths, instances, busy, correlatio
         assert fmean(model.seconds(plan)) <= fmean(model.seconds(IN_ORDER)) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("share", "sides"), [(0.0, True), (0.25, True), (0.35, False), (2.0, False)])
-def test_no_sides_where_generators_are_ready_at_times_that_differ_much(share, sides):
-    found = work(SKEWED)
-    in_order_s = plan_seconds(IN_ORDER, found)
-    late = replace(found, load_spread_s=share * in_order_s)
-    plan = TailIsolationPolicy(TailIsolation()).plan(late, previous=IN_ORDER)
-    assert bool(plan.tail_generators) == sides
+MUCH_TO_GAIN = [*[1_000.0] * 8, 20_000.0]
+"""In the order of planning the longest gets what is left: the slow one."""
+
+
+@pytest.mark.parametrize("policy", [TailIsolationPolicy(TailIsolation()), AutoPolicy(Auto())])
+@pytest.mark.parametrize(
+    ("lengths", "share", "sides"),
+    [
+        (SKEWED, 0.0, True),
+        (SKEWED, 0.25, True),
+        (SKEWED, 0.35, False),
+        (SKEWED, 2.0, False),
+        (MUCH_TO_GAIN, 0.35, True),
+        (MUCH_TO_GAIN, 2.0, False),
+    ],
+)
+def test_no_sides_where_generators_are_ready_at_times_that_differ_by_more_than_they_gain(policy, lengths, share, sides):
+    found = work(lengths)
+    if lengths is MUCH_TO_GAIN:
+        quick, slow = found.instances[:2]
+        found = replace(found, instances=[replace(quick, slots=4), replace(slow, curve=STEEP.scaled(8))])
+    late = replace(found, load_spread_s=share * plan_seconds(IN_ORDER, found))
+    assert bool(policy.plan(late, previous=IN_ORDER).tail_generators) == sides
