@@ -82,6 +82,7 @@ class Supervisor:
             UserError: a file cannot be written.
         """
         self.workers.open()
+        refusals: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
@@ -90,10 +91,12 @@ class Supervisor:
                 if await self._scheduler_listens(scheduler):
                     await self._until_end(scheduler, replicas=replicas, scaling=scaling)
         except* (RunFailedError, UserError) as failures:
-            raise failures.exceptions[0] from None
+            refusals.extend(failures.exceptions)
         finally:
             self._group = None
             await self.workers.close()
+        if refusals:  # behind `except*`, in which Python before 3.11.4 wraps what is raised into a group
+            raise refusals[0]
 
     def resize(self, pool: str, *, replicas: int) -> None:
         """Start the generators of the pool that are missing, and tell those beyond `replicas` to leave."""
