@@ -69,13 +69,13 @@ class OpenJournal:
         self.faults.append(fault)
         self._news.set()
 
-    async def write(self, records: Sequence[fx.Record]) -> None:
-        """Append and wait."""
+    async def write(self, records: Sequence[fx.Record], *, ahead: int = 0) -> None:
+        """Append and wait; `ahead`: not for the last so many."""
         for record in records:
             self._sequence += 1
             self.journal.append(fx.Write(sequence=self._sequence, record=record))
         async with asyncio.timeout(DEADLINE_S):
-            while self.acknowledged < self._sequence and not self.faults:
+            while self.acknowledged < self._sequence - ahead and not self.faults:
                 await self._news.wait()
                 self._news.clear()
 
