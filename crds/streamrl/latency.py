@@ -62,7 +62,7 @@ class LatencyCurve:
         return LatencyCurve(self.batches, tuple(value * factor for value in self.seconds))
 
     def tokens_per_s(self, batch: float) -> float:
-        """Decoding speed of a full batch."""
+        """Decoding speed with so many active sequences."""
         return batch / self.at(batch)
 
 

@@ -18,7 +18,7 @@ group (go on with it), else nobody with a free slot. So no group waits for ever 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
@@ -117,16 +117,19 @@ class Assignment:
         """By side."""
         kept: Counter[str] = Counter()
         """Samples that wait for a generator that is coming, by its name."""
+        plan = self._waiting.plan
+        gives_way = bool(plan.tail_generators) and not (plan.strict or crossing)
         while heap:
             generator = self._fleet.free[name := heappop(heap)[2]]
             comes = name in coming
             begins = not comes and self._begins(kept)
-            faster = (
-                None if crossing or comes else self._much_faster(generator, among=left[not self._of_tail(generator)])
-            )
-            if faster is not None and self._give(faster, crossing=True, begins=begins):
-                left[self._of_tail(faster)].remove(faster)
-                for one in (faster, generator):
+            idle = left[not self._of_tail(generator)] if gives_way and not comes else []
+            if (
+                idle
+                and self._is_much_faster(idle[0], than=generator)
+                and self._give(idle[0], crossing=True, begins=begins)
+            ):
+                for one in (idle.pop(0), generator):
                     if one.free:
                         heappush(heap, self._fleet.offer(one))
             elif name in here and self._give(generator, crossing=crossing, begins=begins):
@@ -140,12 +143,9 @@ class Assignment:
         self._waiting.put_back()
         return left[False] + left[True]
 
-    def _much_faster(self, generator: Generator, *, among: Sequence[Generator]) -> Generator | None:
-        """The first of these, idle ones of the other side, if a sample would run so much faster there that it goes there; not under a strict plan."""
-        plan = self._waiting.plan
-        if plan.strict or not plan.tail_generators or not among:
-            return None
-        return among[0] if MUCH_FASTER * self._fleet.offer(among[0])[0] <= self._fleet.offer(generator)[0] else None
+    def _is_much_faster(self, idle: Generator, *, than: Generator) -> bool:
+        """Whether the next sample would run so much faster on the idle one of the other side that it goes there."""
+        return MUCH_FASTER * self._fleet.offer(idle)[0] <= self._fleet.offer(than)[0]
 
     def _begins(self, kept: Counter[str]) -> bool:
         """Whether there may be a group to begin besides what is kept."""

@@ -106,6 +106,7 @@ def test_where_a_batch_follows_an_early_end_is_worth_more():
         plan_seconds(IN_ORDER, found) - plan_seconds(LONGEST_FIRST, found) for found in (work, replace(work, overlap=1))
     )
     assert 0 < alone < followed / 5
+    assert policy("lateBinding").plan(replace(work, overlap=1), previous=IN_ORDER) == LONGEST_FIRST
 
 
 @pytest.mark.parametrize(

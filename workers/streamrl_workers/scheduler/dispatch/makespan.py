@@ -75,12 +75,6 @@ def dealt(samples: int, instances: Sequence[Instance], *, together: int = 1) -> 
     return places
 
 
-def worth_of_full(instances: Sequence[Instance]) -> float:
-    """How many times the tokens/s that they make with half of their slots taken they make with all: 2 where batches cost nothing."""
-    half, full = (sum(one.curve.tokens_per_s(share * one.slots) for one in instances) for share in (0.5, 1.0))
-    return full / half
-
-
 class Pace:
     """Instances with their step times by active samples as tables: a makespan asks for them by the thousand."""
 

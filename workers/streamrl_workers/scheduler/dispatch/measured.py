@@ -154,6 +154,11 @@ class UpperHalf(LatencyCurve):
     __slots__ = ()
 
 
+def ends_in_a_guess(curve: LatencyCurve) -> bool:
+    """Whether nobody has measured how fast steps get as a batch ends."""
+    return isinstance(curve, Guess | UpperHalf)
+
+
 class Curves:
     """The curve of each pool: given, measured, or guessed from the others."""
 

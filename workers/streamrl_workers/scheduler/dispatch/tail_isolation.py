@@ -21,7 +21,7 @@ from streamrl.spec.scheduling import TailIsolation
 from streamrl_workers.scheduler.dispatch.isolation import Isolation, Split
 from streamrl_workers.scheduler.dispatch.late_binding import ordered
 from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.measured import Guess, UpperHalf
+from streamrl_workers.scheduler.dispatch.measured import ends_in_a_guess
 from streamrl_workers.scheduler.dispatch.modelled import Model, gains
 from streamrl_workers.scheduler.dispatch.policy import Plan, Work, tail_plan, unmodelled
 
@@ -85,7 +85,7 @@ def may_have_sides(work: Work) -> bool:
     """Whether there are two of everything, nothing of the batch has begun, and it has generators of known speed for itself."""
     if len(work.groups) < 2 or len(work.instances) < 2 or work.overlap or work.begun:  # noqa: PLR2004 - two sides
         return False
-    return not any(instance.running or isinstance(instance.curve, Guess | UpperHalf) for instance in work.instances)
+    return not any(instance.running or ends_in_a_guess(instance.curve) for instance in work.instances)
 
 
 # ---- inside
