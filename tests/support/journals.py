@@ -69,13 +69,17 @@ class OpenJournal:
         self.faults.append(fault)
         self._news.set()
 
-    async def write(self, records: Sequence[fx.Record], *, ahead: int = 0) -> None:
-        """Append and wait; `ahead`: not for the last so many."""
+    def append(self, record: fx.Record) -> None:
+        """Append."""
+        self._sequence += 1
+        self.journal.append(fx.Write(sequence=self._sequence, record=record))
+
+    async def write(self, records: Sequence[fx.Record]) -> None:
+        """Append and wait."""
         for record in records:
-            self._sequence += 1
-            self.journal.append(fx.Write(sequence=self._sequence, record=record))
+            self.append(record)
         async with asyncio.timeout(DEADLINE_S):
-            while self.acknowledged < self._sequence - ahead and not self.faults:
+            while self.acknowledged < self._sequence and not self.faults:
                 await self._news.wait()
                 self._news.clear()
 

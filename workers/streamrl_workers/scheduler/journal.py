@@ -46,8 +46,6 @@ _GARBAGE_PORTION = 64
 between two commits short, and ahead of what comes."""
 _FOLD_PORTION = 4
 """Steps that are folded in one transaction, for the same reason."""
-_MOST_PUT_OFF = 8
-"""Commits for which pages are not given back because more records wait: under steady load they always do."""
 _CLOSE_TIMEOUT_S = 30.0
 _STALL_S = 30.0
 """Without an answer of the disk for so long, a journal is not writable."""
@@ -89,8 +87,6 @@ class Journal:
         self._foldable = False
         """A checkpoint has come, or an earlier writer did not end folding."""
         self._surplus = False
-        self._put_off = 0
-        """Commits since pages could have been given back."""
         """Folding has ended: there may be pages to give back."""
         self._room = asyncio.Event()
 
@@ -238,13 +234,10 @@ class Journal:
             self._surplus = not self._foldable
 
     def _release(self) -> None:
-        """Once after each round of folding, when nobody waits for a commit, or when somebody always does."""
-        if not self._surplus:
-            return
-        self._put_off += 1
-        if not self._queue or self._put_off > _MOST_PUT_OFF:
+        """Once after each round of folding, between two commits: under steady load somebody always waits for the next one."""
+        if self._surplus:
             assert self._connection is not None, "the journal is open while its writer runs"
-            self._surplus, self._put_off = False, 0
+            self._surplus = False
             release_pages(self._connection)
 
     def _settle(self, batch: list[Write], listener: JournalListener) -> None:

@@ -18,7 +18,7 @@ KEEP_GROUPS = 65_536
 _KEEP_FREE_PAGES = 4096
 """Pages that stay in the file for the next samples (16 MiB): a file that breathes is slower than one that is level."""
 _VACUUM_PAGES = 2048
-"""Pages given back at a time: a pause of milliseconds between two commits."""
+"""Pages given back at a time (8 MiB): a pause of ten to thirty milliseconds between two commits, once a checkpoint."""
 _META_KEY = "folded"
 
 

@@ -6,6 +6,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import journal
 from streamrl_workers.scheduler.journal_check import Report, Rules, check
 from streamrl_workers.scheduler.journal_compact import fold, read_folded
 from streamrl_workers.scheduler.journal_facts import read_facts, snapshot
@@ -24,7 +26,7 @@ from streamrl_workers.scheduler.journal_show import describe
 from streamrl_workers.scheduler.journal_store import open_for_writing
 from streamrl_workers.stream.history import EMPTY_CHAIN, composition_digest, extend_chain
 from support.histories import attempt, histories, plan, step
-from support.journals import OpenJournal, read_back, scored, write_journal
+from support.journals import DEADLINE_S, OpenJournal, read_back, scored, write_journal
 from support.runs import wait_for
 
 RULES = Rules(batch_groups=1, staleness=1_000, group_size=2)
@@ -191,18 +193,46 @@ async def test_size_is_level_however_long_the_run(tmp_path: Path) -> None:
     assert verdict(tmp_path, rules).planned == 3200
 
 
-@pytest.mark.parametrize("ahead", [0, 4])
-async def test_pages_go_back_to_the_disk(tmp_path: Path, ahead: int) -> None:
-    """A burst of long samples does not hold the disk for ever; not either where more records always wait."""
-    path = tmp_path / "journal.sqlite"
+async def with_a_burst(path: Path) -> OpenJournal:
+    """40 MB of samples of 100 steps."""
     opened = OpenJournal(path)
     burst = [scored(group, padding=200_000) for group in range(100)]
     await opened.write([attempt(1, 0), *plan(0, 100), *burst, *(step(number, (number,)) for number in range(100))])
+    return opened
+
+
+async def test_pages_go_back_to_the_disk(tmp_path: Path) -> None:
+    """A burst of long samples does not hold the disk for ever."""
+    opened = await with_a_burst(tmp_path / "journal.sqlite")
     for number in range(1, 101):
-        await opened.write([fx.Checkpointed(step=number, path="c")], ahead=ahead)
+        await opened.write([fx.Checkpointed(step=number, path="c")])
     opened.journal.close()
     left = sizes(tmp_path)
-    assert left[path.name] < 20 * 2**20, left  # 40 MB of samples were in it at once
+    assert left["journal.sqlite"] < 20 * 2**20, left
+
+
+async def test_pages_go_back_though_records_always_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under steady load: while a record is written the next one comes."""
+    opened = await with_a_burst(tmp_path / "journal.sqlite")
+    taken, queued = threading.Semaphore(0), threading.Semaphore(0)
+    apply = journal.apply_record
+
+    def apply_when_the_next_waits(connection: sqlite3.Connection, record: fx.Record) -> list[int]:
+        taken.release()
+        assert queued.acquire(timeout=DEADLINE_S)
+        return apply(connection, record)
+
+    monkeypatch.setattr(journal, "apply_record", apply_when_the_next_waits)
+    for number in range(1, 101):
+        opened.append(fx.Checkpointed(step=number, path="c"))
+        if number > 1:
+            queued.release()
+        assert taken.acquire(timeout=DEADLINE_S)
+    queued.release()
+    opened.journal.close()
+    assert not opened.faults
+    left = sizes(tmp_path)
+    assert left["journal.sqlite"] < 20 * 2**20, left
 
 
 _WRITER = """
