@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint fmt gen verify bench soak images chart test-cluster campaign test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -23,18 +23,29 @@ help: ## list the targets
 install: $(STAMP) ## make .venv with everything in it (PYTHON=python3.12 picks the interpreter)
 
 # Byte code is compiled once here: else every start of torch and transformers compiles them again where they cannot write.
-$(STAMP): pyproject.toml constraints.txt
+# Everything by version and hash, also uv, and what builds packages without a wheel; then this package itself.
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt) tools/install.sh
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is Python %d.%d; 3.11 or newer is needed: make PYTHON=python3.12" % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[worker,operator,dev]'
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
+	tools/install.sh $(BIN)/uv $(BIN)/python requirements/dev.txt
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --build-constraint requirements/build.txt --editable .
+	$(BIN)/uv pip check --python $(BIN)/python
 	@touch $@
+
+lock: ## write requirements/*.txt, with versions and hashes (UPGRADE=1 takes the newest): after a change of dependencies
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
+	UV=$(CURDIR)/$(BIN)/uv PYTHON=$(CURDIR)/$(BIN)/python tools/lock.sh
 
 run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
 	$(BIN)/streamrl run $(JOB) $(if $(SEED),--set spec.seed=$(SEED)) $(ARGS)
 
-test: install check-tree ## the default test suite, a file to each core (ARGS="-k name" picks)
+test: install check-tree ## the default test suite, minutes: decisions, single processes, two whole runs (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
 
 lint: install check-tree ## ruff, mypy, import-linter
 	$(BIN)/ruff check
@@ -49,15 +60,16 @@ fmt: install ## format, and mend what can be mended
 gen: install ## write the generated files: protocol, CRD, reference
 	PYTHON=$(CURDIR)/$(BIN)/python tools/gen.sh
 
-verify: lint ## lint; generated files are fresh; the base package installs and works alone
+verify: lint ## lint; generated files are fresh; the base package installs and works alone; the locked requirements follow pyproject.toml
 	PYTHON=$(CURDIR)/$(BIN)/python tools/check_generated.sh
 	PYTHON=$(CURDIR)/$(BIN)/python UV=$(CURDIR)/$(BIN)/uv tools/check_light.sh
+	$(BIN)/python tools/check_lock.py
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install check-tree ## the long tests: kills with torch, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
-	$(BIN)/pytest -m soak --timeout=7200 tests $(ARGS)
+soak: install check-tree ## the long tests: kills and freezes, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
+	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" tests $(ARGS)
 	$(BIN)/python benchmarks/scheduler.py --soak
 	$(BIN)/python benchmarks/soak.py $(SOAK)
 
@@ -68,6 +80,11 @@ test-cluster: install check-tree ## the tests on a real control plane, built wit
 campaign: install check-tree ## crashes at every write, faults, generated specs, on a real control plane: an hour (ARGS="--only NAME" runs one again, --help tells more)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
 	PYTHONPATH=tests $(BIN)/python -m cluster.campaign $(ARGS)
+
+campaign-core: install check-tree ## an exception at every call of the scheduler's core and at every effect, in three modes: two hours (ARGS="-k name" picks)
+	$(BIN)/pytest -n logical --maxprocesses 4 -m "soak or not soak" --timeout=1200 tests/unit/workers/scheduler/test_core_faults.py tests/integration/test_core_faults.py $(ARGS)
+
+test-all: test verify test-processes chart test-cluster test-node e2e e2e-faults soak campaign campaign-core ## everything, one after the other: most of a day
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)
@@ -87,8 +104,11 @@ cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with
 cluster-down: ## take it down
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up down
 
-images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu)
+images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu; RELEASE=1 takes nothing without a digest)
 	tools/images.sh $(IMAGES)
+
+sbom: install ## a software bill of materials for each image, in dist/: CycloneDX, from the locked requirements
+	PYTHON=$(CURDIR)/$(BIN)/python tools/sbom.sh
 
 chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts; builds helm and promtool with Go where there are none
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build helm >/dev/null
@@ -97,7 +117,7 @@ chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-	find crds workers cli tests tools benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find crds pages workers cli tests tools benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # A package `operator` would shadow the standard library's and break even `import random`, pytest with it.
 check-tree:

@@ -31,7 +31,7 @@ _LEARNING_STEPS = 10
 """So many steps of 32 groups pass before a predictor can be trusted, with two to spare."""
 _TWO = ("spec.trainer.processesPerNode=2", "spec.generators[0].scaling={static: {replicas: 2}}")
 _FIFO = ("spec.scheduling={dispatch: {fifo: {}}}",)
-_LONGEST_FIRST = ("spec.scheduling={dispatch: {lateBinding: {}}, lengthSignals: [Ranker], ranker: {hashing: {}}}",)
+_LONGEST_FIRST = ("spec.scheduling={dispatch: {longestFirst: {}}, lengthSignals: [Ranker], ranker: {hashing: {}}}",)
 STAGES: Mapping[str, tuple[str, ...]] = {
     "colocated": ("spec.pipeline.mode=Colocated", "spec.pipeline.maxStalenessSteps=0", *_TWO, *_FIFO),
     "+longest-first": ("spec.pipeline.mode=Colocated", "spec.pipeline.maxStalenessSteps=0", *_TWO, *_LONGEST_FIRST),

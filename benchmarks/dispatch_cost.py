@@ -1,10 +1,10 @@
-"""What a decision costs: a dispatch with 10,000 samples waiting on 1,000 generators, and the plan of a batch. Processor time.
+"""What a decision costs: a dispatch with 10,000 samples waiting on 1,000 generators, and the order of a batch. Processor time.
 
     python benchmarks/dispatch_cost.py                 # the figures of docs/dispatch.md, "What it costs"
-    python benchmarks/dispatch_cost.py --profile lateBinding
+    python benchmarks/dispatch_cost.py --profile longestFirst
 
 A dispatch is one event of the scheduler's core: a generator says that a sample has ended, and the answer holds the next request.
-Of each run the first 1,000 are measured; 8,000 samples are out. A plan is one call of a policy, of a batch that it may trust.
+Of each run the first 1,000 are measured; 8,000 samples are out. An order is one call of a policy, of a batch that it may trust.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch import policy
 from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Candidate, Work
+from streamrl_workers.scheduler.dispatch.order import Candidate, PlannedBatch
 
-POLICIES = ("fifo", "lateBinding", "skewAware", "tailIsolation", "auto")
+POLICIES = ("fifo", "longestFirst", "skewAware", "auto")
 GENERATORS, SLOTS, GROUP_SIZE, WAITING = 1000, 8, 8, 10_000
 MEASURED = 1000
 CORRELATION = 0.9
@@ -95,16 +95,16 @@ def dispatches(name: str, *, profiler: cProfile.Profile | None = None) -> list[f
     raise AssertionError(f"only {len(measured)} dispatches")
 
 
-def plan_seconds(name: str, *, samples: int, instances: int, slots: int) -> float:
-    """Of one plan."""
+def order_seconds(name: str, *, samples: int, instances: int, slots: int) -> float:
+    """Of one order."""
     chance = Random(samples)
     groups = [
-        Candidate(group_id=place, wave=0, place=place, predicted_tokens=float(group.tokens[0]))
+        Candidate(group_id=place, batch=0, place=place, predicted_tokens=float(group.tokens[0]))
         for place, group in enumerate(draw(GROUPS, groups=samples // GROUP_SIZE, chance=chance))
     ]
     fleet = [Instance(generator_id=f"{place:04}", slots=slots, curve=CURVE) for place in range(instances)]
-    work = Work(trusted=True, groups=groups, samples=GROUP_SIZE, instances=fleet, rank_correlation=CORRELATION)
-    return timed(lambda: policy(name).plan(work, previous=IN_ORDER))
+    batch = PlannedBatch(trusted=True, groups=groups, samples=GROUP_SIZE, instances=fleet, rank_correlation=CORRELATION)
+    return timed(lambda: policy(name).order(batch))
 
 
 def timed(act: Callable[[], object]) -> float:
@@ -133,9 +133,9 @@ def main() -> None:
     for name in POLICIES:
         values = [1e3 * seconds for seconds in dispatches(name)]
         print(f"| `{name}` | {share(values, 0.5):.2f} | {share(values, 0.99):.2f} | {max(values):.2f} |", flush=True)
-    print(f"\n| plan, s | {' | '.join(f'`{name}`' for name in POLICIES[1:])} |\n|---{'|---' * (len(POLICIES) - 1)}|")
+    print(f"\n| order, s | {' | '.join(f'`{name}`' for name in POLICIES[1:])} |\n|---{'|---' * (len(POLICIES) - 1)}|")
     for title, samples, instances, slots in PLANS:
-        cells = (plan_seconds(name, samples=samples, instances=instances, slots=slots) for name in POLICIES[1:])
+        cells = (order_seconds(name, samples=samples, instances=instances, slots=slots) for name in POLICIES[1:])
         print(f"| {title} | {' | '.join(f'{seconds:.2f}' for seconds in cells)} |", flush=True)
 
 

@@ -28,9 +28,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from streamrl_workers.generator.engine import Request, Sampling, TensorBytes
-from streamrl_workers.generator.engines.hf.create import build
-from streamrl_workers.generator.engines.hf.engine import HfEngine
+from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams, TensorBytes
+from streamrl_workers.generator.engines.hf.engine import HfEngine, build
 
 VOCABULARY = 64
 MEDIAN_TOKENS, SIGMA, LONGEST_TOKENS = 40, 0.8, 256
@@ -97,10 +96,10 @@ def run_ours(engine: HfEngine, work: Work) -> None:
     assert given == work.tokens
 
 
-def _requests(work: Work) -> Iterator[Request]:
+def _requests(work: Work) -> Iterator[SampleRequest]:
     for i, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
-        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=length, stop=())
-        yield Request(
+        sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=length, stop=())
+        yield SampleRequest(
             request_id=i, group_id=i // GROUP, prompt=prompt, prefix_tokens=(), sampling=sampling, seed=i, pinned=False
         )
 

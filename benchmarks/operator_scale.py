@@ -37,7 +37,7 @@ from cluster.harness.processes import ClusterError  # noqa: E402
 from cluster.operators import MADE, USER, Operator  # noqa: E402
 from streamrl import keys  # noqa: E402
 from streamrl_operator.kube.kinds import POD, RLJOB  # noqa: E402
-from streamrl_operator.planning.values import Settings as Planning  # noqa: E402
+from streamrl_operator.planning.values import PlanningSettings as Planning  # noqa: E402
 from support.jobs import simulated_job  # noqa: E402
 
 OPERATED, BARE = "operated", "bare"
@@ -142,7 +142,7 @@ async def _holds(check: Callable[[], Any]) -> bool:
     """Whether it does; an API server too busy to say is asked again."""
     try:
         return bool(await check())
-    except bare.RefusedError as error:
+    except bare.RequestRefusedError as error:
         if not error.is_busy:
             raise
         return False
@@ -228,9 +228,9 @@ async def operated(run: Run) -> None:
     run.operator.start()
     await _leads(run)
     run.mark("restarted leads")
-    looked = run.operator.metric
+    reconciled = run.operator.metric
     await until(
-        lambda: asyncio.to_thread(lambda: looked("streamrl_operator_reconciles_total") >= load.jobs),
+        lambda: asyncio.to_thread(lambda: reconciled("streamrl_operator_reconciles_total") >= load.jobs),
         "a look at every job",
         deadline_s=load.deadline_s,
         every_s=0.2,

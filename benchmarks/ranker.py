@@ -22,19 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sampled_lengths import Sampler
 from transformers.utils import logging as transformers_logging
 
 from streamrl.spec.model import ScratchModel
 from streamrl.spec.task import ReasoningGymDataset
-from streamrl_cli.rank.fitted import FitOptions
-from streamrl_cli.rank.offline import fit
-from streamrl_cli.rank.pairs import Pair
-from streamrl_cli.rank.sampling import Sampler
+from streamrl_cli.ranker import PromptLength
 from streamrl_workers.models.scratch import build_model, build_tokenizer
-from streamrl_workers.models.warm_up import Pair as Example
+from streamrl_workers.models.warm_up import WarmUpPair as Example
 from streamrl_workers.models.warm_up import warm_up
-from streamrl_workers.scheduler.lengths.quality import PERCENTS, Quality, measure, ranks
-from streamrl_workers.scheduler.lengths.rankers import HashingRanker
+from streamrl_workers.ranker.hashing import HashingRanker
+from streamrl_workers.ranker.language_model import LanguageModel
+from streamrl_workers.scheduler.lengths.trust import Quality, measure
 from streamrl_workers.tasks.procedural import ProceduralSource, open_procedural
 
 POSITIONS = 384
@@ -138,7 +137,7 @@ def train(model: torch.nn.Module, *, tokenizer: object, examples: Iterator[Examp
 
 def lengths(
     model: torch.nn.Module, *, tokenizer: object, prompts: Sequence[str], samples: int, seed: int
-) -> list[Pair]:
+) -> list[PromptLength]:
     """Mean tokens of each prompt, in the prompts' order."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -147,40 +146,37 @@ def lengths(
         tokens: dict[str, list[float]] = defaultdict(list)
         for pair in sampler.pairs(prompts, samples=samples):
             tokens[pair.prompt].append(pair.tokens)
-    return [Pair(prompt=prompt, tokens=sum(tokens[prompt]) / len(tokens[prompt])) for prompt in prompts]
+    return [PromptLength(prompt=prompt, tokens=sum(tokens[prompt]) / len(tokens[prompt])) for prompt in prompts]
 
 
-def judged(scores: Sequence[float], pairs: Sequence[Pair]) -> Quality:
-    return measure(ranks(scores), [pair.tokens for pair in pairs])
+def judged(scores: Sequence[float], pairs: Sequence[PromptLength]) -> Quality:
+    return measure(scores, [pair.tokens for pair in pairs])
 
 
 def row(name: str, quality: Quality, *, fit_s: float | None = None, score_us: float | None = None) -> None:
-    recalls = " | ".join(f"{quality.recall[p].value:.2f} (≥ {quality.recall[p].lower:.2f})" for p in PERCENTS)
+    recall = f"{quality.recall:.2f} (≥ {quality.recall_lower:.2f})"
     fit_text = "" if fit_s is None else f"{fit_s:.1f}"
     score_text = "" if score_us is None else f"{score_us:,.0f}"
-    print(f"| {name} | {recalls} | {quality.rank_correlation or 0:.2f} | {fit_text} | {score_text} |", flush=True)
+    print(f"| {name} | {recall} | {quality.rank_correlation or 0:.2f} | {fit_text} | {score_text} |", flush=True)
 
 
-def compare(known: list[Pair], judged_pairs: list[Pair], *, folder: str, language_model: bool) -> None:
+def compare(known: list[PromptLength], judged_pairs: list[PromptLength], *, folder: str, language_model: bool) -> None:
     """One row for each ranker."""
     prompts = [pair.prompt for pair in judged_pairs]
     online, began_s = HashingRanker(), time.perf_counter()
     for pair in known:
         online.learn(pair.prompt, pair.tokens)
     fit_s, began_s = time.perf_counter() - began_s, time.perf_counter()
-    scores = [online.score(prompt) or 0.0 for prompt in prompts]
+    scores = online.scores(prompts)
     score_us = (time.perf_counter() - began_s) / len(prompts) * 1e6
-    row("hashing, learning in the run (one pass)", judged(scores, judged_pairs), fit_s=fit_s, score_us=score_us)
-    models = {"hashing": FitOptions(), "policyFeatures": FitOptions(model=folder, batch_prompts=64)}
+    row("hashing, learning in the run", judged(scores, judged_pairs), fit_s=fit_s, score_us=score_us)
     if language_model:
-        models["languageModel"] = FitOptions(model=folder, passes=6, learning_rate=1e-3, batch_prompts=16)
-    for key, options in models.items():
         began_s = time.perf_counter()
-        fitted = fit(key, known, options=options)
+        fitted = LanguageModel.fitted(known, model=folder, passes=6, learning_rate=1e-3, batch_prompts=16, seed=0)
         fit_s, began_s = time.perf_counter() - began_s, time.perf_counter()
         scores = fitted.scores(prompts)
         score_us = (time.perf_counter() - began_s) / len(prompts) * 1e6
-        row(f"{key}, fitted", judged(scores, judged_pairs), fit_s=fit_s, score_us=score_us)
+        row("languageModel, fitted", judged(scores, judged_pairs), fit_s=fit_s, score_us=score_us)
     row("characters of the prompt", judged([float(len(prompt)) for prompt in prompts], judged_pairs))
 
 
@@ -216,9 +212,7 @@ def main() -> None:
     known, held_out = first[: args.train], first[args.train :]
     ordered = sorted(pair.tokens for pair in first)
     print(f"# tokens: median {ordered[len(ordered) // 2]:.0f}, P90 {ordered[len(ordered) * 9 // 10]:.0f}", flush=True)
-    print(
-        "\n| signal | recall 20 % | 10 % | 5 % | rank correlation | fit, s | µs a prompt |\n|---|---|---|---|---|---|---|"
-    )
+    print("\n| signal | recall 20 % | rank correlation | fit, s | µs a prompt |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

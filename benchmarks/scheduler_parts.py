@@ -12,28 +12,28 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-
-import grpc
-import grpc.aio
+from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import main as scheduler_main
-from streamrl_workers.scheduler import service
-from streamrl_workers.scheduler.environment import Environment
-from streamrl_workers.scheduler.journal import Journal, JournalListener
-from streamrl_workers.scheduler.shell.connection import Context, Events
-from streamrl_workers.scheduler.shell.link import Link
+from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.server import service
+from streamrl_workers.scheduler.server.connections import Context, Events, PeerLink
+from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import bind, connect, make_server
-from streamrl_workers.stream.endpoint import write_endpoint
+from streamrl_workers.stream.messages import Joiner, frames, write
 from streamrl_workers.stream.packing import pack_float32, pack_int32
+from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
-from streamrl_workers.tasks.values import Prompt, Score, ScoreSample
+from streamrl_workers.tasks.values import NeedPrompts, Prompt, Request, Result, Score, ScoreSample
 
 TOKENS = 64
 SLOTS = 16
 CONNECT_S = 30.0
+GENERATORS_PER_CHANNEL = 16
 CREDIT_BYTES = 1 << 34
 ISSUE_TAG = pb.GeneratorCommand.ISSUE_FIELD_NUMBER << 3 | 2
 """First byte of a serialized IssueBatch command."""
@@ -44,22 +44,34 @@ class TrivialPool:
 
     held_out_size: int | None = None
 
+    def __init__(self) -> None:
+        self._done: list[Result] = []
+        self._there = asyncio.Event()
+
     async def start(self) -> None:
         """Nothing to start."""
 
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def prompts(self, *, split: fx.Split, first_index: int, count: int) -> Sequence[Prompt]:
-        """Numbered questions."""
-        return [Prompt(split=split, index=i, text=f"question {i}") for i in range(first_index, first_index + count)]
+    def put(self, request: Request) -> None:
+        """Numbered questions; every second sample is right."""
+        if isinstance(request, NeedPrompts):
+            wanted = range(request.first_index, request.first_index + request.count)
+            self._done += [Prompt(split=request.split, index=i, text=f"question {i}") for i in wanted]
+        elif isinstance(request, ScoreSample):
+            reward = float(request.sample_index % 2)
+            self._done.append(
+                Score(group_id=request.group_id, sample_index=request.sample_index, reward=reward, parts={})
+            )
+        self._there.set()
 
-    async def score(self, requests: Sequence[ScoreSample]) -> Sequence[Score]:
-        """Every second sample is right."""
-        return [
-            Score(group_id=r.group_id, sample_index=r.sample_index, reward=float(r.sample_index % 2), parts={})
-            for r in requests
-        ]
+    async def results(self) -> Sequence[Result]:
+        """All that was asked since the last call."""
+        await self._there.wait()
+        self._there.clear()
+        done, self._done = self._done, []
+        return done
 
 
 class Stopwatch:
@@ -69,13 +81,13 @@ class Stopwatch:
         self.dispatch_s: list[float] = []
         self.lag_s: list[float] = []
         self._freed: dict[str, float] = {}
-        took, wrote = service._Generator._on_progress, Link._write_one
+        took, wrote = service._Generator._on_progress, PeerLink._write_one
 
         def on_progress(generator: service._Generator, batch: pb.ProgressBatch) -> None:
             self._freed.setdefault(generator.link.peer, time.perf_counter())
             took(generator, batch)
 
-        async def write_one(link: Link, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
+        async def write_one(link: PeerLink, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
             await wrote(link, write, data)
             if data[0] == ISSUE_TAG and link.peer in self._freed:
                 freed_s = self._freed.pop(link.peer, None)
@@ -83,7 +95,7 @@ class Stopwatch:
                     self.dispatch_s.append(time.perf_counter() - freed_s)
 
         service._Generator._on_progress = on_progress  # type: ignore[method-assign]
-        Link._write_one = write_one  # type: ignore[method-assign]
+        PeerLink._write_one = write_one  # type: ignore[method-assign]
 
     async def watch_lag(self) -> None:
         """How late the loop wakes a sleeper."""
@@ -101,8 +113,8 @@ def quantile(values: list[float], share: float) -> float:
 async def run_scheduler() -> None:
     """Role `scheduler`: until the run is over."""
     gc.set_threshold(*scheduler_main._GC_THRESHOLDS)
-    environment = Environment.read(os.environ)
-    job = scheduler_main.load_job(environment.run_dir / "job.json")
+    environment = SchedulerEnvironment.read(os.environ)
+    job = scheduler_main.read_job(environment.run_dir / "job.json")
     watch = Stopwatch()
     lag = asyncio.create_task(watch.watch_lag(), name="lag")
     await scheduler_main.serve(environment, job=job, make_pool=lambda _job, _dir: TrivialPool())
@@ -128,6 +140,7 @@ class FakeGenerator:
     def __init__(self, number: int, stub: SchedulerStub, *, tick_s: float) -> None:
         self._id = f"generator-sim-{number}"
         self._call = stub.Generate(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+        self._joiner = Joiner(pb.GeneratorCommand)
         self._writing = asyncio.Lock()
         self._active: list[pb.SampleRequest] = []
         self._version = pb.VersionName()
@@ -137,10 +150,10 @@ class FakeGenerator:
     async def run(self) -> None:
         """Until told to stop."""
         hello = pb.GeneratorHello(generator_id=self._id, instance="1", pool="sim", slots=SLOTS)
-        await self._call.write(pb.GeneratorEvent(hello=hello))
+        await write(self._call, pb.GeneratorEvent(hello=hello))
         ticks = asyncio.create_task(self._ticks(), name=self._id)
         try:
-            while (command := await self._call.read()) is not grpc.aio.EOF and not command.HasField("stop"):
+            while (command := await self._joiner.read(self._call)) is not None and not command.HasField("stop"):
                 if command.HasField("issue"):
                     self._active.extend(command.issue.items)
                 elif command.HasField("weights"):
@@ -160,7 +173,7 @@ class FakeGenerator:
 
     async def _say(self, event: pb.GeneratorEvent) -> None:
         async with self._writing:
-            await self._call.write(event)
+            await write(self._call, event)
 
     def _finished(self, request: pb.SampleRequest) -> pb.Progress:
         span = pb.VersionSpan(tokens=TOKENS, step=self._version.step, attempt=self._version.attempt)
@@ -181,6 +194,7 @@ class FakeTrainer:
 
     def __init__(self, stub: SchedulerStub, *, stop_at_groups: int = 0) -> None:
         self._call = stub.Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+        self._joiner = Joiner(pb.TrainerCommand)
         self._stop_at_groups = stop_at_groups
         self.samples = 0
         self.bytes = 0
@@ -190,47 +204,50 @@ class FakeTrainer:
 
     async def run(self) -> None:
         """Until told to stop."""
-        await self._call.write(
-            pb.TrainerEvent(hello=pb.TrainerHello(trainer_id="t", instance="1", weights_address="-"))
-        )
-        while (command := await self._call.read()) is not grpc.aio.EOF and not command.HasField("stop"):
+        await self._say(hello=pb.TrainerHello(trainer_id="t", instance="1", weights_address="-"))
+        while (command := await self._joiner.read(self._call)) is not None and not command.HasField("stop"):
             if command.HasField("welcome"):
                 self._attempt, self._batch = command.welcome.attempt, command.welcome.batch_groups
                 await self._publish()
                 self.credit_s = time.perf_counter()
-                await self._call.write(pb.TrainerEvent(credit=pb.Credit(bytes=CREDIT_BYTES)))
+                await self._say(credit=pb.Credit(bytes=CREDIT_BYTES))
             elif command.HasField("group"):
                 if self._take(command.group):
                     return
                 if len(self._groups) == self._batch:
                     await self._take_step()
 
+    async def _say(self, **event: Any) -> None:  # noqa: ANN401 - any event of the trainer
+        await write(self._call, pb.TrainerEvent(**event))
+
     def _take(self, group: pb.Group) -> bool:
         self.last_s = time.perf_counter()
         self.first_s = self.first_s or self.last_s
-        self.samples += len(group.trajectories)
+        self.samples += len(group.samples)
         self.bytes += group.ByteSize()
-        self._groups.append(group.group_id)
+        if not group.more:
+            self._groups.append(group.group_id)
         return len(self._groups) == self._stop_at_groups
 
     async def _take_step(self) -> None:
         done = pb.StepDone(step=self._step, group_ids=self._groups)
-        await self._call.write(pb.TrainerEvent(step_done=done))
-        while not (command := await self._call.read()).HasField("step_recorded"):
+        await self._say(step_done=done)
+        while (command := await self._joiner.read(self._call)) is not None and not command.HasField("step_recorded"):
             assert not command.HasField("restart"), command.restart.reason
         self._groups, self._step = [], self._step + 1
         await self._publish()
         covered = pb.Checkpointed(step=self._step, path=f"step-{self._step}", exported=True, oldest_step=self._step)
-        await self._call.write(pb.TrainerEvent(checkpointed=covered))
+        await self._say(checkpointed=covered)
 
     async def _publish(self) -> None:
         version = pb.VersionName(attempt=self._attempt, step=self._step)
-        await self._call.write(pb.TrainerEvent(published=pb.Published(version=version)))
+        await self._say(published=pb.Published(version=version))
 
 
 async def run_clients(address: str, generators: int, tick_s: float) -> None:
     """Role `clients`: all generators and the trainer."""
-    channels = [await connect(address, timeout_s=CONNECT_S, who="the scheduler") for _ in range(16)]
+    count = 1 + generators // GENERATORS_PER_CHANNEL
+    channels = [await connect(address, timeout_s=CONNECT_S, who="the scheduler") for _ in range(count)]
     trainer = FakeTrainer(SchedulerStub(channels[0]))
     began_s = time.perf_counter()
     fakes = [
@@ -251,9 +268,9 @@ async def run_drain(address: str, groups: int) -> None:
     print(json.dumps({"bytes": trainer.bytes, "seconds": trainer.last_s - trainer.credit_s}))
 
 
-def sample(group_id: int, index: int, tokens: int) -> pb.Trajectory:
+def sample(group_id: int, index: int, tokens: int) -> pb.Sample:
     """A finished sample."""
-    return pb.Trajectory(
+    return pb.Sample(
         group_id=group_id,
         sample_index=index,
         prompt_tokens=pack_int32(range(32)),
@@ -268,15 +285,15 @@ def sample(group_id: int, index: int, tokens: int) -> pb.Trajectory:
 
 async def fill(path: str, groups: int, tokens: int) -> None:
     """Role `fill`: a journal with finished groups."""
-    journal = Journal(Path(path), limit_bytes=1 << 30)
+    journal = JournalWriter(Path(path), limit_bytes=1 << 30)
     journal.open()
     journal.start(JournalListener(on_committed=lambda _sequence: None, on_fault=print))
     for group in range(groups):
         samples = tuple(sample(group, index, tokens).SerializeToString() for index in range(8))
         size_bytes = sum(map(len, samples))
-        records: list[fx.Record] = [
-            fx.Planned(group_id=group, prompt_index=group, prompt_key=group + 1),
-            fx.Scored(group_id=group, begun_step=0, trajectories=samples, size_bytes=size_bytes),
+        records: list[rec.Record] = [
+            rec.Planned(group_id=group, prompt_index=group, prompt_key=group + 1),
+            rec.Scored(group_id=group, start_version=0, trajectories=samples, size_bytes=size_bytes),
         ]
         for number, record in enumerate(records):
             journal.append(fx.Write(sequence=2 * group + number + 1, record=record))
@@ -293,15 +310,14 @@ class BareService(SchedulerServicer):  # type: ignore[misc]  # generated, withou
         """Send all."""
         await anext(events)
         for message in self._messages:
-            await context.write(message)
+            for frame in frames(message.SerializeToString()):
+                await context.write(frame)
 
 
 async def run_bare(groups: int, tokens: int) -> None:
     """Role `bare`: a server without a scheduler."""
     messages = [
-        pb.TrainerCommand(
-            group=pb.Group(group_id=g, trajectories=[sample(g, i, tokens) for i in range(8)], size_bytes=1)
-        )
+        pb.TrainerCommand(group=pb.Group(group_id=g, samples=[sample(g, i, tokens) for i in range(8)], size_bytes=1))
         for g in range(groups)
     ]
     server = make_server(os.environ["STREAMRL_TOKEN"])
@@ -317,8 +333,9 @@ async def read_bare(address: str) -> None:
     channel = await connect(address, timeout_s=CONNECT_S, who="the bare server")
     call = SchedulerStub(channel).Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
     began_s, size_bytes = time.perf_counter(), 0
-    await call.write(pb.TrainerEvent(credit=pb.Credit(bytes=1)))
-    while (command := await call.read()) is not grpc.aio.EOF:
+    await write(call, pb.TrainerEvent(credit=pb.Credit(bytes=1)))
+    joiner = Joiner(pb.TrainerCommand)
+    while (command := await joiner.read(call)) is not None:
         size_bytes += command.group.ByteSize()
     print(json.dumps({"bytes": size_bytes, "seconds": time.perf_counter() - began_s}))
 

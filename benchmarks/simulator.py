@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 from statistics import median
 
 from streamrl_cli.simulation.reading import parse_scenario
-from streamrl_cli.simulation.results import Outcome
+from streamrl_cli.simulation.results import SimulationResult
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_cli.simulation.world import simulate
 
@@ -57,7 +57,7 @@ def heap_loop() -> float:
     return HEAP_EVENTS / (time.process_time() - begun_s)
 
 
-def measure(found: Scenario) -> tuple[Outcome, float]:
+def measure(found: Scenario) -> tuple[SimulationResult, float]:
     """The outcome, and the processor time that it took in seconds."""
     begun_s = time.process_time()
     outcome = simulate(found)
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dispatch", nargs="+", default=["fifo", "lateBinding", "auto"])
+    parser.add_argument("--dispatch", nargs="+", default=["fifo", "longestFirst", "auto"])
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     if args.profile:

@@ -6,6 +6,7 @@
 #   BASE_IMAGE     absent = that of the Dockerfiles
 #   IMAGE_PREFIX   repository before the name                  absent = localhost/streamrl
 #   IMAGE_TAG      absent = the version of the package
+#   RELEASE        1 = everything by digest or hash: BASE_IMAGE must have one, TORCH_BACKEND must not be given; writes dist/streamrl-*.cdx.json
 #   TORCH_BACKEND  cpu = the small CPU build of torch          absent = the package index's (CUDA)
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, SSL_CERT_FILE, UV_HTTP_TIMEOUT, http(s)_proxy, no_proxy are handed to the build, not to the image.
 set -euo pipefail
@@ -68,7 +69,18 @@ check() {
     inside "$image" python -I - "$1" "$modules" <tools/check_image.py
 }
 
-builder="$(builder)"
+# What a release is made of can be made again: no name that means something else tomorrow.
+if [ -n "${RELEASE:-}" ]; then
+    if ! [[ "${BASE_IMAGE:-}" =~ @sha256:[0-9a-f]{64}$ ]]; then
+        echo "images.sh: BASE_IMAGE: must end with @sha256:DIGEST in a release; got '${BASE_IMAGE:-}'" >&2
+        exit 2
+    fi
+    if [ -n "${TORCH_BACKEND:-}" ]; then
+        echo "images.sh: TORCH_BACKEND: must not be given in a release, since the lock has no hash of that torch; got '$TORCH_BACKEND'" >&2
+        exit 2
+    fi
+fi
+
 steps=() names=()
 for word in "$@"; do
     case "$word" in
@@ -82,6 +94,8 @@ for word in "$@"; do
 done
 [ ${#steps[@]} -gt 0 ] || steps=(build check)
 [ ${#names[@]} -gt 0 ] || names=(operator generator trainer)
+[ -z "${RELEASE:-}" ] || tools/sbom.sh "${names[@]}"
+builder="$(builder)"
 for name in "${names[@]}"; do
     for step in "${steps[@]}"; do
         echo "==> $step $prefix/$name:$tag"

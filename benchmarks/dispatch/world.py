@@ -16,13 +16,14 @@ from random import Random
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel
-from streamrl_cli.simulation.engine import Engine
+from streamrl_cli.simulation.engine import ModelledEngine
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.measured import Curves
+from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.lengths import Lengths
-from streamrl_workers.scheduler.replay import replay
-from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 
 LOAD_S = 1e-3
 """Of a version, at least: a batch is planned meanwhile, as in a run."""
@@ -93,7 +94,7 @@ class World:
         self._job = job
         self._tokens = tokens
         known = {pool.name: pool.curve.scaled(job.unit) for pool in job.pools} if job.curves_known else None
-        self._core = core(_settings(job), replay([]), lengths=lengths, curves=Curves(known))
+        self._core = core(_settings(job), Recovered(), lengths=lengths, curves=Curves(known))
         self._now_s = 0.0
         self._serial = 0
         self._events: list[tuple[float, int, Callable[[int], None], int]] = []
@@ -104,7 +105,7 @@ class World:
         self._order: tuple[int, list[_Replica]] = (-1, [])
         """Of loading: the version, and who is first."""
         self._touched: dict[int, _Replica] = {}
-        self._scores: dict[int, list[fx.Score]] = {}
+        self._scores: dict[int, list[Score]] = {}
         self._trainer = _Trainer()
         self._samples = 0
         self._step_s: list[float] = []
@@ -112,10 +113,10 @@ class World:
         self._carry_out: Mapping[type, Callable[..., None]] = {
             fx.ToGenerator: self._to_generator,
             fx.ToTrainer: lambda effect: None,
-            fx.HandGroup: self._hand,
+            fx.DeliverGroup: self._deliver,
             fx.Write: self._write,
-            fx.NeedPrompts: self._prompts,
-            fx.ScoreSample: self._ask_score,
+            NeedPrompts: self._prompts,
+            ScoreSample: self._ask_score,
         }
 
     def run(self) -> Ran:
@@ -170,19 +171,19 @@ class World:
     def _write(self, effect: fx.Write) -> None:
         self._written = effect.sequence
 
-    def _prompts(self, need: fx.NeedPrompts) -> None:
+    def _prompts(self, need: NeedPrompts) -> None:
         last = min(need.first_index + need.count, len(self._tokens))
-        found = [fx.Prompt(split="train", index=i, text=str(i)) for i in range(need.first_index, last)]
+        found = [Prompt(split="train", index=i, text=str(i)) for i in range(need.first_index, last)]
         self._tell(lambda core: core.prompts_arrived(found))
 
-    def _ask_score(self, ask: fx.ScoreSample) -> None:
+    def _ask_score(self, ask: ScoreSample) -> None:
         if self._job.group_size == 1:
             self._samples += 1
             if self._samples == self._job.batch_groups:
                 self._done(0)
             return
         scores = self._scores.setdefault(ask.group_id, [])
-        scores.append(fx.Score(group_id=ask.group_id, sample_index=ask.sample_index, reward=1.0, parts={}))
+        scores.append(Score(group_id=ask.group_id, sample_index=ask.sample_index, reward=1.0, parts={}))
         if len(scores) == self._job.group_size:
             del self._scores[ask.group_id]
             self._tell(lambda core: core.scores_arrived(scores))
@@ -193,7 +194,7 @@ class World:
         for pool in self._job.pools:
             step_s = [pool.curve.at(batch) for batch in range(pool.slots + 1)]
             for ordinal in range(pool.replicas):
-                replica = _Replica(f"generator-{pool.name}-{ordinal}", Engine(step_s, kv_s=pool.kv_s))
+                replica = _Replica(f"generator-{pool.name}-{ordinal}", ModelledEngine(step_s, kv_s=pool.kv_s))
                 self._engines.append(replica)
                 self._by_name[replica.name] = replica
                 info = fx.GeneratorInfo(
@@ -261,7 +262,7 @@ class World:
 
     # ---- trainer
 
-    def _hand(self, group: fx.HandGroup) -> None:
+    def _deliver(self, group: fx.DeliverGroup) -> None:
         trainer = self._trainer
         trainer.held.append(group.group_id)
         seconds = self._job.train_token_s * sum(self._tokens[group.group_id])
@@ -286,13 +287,13 @@ class World:
     def _done(self, step: int) -> None:
         assert len(self._step_s) == step
         self._step_s.append(self._now_s)
-        self._why.append(self._core.plan.why)
+        self._why.append(self._core.order.why)
 
 
 class _Replica:
     """One modelled generator."""
 
-    def __init__(self, name: str, engine: Engine) -> None:
+    def __init__(self, name: str, engine: ModelledEngine) -> None:
         self.name = name
         self.engine = engine
         self.running: dict[int, int] = {}
@@ -309,8 +310,8 @@ class _Trainer:
     free_s: float = 0.0
 
 
-def _settings(job: Job) -> Settings:
-    return Settings(
+def _settings(job: Job) -> SchedulerSettings:
+    return SchedulerSettings(
         batch_groups=job.batch_groups,
         staleness=job.staleness,
         steps=job.steps,

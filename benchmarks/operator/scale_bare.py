@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import aiohttp
 
 from streamrl import names
-from streamrl_operator.certificates import vault
-from streamrl_operator.certificates.plan import Lives
-from streamrl_operator.handlers import WORKERS
-from streamrl_operator.kube import access
+from streamrl_operator import tls_secrets
+from streamrl_operator.controller import WORKERS
+from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.kinds import APPLIED, RLJOB, of
 from streamrl_operator.observe import validated
+from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.meta import Plan
-from streamrl_operator.planning.values import Observed, Settings
+from streamrl_operator.planning.objects.shared import JobPlan
+from streamrl_operator.planning.values import Observed, PlanningSettings
 
 CONCURRENT = WORKERS
 """As many jobs at once as the operator looks at."""
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 Item = TypeVar("Item")
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """The API server did not do what was asked."""
 
     def __init__(self, what: str, *, status: int, text: str) -> None:
@@ -73,14 +73,16 @@ class Server:
         async with self.session.request(method, self.address + path, data=body, headers=content | headers) as answer:
             text = await answer.read()
             if not answer.ok:
-                raise RefusedError(f"{method} {path}", status=answer.status, text=text[:300].decode(errors="replace"))
+                raise RequestRefusedError(
+                    f"{method} {path}", status=answer.status, text=text[:300].decode(errors="replace")
+                )
             return text
 
 
 @asynccontextmanager
 async def connect(kubeconfig: Path) -> AsyncIterator[Server]:
     """Connections for the block."""
-    found = access.find(kubeconfig)
+    found = rest_config.find(kubeconfig)
     connector = aiohttp.TCPConnector(ssl=found.tls or False, limit=0)
     limit = aiohttp.ClientTimeout(total=_REQUEST_S)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
@@ -123,16 +125,18 @@ async def apply_jobs(server: Server, jobs: Iterable[Sequence[Write]]) -> float:
     return await each(jobs, apply)
 
 
-def writes_of(stored: Json, settings: Settings) -> list[Write]:
+def writes_of(stored: Json, settings: PlanningSettings) -> list[Write]:
     """Every object that the operator makes for a job, certificates and all, in the order in which it makes them."""
     job, invalid = validated(stored)
     assert job is not None, invalid
     metadata, now = stored["metadata"], datetime.now(UTC)
-    verdict = decide(Observed(now=now, raw=stored, job=job), settings=settings)
-    plan = Plan(job=job, namespace=metadata["namespace"], uid=metadata["uid"], wanted=verdict.wanted, settings=settings)
+    decision = decide(Observed(now=now, raw=stored, job=job), settings=settings)
+    plan = JobPlan(
+        job=job, namespace=metadata["namespace"], uid=metadata["uid"], wanted=decision.wanted, settings=settings
+    )
     known: dict[str, Json] = {}
-    while len(known) < len(vault.secret_names(plan.name)):
-        made, _ = vault.due(plan, known, now=now, lives=Lives())
+    while len(known) < len(tls_secrets.secret_names(plan.name)):
+        made, _ = tls_secrets.due(plan, known, now=now, lives=Lives())
         known |= {secret["metadata"]["name"]: secret for secret in made}
     planned = plan_objects(plan)
     ordered = sorted([*known.values(), *planned], key=lambda obj: APPLIED.index(of(obj)))

@@ -39,9 +39,9 @@ def is_made(use: Use, plurals: Sequence[str]) -> bool:
     return use.code == _CREATED and use.resource in plurals
 
 
-def rates(moments: Sequence[str], *, begin: str, parts: int) -> list[float]:
+def rates(times: Sequence[str], *, begin: str, parts: int) -> list[float]:
     """Events a second in each of so many equal parts of the events."""
-    ordered = sorted(moments)
+    ordered = sorted(times)
     ends = [begin, *(ordered[len(ordered) * part // parts - 1] for part in range(1, parts + 1))]
     return [len(ordered) / parts / max(seconds(*pair), 1e-6) for pair in pairwise(ends)]
 

@@ -94,7 +94,7 @@ def cells() -> Iterator[Cell]:
         base_s = random_s(case)
         found = {
             "StreamRL": makespan_s(case),
-            "oracle": makespan_s(case, dispatch="lateBinding", recall=ORACLE_PERCENT),
+            "oracle": makespan_s(case, dispatch="longestFirst", recall=ORACLE_PERCENT),
         }
         for name, seconds in found.items():
             yield Cell(

@@ -28,7 +28,7 @@ from paper.rule import (
     latency_points,
 )
 from streamrl.latency import LatencyCurve
-from streamrl_cli.simulation.engine import Engine
+from streamrl_cli.simulation.engine import ModelledEngine
 
 BATCH_GROUPS = BATCH // GROUP
 RESOLUTION_TOKENS = 64
@@ -105,7 +105,6 @@ def scenario(
 ) -> dict[str, Any]:
     """What all scenarios share; the trainer takes no time."""
     rows = [[tokens] for batch in batches(case.lengths, count=steps + AHEAD_BATCHES, seed=seed) for tokens in batch]
-    options = {"objective": case.knobs.objective} if dispatch == "skewAware" else {}
     return {
         "seed": seed,
         "groupSize": GROUP,
@@ -113,7 +112,7 @@ def scenario(
         "maxTokens": case.lengths.longest_tokens + 1,
         "resolutionTokens": RESOLUTION_TOKENS,
         "pipeline": {"mode": mode, "batchGroups": BATCH_GROUPS, "steps": steps},
-        "scheduling": {"dispatch": {dispatch: options}, "leaseSeconds": LEASE_S, "maxBufferBytes": "64Gi"},
+        "scheduling": {"dispatch": {dispatch: {}}, "leaseSeconds": LEASE_S, "maxBufferBytes": "64Gi"},
         "lengths": {"table": {"rows": rows}},
         "ranker": {"recallPercent": recall},
         "curvesKnown": True,
@@ -148,7 +147,9 @@ def _random_batch(case: Case, batch: Sequence[int], *, seed: int) -> float:
 def fifo_seconds(case: Case, lengths: Sequence[int]) -> float:
     """One instance works these off, first in, first out."""
     curve = LatencyCurve.of_milliseconds((point["batch"], point["milliseconds"]) for point in case.points())
-    engine = Engine([curve.at(active) for active in range(case.instance_slots + 1)], kv_s=kv_seconds(case.hardware))
+    engine = ModelledEngine(
+        [curve.at(active) for active in range(case.instance_slots + 1)], kv_s=kv_seconds(case.hardware)
+    )
     waiting = list(enumerate(lengths))[::-1]
     now_s = 0.0
     while True:

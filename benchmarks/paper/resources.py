@@ -17,9 +17,8 @@ from paper.runs import MODES, document, split
 from streamrl_cli.simulation.reading import read_scenario
 from streamrl_cli.simulation.results import summary
 from streamrl_cli.simulation.world import simulate
-from streamrl_operator.allocation.choice import one_datacenter
-from streamrl_operator.allocation.stage_curve import StageCurve
-from streamrl_operator.allocation.values import Sizes, Stage
+from streamrl_operator.allocation.choice import Sizes, Stage, one_datacenter
+from streamrl_operator.allocation.stage_times import StageCurve
 
 ELASTIC_SCENARIO = Path(__file__).resolve().parents[2] / "examples" / "simulations" / "elastic.yaml"
 ELASTIC_SEEDS = range(5)

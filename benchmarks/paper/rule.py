@@ -91,8 +91,6 @@ class Knobs:
     """Factor on the time of switching stages."""
     weights_share: float = 1 / 3
     """Of an instance's memory, at most."""
-    objective: str = "Max"
-    """Of Algorithm 2."""
     mode_tokens: float = MODE_TOKENS
 
 

@@ -16,9 +16,8 @@ from paper.calibration import Calibrated
 from paper.facts import BATCH, MACHINE_GPUS
 from paper.profile import Case, makespan_s, scenario
 from paper.rule import LINK_BYTES_PER_S, PROMPT_TOKENS, QWEN, RULE, Knobs, Lengths
-from streamrl_operator.allocation.choice import one_datacenter
-from streamrl_operator.allocation.stage_curve import StageCurve
-from streamrl_operator.allocation.values import Allocation, Sizes, Stage
+from streamrl_operator.allocation.choice import Allocation, Sizes, Stage, one_datacenter
+from streamrl_operator.allocation.stage_times import StageCurve
 
 PROFILED_SHARES = (0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, in whole machines: where generation is profiled."""
@@ -88,7 +87,7 @@ def throughput(setting: Setting, system: str, *, sizes: tuple[int, int]) -> floa
 def ours(setting: Setting, *, sizes: tuple[int, int]) -> float:
     """Samples/s of the defaults: late binding, and slots that free take the next batch's samples."""
     x, y = sizes
-    plain = document(setting, setting.case(x), trainer_gpus=y, mode="StreamAsync", dispatch="lateBinding")
+    plain = document(setting, setting.case(x), trainer_gpus=y, mode="StreamAsync", dispatch="longestFirst")
     return BATCH / measured.run(plain | {"batchByBatch": False}).step_s()
 
 

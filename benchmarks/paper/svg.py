@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from streamrl_cli.reporting.charts import INK, SEVERAL
+from streamrl_cli.reporting.page import INK, SEVERAL
 
 _WIDTH, _HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 48, 12, 44, 34

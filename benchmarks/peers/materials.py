@@ -44,7 +44,7 @@ def short_materials(job: Path, *, prompts: int) -> tuple[Path, Path]:
     """Model folder and prompts file of the short task, as StreamRL's own job makes them."""
     from streamrl_cli.jobfile import load_job
     from streamrl_workers.models.prepare import prepare
-    from streamrl_workers.tasks.registry import open_dataset
+    from streamrl_workers.tasks.dataset import open_dataset
 
     spec = load_job(job).spec
     model = prepare(spec, cache_dir=CACHE / "models", base_dir=HERE, report=lambda _: None)
@@ -97,14 +97,14 @@ def _alike_pairs() -> Iterator[object]:
     """Batches of alike lengths in random order."""
     import random
 
-    from streamrl_workers.models.warm_up import Pair
+    from streamrl_workers.models.warm_up import WarmUpPair
 
     source, draw = countdowns(seed=2), random.Random(3)
     while True:
         pairs = sorted(itertools.islice(source, _LENGTH_CLASSES * _WARM_UP_BATCH), key=lambda pair: len(pair[1]))
         batches = [pairs[at : at + _WARM_UP_BATCH] for at in range(0, len(pairs), _WARM_UP_BATCH)]
         draw.shuffle(batches)
-        yield from (Pair(prompt=prompt, target=target) for batch in batches for prompt, target in batch)
+        yield from (WarmUpPair(prompt=prompt, target=target) for batch in batches for prompt, target in batch)
 
 
 def _write(file: Path, records: Iterator[dict[str, str | None]]) -> None:

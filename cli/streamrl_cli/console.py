@@ -1,23 +1,20 @@
-"""The one place where commands write lines for people."""
+"""The one place where commands write for people: whole lines, without what a terminal acts on (`streamrl.text`)."""
 
 import sys
 
-from streamrl.errors import UserError, UserErrors
+from streamrl.text import plain, say
 
 
-def out(text: str) -> None:
-    """Write a line of result."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+def out(*lines: str) -> None:
+    """Write lines of result."""
+    say(*lines, to=sys.stdout)
 
 
-def err(text: str) -> None:
-    """Write a line that is not a result: a mistake, progress, advice."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def ask(question: str) -> str:
+    """What the user answers; the question is one line."""
+    return input(f"{plain(' '.join(question.split()))} ")
 
 
-def lines_of(error: UserError | UserErrors) -> list[str]:
-    """One line for each mistake."""
-    mistakes = error.errors if isinstance(error, UserErrors) else [error]
-    return [" ".join(str(mistake).split()) for mistake in mistakes]
+def err(*lines: str) -> None:
+    """Write lines that are no result: a mistake, progress, advice."""
+    say(*lines, to=sys.stderr)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what is known of the field."""
     path = args.field.removeprefix("rljob").removeprefix(".").rstrip(".")
-    console.out("\n".join(_explain(path)))
+    console.out(*_explain(path))
     return EXIT_DONE
 
 

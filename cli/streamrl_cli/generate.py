@@ -12,6 +12,7 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import read_job
 from streamrl.spec.task import Chat
+from streamrl_cli import console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,10 +31,10 @@ def run(args: argparse.Namespace) -> int:
     """Print each prompt with its completion."""
     _check(args)
     directory = model_directory(args.checkpoint)
-    from streamrl_workers.generator.complete import complete
-    from streamrl_workers.generator.engine import Sampling
+    from streamrl_workers.generator.engines.base import SamplingParams
+    from streamrl_workers.generator.engines.hf.engine import complete
 
-    sampling = Sampling(temperature=args.temperature, top_p=1.0, top_k=None, max_tokens=args.max_tokens, stop=())
+    sampling = SamplingParams(temperature=args.temperature, top_p=1.0, top_k=None, max_tokens=args.max_tokens, stop=())
     asked = [prompt for prompt in args.prompt for _ in range(args.samples)]
     chat = chat_of(args.checkpoint)
     texts = complete(
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     )
     between = "" if chat is None else "\n"
     for prompt, text in zip(asked, texts, strict=True):
-        print(f"{prompt}{between}{text}")
+        console.out(*f"{prompt}{between}{text}".split("\n"))
     return EXIT_DONE
 
 
@@ -54,7 +55,7 @@ def chat_of(checkpoint: Path) -> Chat | None:
     model = checkpoint.resolve()
     run = model.parent if model.name == keys.DIR_EXPORT else model
     job_file = run / keys.FILE_JOB
-    return read_job(job_file).spec.task.chat if job_file.is_file() else None
+    return read_job(job_file, beneath=run).spec.task.chat if job_file.is_file() else None
 
 
 def in_chat(prompts: Sequence[str], *, chat: Chat | None, directory: Path) -> list[str]:
@@ -76,11 +77,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def model_directory(checkpoint: Path) -> Path:
-    """Directory of the model that `--checkpoint` names.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Directory of the model that `--checkpoint` names. Raises `UserError`: there is none."""
     for directory in (checkpoint / keys.DIR_EXPORT, checkpoint):
         if (directory / "config.json").is_file():
             return directory

@@ -1,23 +1,30 @@
-"""Job files: from a path to validated jobs; every mistake carries the file and its line.
+"""Job files: from a path to validated jobs, with `--set path=value` applied; every mistake carries the file and its line.
 
-Owns what a file of jobs may hold. Does not own its text and the places in it (`places.py`), nor the rules: those of
-the contract are in `streamrl.spec`, those of a run on this machine in `streamrl_cli.local`.
+Owns what a file of jobs may hold and how a field of it is overridden. Does not own its text (`yaml_document.py`), nor the
+rules: those of the contract are in `streamrl.spec`, those of a run on this machine in `streamrl_cli.local`.
 """
 
+import argparse
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamrl.errors import UserError, UserErrors
+from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob, parse_job
+from streamrl.spec.parse import suggest
+from streamrl.spec.schema import children, is_free_form, job_schema, path_text, schema_at
 from streamrl_cli.local import run_problems
-from streamrl_cli.overrides import apply_overrides
-from streamrl_cli.places import Places, read_text
-from streamrl_cli.yaml_document import Document, YamlError, read_documents
+from streamrl_cli.yaml_document import Document, YamlError, read_documents, read_value
 
 MAX_FILE_BYTES = 1024 * 1024
 """An API server takes objects of about 1.5 MiB; a job of this size is a mistake."""
+_PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
+_PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d{1,6}\])*\Z")
+FLAG = "--set"
 
 
 class Check(Protocol):
@@ -77,7 +84,9 @@ def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Ch
     except UserErrors as errors:
         problems = errors.errors
     if problems:
-        raise UserErrors(Places(path=path, lines=document.lines, overridden=overridden).located(problems)) from None
+        raise UserErrors(
+            SourceLines(path=path, lines=document.lines, overridden=overridden).located(problems)
+        ) from None
     return job
 
 
@@ -97,9 +106,120 @@ def _documents(path: Path) -> list[Document]:
 def _checked_json(path: Path, text: str) -> str:
     """JSON is YAML but for tabs between its values."""
     try:
-        json.loads(text)
+        parse_json(text)
     except json.JSONDecodeError as error:
         raise UserError(field=f"{path}:{error.lineno}", rule=f"is not JSON: {error.msg}") from None
-    except RecursionError:
-        raise UserError(field=str(path), rule="is nested too deep") from None
+    except ValueError as error:
+        raise UserError(field=str(path), rule=f"is not JSON: {error}") from None
     return text.replace("\t", " ")
+
+
+def add_overrides(parser: argparse.ArgumentParser, *, example: str = "spec.pipeline.steps=50") -> None:
+    """The flag of commands that take a job file."""
+    parser.add_argument(FLAG, action="append", default=[], metavar="PATH=VALUE", help=f"change a field: {example}")
+
+
+def apply_overrides(data: Any, overrides: Sequence[str]) -> list[str]:  # noqa: ANN401 - plain data
+    """Change `data` in place; returns the paths that were set."""
+    return [_apply(data, override) for override in overrides]
+
+
+def _apply(data: Any, override: str) -> str:  # noqa: ANN401 - plain data
+    path, equals, text = override.partition("=")
+    if not equals or not _PATH.match(path):
+        raise UserError(field=FLAG, rule="must be path=value", got=override, fix="for example spec.pipeline.steps=20")
+    parts = _split(path)
+    _check_known(parts)
+    value = read_value(text)
+    parent = _descend(data, parts[:-1])
+    if value is None and isinstance(parent, dict):
+        parent.pop(str(parts[-1]), None)  # null: as if the field were not in the file
+    else:
+        _put(parent, parts=parts, value=value)
+    return path_text(parts)
+
+
+def _split(path: str) -> list[str | int]:
+    parts = [int(index) if index else name for name, index in _PART.findall(path)]
+    return [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+
+
+def _check_known(parts: Sequence[str | int]) -> None:
+    """Raise at the first name that the specification does not have."""
+    for end in range(1, len(parts) + 1):
+        if schema_at(path_text(parts[:end])) is not None:
+            continue
+        parent = schema_at(path_text(parts[: end - 1])) or job_schema()
+        if is_free_form(parent):
+            return
+        fix = suggest(str(parts[end - 1]), children(parent))
+        raise UserError(field=f"{FLAG} {path_text(parts[:end])}", rule="is not a known field", fix=fix)
+
+
+def _descend(data: Any, parts: Sequence[str | int]) -> Any:  # noqa: ANN401 - plain data
+    for end, part in enumerate(parts, start=1):
+        if isinstance(part, int):
+            data = _item(data, part, path=path_text(parts[:end]))
+        elif isinstance(data, dict):
+            if not isinstance(data.get(part), (dict, list)):
+                data[part] = {}
+            data = data[part]
+        else:
+            raise _wrong_kind(path_text(parts[:end]), data)
+    return data
+
+
+def _put(parent: Any, *, parts: Sequence[str | int], value: Any) -> None:  # noqa: ANN401 - plain data
+    last = parts[-1]
+    if isinstance(last, int):
+        _item(parent, last, path=path_text(parts))
+        parent[last] = value
+    elif isinstance(parent, dict):
+        parent[last] = value
+    else:
+        raise _wrong_kind(path_text(parts), parent)
+
+
+def _item(data: Any, index: int, *, path: str) -> Any:  # noqa: ANN401 - plain data
+    if not isinstance(data, list):
+        raise UserError(field=f"{FLAG} {path}", rule="has an index, but the file has no list there")
+    if index >= len(data):
+        raise UserError(
+            field=f"{FLAG} {path}", rule=f"must be an item of the file's list, which has {len(data)}", got=index
+        )
+    return data[index]
+
+
+def _wrong_kind(path: str, data: object) -> UserError:
+    if isinstance(data, list):
+        return UserError(
+            field=f"{FLAG} {path}",
+            rule="is a field of a list's items",
+            fix="give the item's index, as in generators[0]",
+        )
+    return UserError(field=f"{FLAG} {path}", rule="is a field, but the file has no mapping there", got=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLines:
+    """Where each field of a document was written."""
+
+    path: Path
+    lines: Mapping[str, int]
+    overridden: Sequence[str] = ()
+    """Fields that the command line gave."""
+
+    def located(self, errors: Iterable[UserError]) -> list[UserError]:
+        """`errors` by their lines, each with its place before the field."""
+        return [self._moved(error) for error in sorted(errors, key=lambda error: self._line(error.field))]
+
+    def _moved(self, error: UserError) -> UserError:
+        given = any(error.field == path or error.field.startswith((f"{path}.", f"{path}[")) for path in self.overridden)
+        place = FLAG if given else f"{self.path}:{self._line(error.field)}:"
+        return UserError(field=f"{place} {error.field}", rule=error.rule, got=error.got, fix=error.fix)
+
+    def _line(self, field: str) -> int:
+        """Line of the field, or of the nearest section around it."""
+        while field not in self.lines and field:
+            field = field[: max(field.rfind("."), field.rfind("["), 0)]
+        return self.lines.get(field, 1)

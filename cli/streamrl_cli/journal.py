@@ -1,7 +1,9 @@
-"""`streamrl journal check RUN` and `streamrl journal show RUN GROUP`: what a run's journal proves and tells.
+"""`streamrl journal check RUN`, `show RUN GROUP` and `repair RUN`: what a run's journal proves and tells.
 
-check: every planned group is in exactly one step, or dropped with one reason, or live; the newest
-checkpoint agrees. Exit code 0, or 1 with what is violated. Both also work while the run goes on.
+check: the journal is what was written; every planned group is in exactly one step, or dropped with one
+reason, or live; the newest checkpoint agrees. Exit code 0, or 1 with what is violated, or 2 where the
+journal cannot be believed. check and show also work while the run goes on.
+repair: groups whose stored samples are damaged are generated again; the run must have stopped.
 """
 
 import argparse
@@ -16,24 +18,27 @@ _SHOWN_VIOLATIONS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `streamrl journal`."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="check|show")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="check|show|repair")
     check = actions.add_parser("check", help="prove that every group was trained exactly once")
     check.add_argument("run", type=Path, help="the run folder")
     show = actions.add_parser("show", help="tell one group's life")
     show.add_argument("run", type=Path, help="the run folder")
     show.add_argument("group", type=int, help="number of the group")
+    repair = actions.add_parser("repair", help="give up damaged samples: their groups are generated again")
+    repair.add_argument("run", type=Path, help="the run folder; nothing of the run may be running")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check or show."""
+    """Check, show or repair."""
+    if args.action == "repair":
+        return _repair(args.run)
     if args.action == "show":
         return _show(args.run, group_id=args.group)
     return _check(args.run)
 
 
 def _check(run_dir: Path) -> int:
-    from streamrl_workers.scheduler.journal_check import check
-    from streamrl_workers.scheduler.journal_facts import read_facts, read_rules
+    from streamrl_workers.scheduler.journal.check import check, read_facts, read_rules
 
     report = check(read_facts(run_dir), rules=read_rules(run_dir))
     dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
@@ -43,8 +48,6 @@ def _check(run_dir: Path) -> int:
     console.out(f"live       {report.live} groups; the run has {'ended' if report.ended else 'not ended'}")
     checkpoint = report.checkpoint
     console.out(f"checkpoint {f'{checkpoint.path} of attempt {checkpoint.attempt}' if checkpoint else 'none'}")
-    for line in report.damaged:
-        console.out(f"damaged    {line}")
     for line in _verdict(report.violations):
         console.out(line)
     return EXIT_FAULT if report.violations else EXIT_DONE
@@ -61,10 +64,34 @@ def _verdict(violations: tuple[str, ...]) -> Iterator[str]:
 
 
 def _show(run_dir: Path, *, group_id: int) -> int:
-    from streamrl_workers.scheduler.journal_facts import snapshot
-    from streamrl_workers.scheduler.journal_show import describe
+    from streamrl_workers.scheduler.journal.check import snapshot
+    from streamrl_workers.scheduler.journal.show import describe
 
     with snapshot(run_dir) as connection:
         for line in describe(connection, group_id):
             console.out(line)
     return EXIT_DONE
+
+
+def _repair(run_dir: Path) -> int:
+    from streamrl.keys import DIR_CHECKPOINTS
+    from streamrl_workers.scheduler.journal.check import CheckpointFact, repair, store_of
+    from streamrl_workers.trainer.checkpoint import CheckpointStore
+
+    found = CheckpointStore(store_of(run_dir) / DIR_CHECKPOINTS, keep_last=1).newest()
+    checkpoint = None
+    if found is not None:
+        meta = found.meta
+        checkpoint = CheckpointFact(
+            path=found.directory.name, step=meta.step, attempt=meta.attempt, history=meta.history
+        )
+    done = repair(run_dir, checkpoint=checkpoint)
+    console.out(f"{len(done.groups)} groups will be generated again{': ' if done.groups else ''}{_listed(done.groups)}")
+    if done.first_step is not None:
+        console.out(f"step {done.first_step} and the steps behind it will be taken anew")
+    return EXIT_DONE
+
+
+def _listed(groups: tuple[int, ...]) -> str:
+    more = len(groups) - _SHOWN_VIOLATIONS
+    return ", ".join(map(str, groups[:_SHOWN_VIOLATIONS])) + (f" and {more} more" if more > 0 else "")

@@ -1,34 +1,39 @@
-"""What the local runner cannot honour is refused before anything starts.
+"""What the local runner cannot honour is refused before anything starts; what it does not use is named.
 
-Owns the checks that need this machine: files, modules, patterns, sizes that must fit together. Imports
-no user code and no heavy package. Does not own the rules of the contract.
+Owns the checks that need this machine: files, modules, patterns, sizes that must fit together, data sets, chat templates,
+rewards with packages or an endpoint. What only the data itself can tell (columns, rows, the template's own errors) shows
+when the model is made ready. Imports no user code and no heavy package. Does not own the rules of the contract.
 """
 
 import importlib.util
-import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from streamrl.errors import UserError
+from streamrl.files import read_json
 from streamrl.spec import RLJob
-from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.base import SpecModel
 from streamrl.spec.parse import suggest
-from streamrl.spec.task import ReasoningGymDataset
-from streamrl_cli.local_task import task_problems
+from streamrl.spec.task import HuggingFaceDataset, ReasoningGymDataset, Reward
 from streamrl_cli.user_function import check_function, functions_of
-from streamrl_workers.scheduler.lengths.rankers.files import open_ranker
+from streamrl_workers.ranker.folder import check_ranker
+from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
 
-MAX_GROUP_BYTES = 48 * 2**20
-"""A group is one message, of at most 64 MiB; the rest is for prompts and texts."""
-
-_TOKEN_BYTES = 8
-"""Of one completion token in a group: id and log-prob."""
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
 _MAX_ADVICE_CHARS = 200
+PACKAGES = {"mathVerify": ("math_verify", "math-verify"), "http": ("httpx", "httpx")}
+"""Reward -> module, name of the package."""
+FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+NEEDS_ANSWER = ("verifier", "exactMatch", "mathVerify")
+"""Rewards that compare with the reference answer, which only reasoning-gym always brings along."""
+_INSTALL = "install streamrl[worker]"
+_VOLUME = ("storage_class_name", "size", "claim_name", "when_deleted")
 
 
 def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
@@ -37,7 +42,6 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_packages,
         _check_model,
         _check_lengths,
-        _check_groups,
         _check_dataset,
         task_problems,
         _check_functions,
@@ -71,7 +75,7 @@ def run_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
 
 def job_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     """Find what `job` would stumble over wherever it runs: nothing of this machine's packages, files and processes."""
-    checks = (_check_lengths, _check_groups, _check_reasoning_gym_name, _check_patterns)
+    checks = (_check_lengths, _check_reasoning_gym_name, _check_patterns)
     return [problem for check in checks for problem in check(job, base_dir)]
 
 
@@ -81,18 +85,17 @@ def _is_simulated(job: RLJob) -> bool:
 
 def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     ranker = job.spec.scheduling.ranker
-    learned = ranker is not None and ranker.key in ("languageModel", "policyFeatures")
+    learned = ranker is not None and ranker.language_model is not None
     field = "spec.scheduling.ranker" if _is_simulated(job) and learned else "spec.trainer.engine"
     packages = ["torch", "transformers"] if learned or not _is_simulated(job) else []
     for package in ["grpc", *packages]:
         if importlib.util.find_spec(package) is None:
-            fix = "install streamrl[worker]"
-            yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=fix)
+            yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=_INSTALL)
 
 
 def _check_ranker(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     try:
-        open_ranker(job.spec.scheduling.ranker, base_dir=base_dir)
+        check_ranker(job.spec.scheduling.ranker, base_dir=base_dir)
     except UserError as problem:
         yield problem
 
@@ -127,22 +130,6 @@ def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         )
 
 
-def _check_groups(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    task = job.spec.task
-    sample, most = task.sampling.max_tokens, MAX_GROUP_BYTES // _TOKEN_BYTES
-    rule = f"times spec.task.sampling.maxTokens must be at most {most} tokens: a group is one message"
-    positions = _positions(job, base_dir)
-    if task.environment is not None and positions is not None:
-        # An observation has a token for each character at most; where the positions are not known, only one turn is.
-        sample = min(positions, task.environment.max_turns * (sample + task.environment.max_observation_chars))
-        rule = (
-            f"times the longest sample (turns and observations) must be at most {most} tokens: a group is one message"
-        )
-    tokens = task.group_size * sample
-    if tokens > most:
-        yield UserError(field="spec.task.groupSize", rule=rule, got=tokens, fix="lower one of the two")
-
-
 def _positions(job: RLJob, base_dir: Path) -> int | None:
     """Longest sequence of the model, as far as it is known without loading it."""
     if _is_simulated(job):
@@ -152,9 +139,9 @@ def _positions(job: RLJob, base_dir: Path) -> int | None:
     if job.spec.model.path is None:
         return None
     try:
-        config = json.loads((base_dir / job.spec.model.path.directory / "config.json").read_text(encoding="utf-8"))
+        config = read_json(base_dir / job.spec.model.path.directory / "config.json")
         return int(config["max_position_embeddings"])
-    except (OSError, ValueError, TypeError, KeyError):  # absent or odd: transformers has the last word at start
+    except (ValueError, TypeError, KeyError, OverflowError):  # absent or odd: transformers has the last word at start
         return None
 
 
@@ -185,9 +172,7 @@ def _check_reasoning_gym(dataset: ReasoningGymDataset) -> Iterator[UserError]:
     field = "spec.task.dataset.reasoningGym"
     known = reasoning_gym_names()
     if known is None:
-        yield UserError(
-            field=field, rule="needs the package reasoning-gym, which is not installed", fix="install streamrl[worker]"
-        )
+        yield UserError(field=field, rule="needs the package reasoning-gym, which is not installed", fix=_INSTALL)
     elif dataset.name not in known:
         rule = "is not a data set of reasoning-gym"
         yield UserError(
@@ -228,11 +213,141 @@ def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 
 def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     for engine, most in MAX_LOCAL_GENERATORS.items():
-        total = sum(_replicas(pool) for pool in job.spec.generators if pool.engine.key == engine)
+        total = sum(pool.scaling.most for pool in job.spec.generators if pool.engine.key == engine)
         if total > most:
             rule = f"ask for {total} replicas of engine {engine}; a local run starts at most {most}"
             yield UserError(field="spec.generators", rule=rule, fix="lower the replicas of scaling or raise slots")
 
 
-def _replicas(pool: GeneratorPool) -> int:
-    return pool.scaling.most
+def task_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    """Find what the task of `job` would stumble over; relative paths begin at `base_dir`."""
+    if job.spec.task.dataset.hugging_face is not None:
+        yield from _check_dataset_source(job, job.spec.task.dataset.hugging_face, base_dir)
+    yield from _check_chat(job, base_dir)
+    for number, reward in enumerate(job.spec.task.rewards):
+        yield from _check_reward(job, reward, field=f"spec.task.rewards[{number}].{reward.key}")
+
+
+def _check_dataset_source(job: RLJob, dataset: HuggingFaceDataset, base_dir: Path) -> Iterator[UserError]:
+    field = "spec.task.dataset.huggingFace"
+    if importlib.util.find_spec("datasets") is None:
+        yield UserError(field=field, rule="needs the package datasets, which is not installed", fix=_INSTALL)
+    if job.spec.task.evaluation.split == dataset.split:
+        yield UserError(
+            field="spec.task.evaluation.split",
+            rule="must differ from the split that is trained",
+            got=dataset.split,
+            fix="leave it out to hold back a share of the training split",
+        )
+    if dataset.path is None:
+        return
+    path = base_dir / dataset.path
+    if dataset.revision is not None:
+        yield UserError(field=f"{field}.revision", rule="goes with name, a path has none", got=dataset.revision)
+    if not path.exists():
+        rule, fix = "must be a directory or a file", f"there is none at {path}"
+        yield UserError(field=f"{field}.path", rule=rule, got=dataset.path, fix=fix)
+    elif path.is_file() and path.suffix not in FILE_SUFFIXES:
+        rule = f"a file must end in one of {', '.join(FILE_SUFFIXES)}"
+        yield UserError(field=f"{field}.path", rule=rule, got=dataset.path)
+
+
+def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    chat, model = job.spec.task.chat, job.spec.model
+    if chat is None:
+        return
+    for name in sorted(set(RESERVED_ARGUMENTS) & set(chat.template_arguments)):
+        yield UserError(field=f"spec.task.chat.templateArguments.{name}", rule="is set by the run", fix="remove it")
+    if job.spec.trainer.engine.simulated is not None:
+        yield UserError(field="spec.task.chat", rule="needs a model, and a simulated run has none", fix="remove it")
+    elif model.scratch is not None:
+        yield UserError(
+            field="spec.task.chat",
+            rule="needs a tokenizer with a chat template, and a scratch model has none",
+            fix="remove chat (a format function can write the prompt), or take spec.model.path or huggingFace",
+        )
+    elif model.path is not None and not _has_template(base_dir / model.path.directory):
+        yield UserError(
+            field="spec.task.chat",
+            rule="needs a tokenizer with a chat template",
+            got=model.path.directory,
+            fix="take an instruction-tuned model, or remove chat",
+        )
+
+
+def _has_template(directory: Path) -> bool:
+    """Whether a tokenizer there brings a template; True where only transformers can tell."""
+    if (directory / "chat_template.jinja").is_file() or (directory / "additional_chat_templates").is_dir():
+        return True
+    try:
+        config = read_json(directory / "tokenizer_config.json")
+    except UserError:  # absent or broken: other checks say so
+        return True
+    return not isinstance(config, dict) or bool(config.get("chat_template"))
+
+
+def _check_reward(job: RLJob, reward: Reward, *, field: str) -> Iterator[UserError]:
+    module, package = PACKAGES.get(reward.key, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=_INSTALL)
+    dataset = job.spec.task.dataset.hugging_face
+    if dataset is not None and dataset.answer_field is None and reward.key in NEEDS_ANSWER:
+        yield UserError(
+            field=field,
+            rule="compares with the reference answer, and the data set names none",
+            fix="set spec.task.dataset.huggingFace.answerField",
+        )
+    if reward.http is not None:
+        yield from _check_endpoint(reward, field=field)
+
+
+def _check_endpoint(reward: Reward, *, field: str) -> Iterator[UserError]:
+    assert reward.http is not None
+    if not _host(reward.http.url):
+        yield UserError(field=f"{field}.url", rule="must name a host", got=reward.http.url)
+    variable = reward.http.token_variable
+    if variable is not None and not os.environ.get(variable, "").strip():
+        yield UserError(
+            field=f"{field}.tokenVariable",
+            rule="must name an environment variable with a value",
+            got=variable,
+            fix="export it before the run",
+        )
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that are none
+        return None
+
+
+def unused_locally(job: RLJob) -> list[str]:
+    """Paths of the fields, set to something else than their default, that only Kubernetes has a use for."""
+    return list(_unused(job))
+
+
+def unused_note(job: RLJob) -> str:
+    """One line that names them; empty if there are none."""
+    fields = unused_locally(job)
+    return f"not used by a local run (for Kubernetes): {', '.join(fields)}" if fields else ""
+
+
+def _unused(job: RLJob) -> Iterator[str]:
+    spec = job.spec
+    yield from _set(spec.task, ("code",), path="spec.task")
+    for index, pool in enumerate(spec.generators):
+        yield from _set(pool, ("pod",), path=f"spec.generators[{index}]")
+        yield from _set(pool.scaling, ("external",), path=f"spec.generators[{index}].scaling")
+    yield from _set(spec.trainer, ("pod", "disruption"), path="spec.trainer")
+    yield from _set(spec.storage.checkpoints, _VOLUME, path="spec.storage.checkpoints")
+    yield from _set(spec.storage.journal, _VOLUME, path="spec.storage.journal")
+    yield from _set(spec.failure_policy, ("rules",), path="spec.failurePolicy")
+    yield from _set(spec, ("managed_by", "active_deadline_seconds", "ttl_seconds_after_finished"), path="spec")
+
+
+def _set(model: SpecModel, names: tuple[str, ...], *, path: str) -> Iterator[str]:
+    changed = model.model_dump(by_alias=False, exclude_defaults=True)
+    for name in names:
+        if name in changed:
+            yield f"{path}.{type(model).model_fields[name].alias}"

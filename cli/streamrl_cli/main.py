@@ -22,11 +22,11 @@ COMMANDS = {
     "validate": "check job files; every mistake is one line",
     "explain": "describe a field of the job file",
     "report": "write report.html of a run",
-    "journal": "check or show the journal of a run",
+    "journal": "check, show or repair the journal of a run",
     "generate": "try a trained model",
     "profile": "measure how fast this machine generates and trains for a job",
     "simulate": "play a scenario in virtual time, with the real scheduler",
-    "rank": "fit, use or judge a predictor of completion lengths",
+    "ranker": "fit or judge a predictor of completion lengths",
     "plan": "show the objects that a job becomes on Kubernetes, with memory and cost",
     "submit": "give a job to a cluster",
     "status": "jobs of a cluster, or one in detail",
@@ -38,8 +38,8 @@ COMMANDS = {
 }
 """Name -> what it does. The module of a command has its name, but for `MODULES`."""
 
-MODULES = {"profile": "profile_command"}
-"""Commands whose module has another name: that of the standard library is taken."""
+MODULES = {"profile": "profile_command", "resume": "suspend"}
+"""Commands whose module has another name: that of the standard library is taken; two are one story."""
 
 ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
 """Commands whose modules are in `streamrl_cli.cluster`."""
@@ -67,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except (UserError, UserErrors) as error:
-        for line in console.lines_of(error):
-            console.err(line)
+        console.err(*error.lines)
         return EXIT_USER_ERROR
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        console.out(_help())
+        console.out(*_help().splitlines())
         return EXIT_DONE if argv else EXIT_USER_ERROR
     if argv[0] == "--version":
         console.out(f"streamrl {__version__}")
@@ -100,6 +99,7 @@ def _run_command(name: str, argv: list[str]) -> int:
     parser = _Parser(
         prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.set_defaults(command=name)
     command.add_arguments(parser)
     code: int = command.run(parser.parse_args(argv))
     return code

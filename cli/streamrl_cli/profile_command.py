@@ -8,20 +8,20 @@ file. Not named `profile`: that is a module of the standard library.
 import argparse
 import asyncio
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.files import check_output
 from streamrl.spec import RLJob
 from streamrl_cli import console
-from streamrl_cli.cluster.table import columns
-from streamrl_cli.jobfile import base_dir_of, load_job
-from streamrl_cli.profiling.measuring import Bench, Wanted, batches_of, measure
+from streamrl_cli.cluster.output import columns
+from streamrl_cli.jobfile import add_overrides, base_dir_of, load_job
+from streamrl_cli.profiling.measuring import Bench, MeasuringPlan, batches_of, measure
 from streamrl_cli.profiling.record import Profile, model_of, read_profile, write_profile
-from streamrl_cli.runner.failure import RunFailedError
+from streamrl_cli.runner.workers import RunFailedError
 
 DEFAULT_OUT = "profile.json"
 MOST_PROCESSES = 64
@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `streamrl profile`."""
     parser.add_argument("file", type=Path, metavar="FILE", help="job file")
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_OUT), help=f"file to write (default: {DEFAULT_OUT})")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.batchGroups=16"
-    )
+    add_overrides(parser, example="spec.pipeline.batchGroups=16")
     parser.add_argument("--generator", action="store_true", help="measure generators alone; the rest of --out is kept")
     parser.add_argument("--trainer", action="store_true", help="measure the trainer alone; the rest of --out is kept")
     parser.add_argument("--pool", help="measure this pool alone")
@@ -60,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     job = load_job(args.file, overrides=args.set)
     wanted = _wanted(job, args)
     part = args.generator != args.trainer or args.pool is not None
+    check_output(args.out, field="--out")
     known = _known(job, args.out) if part else None
     if not args.out.parent.is_dir():
         raise UserError(field="--out", rule="must lie in a directory that exists", got=str(args.out))
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         measured = asyncio.run(measure(job, wanted=wanted, bench=bench, known=known))
     except RunFailedError as failure:
-        print(f"streamrl: {failure}", file=sys.stderr)
+        console.err(f"streamrl: {failure}")
         if failure.exit_code == EXIT_USER_ERROR:  # else its line names a log in the folder
             shutil.rmtree(folder)
         return failure.exit_code
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     shutil.rmtree(folder)
     profile = measured if known is None else known.with_part(measured)
     write_profile(profile, path=args.out)
-    console.out("\n".join([*lines(measured), "", f"written: {args.out}"]))
+    console.out(*lines(measured), "", f"written: {args.out}")
     return EXIT_DONE
 
 
@@ -96,14 +95,11 @@ def lines(profile: Profile) -> list[str]:
                 ("BATCH", "MS A STEP", "LOWEST", "HIGHEST", "STEPS", "TOKENS/S"),
                 [
                     (
-                        str(point.batch),
-                        f"{point.milliseconds:.4g}",
-                        f"{point.lowest_milliseconds:.4g}",
-                        f"{point.highest_milliseconds:.4g}",
-                        str(point.steps),
-                        f"{1e3 * point.batch / point.milliseconds:,.0f}",
+                        str(one.batch),
+                        *_spread(one.milliseconds, one.lowest_milliseconds, one.highest_milliseconds),
+                        *(str(one.steps), f"{1e3 * one.batch / one.milliseconds:,.0f}"),
                     )
-                    for point in pool.latency
+                    for one in pool.latency
                 ],
             ),
         ]
@@ -114,19 +110,19 @@ def lines(profile: Profile) -> list[str]:
                 ("PROCESSES", "SAMPLES", "TOKENS", "S A STEP", "LOWEST", "HIGHEST", "TOKENS/S"),
                 [
                     (
-                        str(point.processes),
-                        str(point.samples),
-                        str(point.tokens),
-                        f"{point.seconds:.4g}",
-                        f"{point.lowest_seconds:.4g}",
-                        f"{point.highest_seconds:.4g}",
-                        f"{point.tokens / point.seconds:,.0f}",
+                        *(str(one.processes), str(one.samples), str(one.tokens)),
+                        *_spread(one.seconds, one.lowest_seconds, one.highest_seconds),
+                        f"{one.tokens / one.seconds:,.0f}",
                     )
-                    for point in profile.trainer.points
+                    for one in profile.trainer.points
                 ],
             ),
         ]
     return found
+
+
+def _spread(*times: float) -> tuple[str, ...]:
+    return tuple(f"{time:.4g}" for time in times)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
@@ -141,7 +137,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 _numbers.__name__ = "numbers separated by commas"  # as argparse names the type in its line
 
 
-def _wanted(job: RLJob, args: argparse.Namespace) -> Wanted:
+def _wanted(job: RLJob, args: argparse.Namespace) -> MeasuringPlan:
     """What is to be measured; all that is wrong with it, before anything starts."""
     for flag in ("windows", "repeats", "samples"):
         if getattr(args, flag) < 1:
@@ -156,7 +152,7 @@ def _wanted(job: RLJob, args: argparse.Namespace) -> Wanted:
             raise UserError(field="--processes", rule=f"must be from 1 to {MOST_PROCESSES}", got=count)
         if count > 1 and job.spec.trainer.engine.simulated is not None:
             raise UserError(field="--processes", rule="must be 1 with trainer engine simulated", got=count)
-    return Wanted(
+    return MeasuringPlan(
         pools=pools,
         batches=args.batches,
         processes=processes,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE
+from streamrl.files import replace_file
+from streamrl_cli import console
 from streamrl_cli.reporting.data import RunData, read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
 
@@ -16,16 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    print(write_report(read_run(args.run)))
+    console.out(str(write_report(read_run(args.run))))
     return EXIT_DONE
 
 
 def write_report(data: RunData) -> Path:
-    """Write `report.html` into the run folder; returns its path."""
+    """Write `report.html` into the run folder; returns its path. Raises `UserError` if it cannot be written."""
     from plotly.offline import get_plotlyjs
 
     path = data.folder.file(keys.FILE_REPORT)
-    path.write_text(render(data, plotly_js=get_plotlyjs()), encoding="utf-8")
+    replace_file(path, render(data, plotly_js=get_plotlyjs()).encode())
     return path
 
 

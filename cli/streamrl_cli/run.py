@@ -5,38 +5,51 @@
                                                     ▼                     ▼
                                                 live view  ◀──────── run folder ──▶ report.html
 
-Loops: `_show` reads progress once a second and draws it, until the supervisor is done. Ctrl-C asks the
+Loops: `_show` reads progress once a second and draws it, and tells when there is none, until the supervisor is done. Ctrl-C asks the
 supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kills.
 """
 
 import argparse
 import asyncio
+import os
 import secrets
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from streamrl import keys
-from streamrl.errors import EXIT_DONE, UserError
-from streamrl_cli.kubernetes_only import unused_note
-from streamrl_cli.runner.failure import RunFailedError
-from streamrl_cli.runner.folder import FILE_LOCK, RunFolder, create_folder, newest_folder, open_folder
-from streamrl_cli.runner.gpus import visible_gpus
-from streamrl_cli.runner.lock import hold
-from streamrl_cli.runner.placement import usable_cpus
-from streamrl_cli.runner.plain import PlainView
-from streamrl_cli.runner.plan import plan_run
+from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from streamrl.files import read_json
+from streamrl.liveness import liveness_s
+from streamrl_cli import console
+from streamrl_cli.jobfile import add_overrides, base_dir_of, load_job
+from streamrl_cli.local import unused_note
+from streamrl_cli.runner.folder import (
+    FILE_LOCK,
+    RunFolder,
+    check_code_dir,
+    create_folder,
+    hold,
+    newest_folder,
+    open_folder,
+    private_files,
+)
+from streamrl_cli.runner.plan import plan_run, usable_cpus, visible_gpus
 from streamrl_cli.runner.prepare import prepare_model
-from streamrl_cli.runner.progress import Progress, format_number, format_seconds
+from streamrl_cli.runner.progress import RunProgress, StallWatch, format_number, format_seconds
 from streamrl_cli.runner.scaling import Scaler
 from streamrl_cli.runner.supervisor import Supervisor, check_port
-from streamrl_cli.runner.view import LiveView
+from streamrl_cli.runner.view import LiveView, PlainView
+from streamrl_cli.runner.workers import RunFailedError
 
 EXIT_INTERRUPTED = 130
 """What shells expect of a program that Ctrl-C stopped."""
 REFRESH_S = 1.0
 """How often progress is read and drawn."""
+STALL_BOUNDS = 10 / 3
+"""No progress for so many times the bound for frozen processes (five minutes) is worth a line."""
 NEWEST = "(newest)"
 DEFAULT_PARENT = "runs"
 
@@ -47,9 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", nargs="?", const=NEWEST, metavar="RUN", help="go on with a run folder (default: the newest)"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
-    )
+    add_overrides(parser)
     parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
     parser.add_argument(
         "--grpc-port", type=int, default=0, help="the scheduler's port for generators and trainer (default: any)"
@@ -64,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
     """Run or resume a job; returns the exit code."""
     for flag, port in (("--grpc-port", args.grpc_port), ("--signals-port", args.signals_port)):
         check_port(port, flag=flag)
-    folder = _resumed(args) if args.resume else _created(args)
-    with hold(folder.file(FILE_LOCK), run=str(folder.path)):
-        if folder.has_succeeded:
-            print(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
-            return EXIT_DONE
-        folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
-        return asyncio.run(_Run(folder, args).main())
+    bound_s = liveness_s(os.environ)
+    with private_files() as umask:
+        folder = _resumed(args) if args.resume else _created(args)
+        with hold(folder.file(FILE_LOCK), run=str(folder.path)):
+            if folder.has_succeeded:
+                console.out(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
+                return EXIT_DONE
+            folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
+            return asyncio.run(_Run(folder, args, liveness_s=bound_s, umask=umask).main())
 
 
 def _created(args: argparse.Namespace) -> RunFolder:
-    from streamrl_cli.jobfile import base_dir_of, load_job
-
     if args.file is None:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
     job = load_job(args.file, overrides=args.set)
@@ -89,16 +100,22 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
             rule="goes on with the job as the run folder holds it",
             fix="leave out FILE, --set and --run-dir, or start a new run",
         )
-    return open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
+    folder = open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
+    check_code_dir(folder)
+    console.out(f"code: {folder.base_dir}")
+    return folder
 
 
 class _Run:
     """One invocation of `streamrl run` on a run folder."""
 
-    def __init__(self, folder: RunFolder, args: argparse.Namespace) -> None:
+    def __init__(self, folder: RunFolder, args: argparse.Namespace, *, liveness_s: float, umask: int) -> None:
         self.folder = folder
         self.args = args
-        self.progress = Progress(folder=folder)
+        self.liveness_s = liveness_s
+        self.umask = umask
+        """The user's own: of caches that are shared, and of what the user's functions write."""
+        self.progress = RunProgress(folder=folder)
         self.view = self._make_view()
         self.supervisor: Supervisor | None = None
         self.interrupts = 0
@@ -106,7 +123,7 @@ class _Run:
 
     def _make_view(self) -> PlainView | LiveView:
         if self.args.plain or not sys.stdout.isatty():
-            return PlainView(self.progress, out=sys.stdout)
+            return PlainView(self.progress, say=console.out)
         from rich.console import Console
 
         return LiveView(self.progress, console=Console())
@@ -125,22 +142,28 @@ class _Run:
         except asyncio.CancelledError:
             return self._interrupted()
         except RunFailedError as failure:
-            print(f"streamrl: {failure}", file=sys.stderr)
+            console.err(f"streamrl: {failure}")
             return failure.exit_code
         if self.interrupts and not self.folder.has_succeeded:
             return self._interrupted()
+        if not self.folder.has_succeeded:
+            result = read_json(self.folder.file(keys.FILE_RESULT), beneath=self.folder.path)
+            console.err(f"streamrl: {result['reason']}")
+            return EXIT_USER_ERROR
         self._summarise()
         return EXIT_DONE
 
     async def _work(self) -> None:
         spec = self.folder.job.spec
         simulated = spec.trainer.engine.key == "simulated"
-        model = "" if simulated else await prepare_model(self.folder, report=self.view.prepare)
+        report, say = self.view.prepare, self.view.say
+        model = "" if simulated else await prepare_model(self.folder, report=report, say=say, umask=self.umask)
         supervisor = self.supervisor = Supervisor.create(
             self.folder,
             plan=plan_run(spec, cpus=usable_cpus(), gpus=visible_gpus(), signals_port=self.args.signals_port),
             shared_env=self._shared_env(model),
             max_restarts=spec.failure_policy.max_restarts,
+            liveness_s=self.liveness_s,
             say=self.view.say,
         )
         scaler = Scaler(
@@ -164,13 +187,18 @@ class _Run:
             keys.ENV_TOKEN: secrets.token_hex(32),
             keys.ENV_MODEL_PATH: model,
             keys.ENV_CODE_DIR: str(self.folder.base_dir),
+            keys.ENV_UMASK: f"{self.umask:o}",
             keys.ENV_GRPC_PORT: str(self.args.grpc_port),
             keys.ENV_SIGNALS_PORT: "0",
         }
 
     async def _show(self) -> None:
+        stalls = StallWatch(first_s=STALL_BOUNDS * self.liveness_s, looked_s=time.monotonic())
         while True:
             self.view.update(*await self.progress.refresh())
+            line = stalls.look(self.progress.status, now_s=time.monotonic(), step_s=self.progress.step_s())
+            if line:
+                self.view.say(line)
             await asyncio.sleep(REFRESH_S)
 
     def _interrupt(self, task: asyncio.Task[int]) -> None:
@@ -184,7 +212,7 @@ class _Run:
     def _interrupted(self) -> int:
         kept = sorted(self.folder.file(keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))
         where = f"checkpoint at step {int(kept[-1].name.removeprefix('step-'))}" if kept else "no checkpoint yet"
-        print(f"stopped ({where}); go on with: streamrl run --resume {self.folder.path}")
+        console.out(f"stopped ({where}); go on with: streamrl run --resume {self.folder.path}")
         return EXIT_INTERRUPTED
 
     def _summarise(self) -> None:
@@ -194,8 +222,16 @@ class _Run:
         data = read_run(self.folder.path)
         rewards = [format_number(line["mean_reward"]) for line in data.evaluations]
         took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
-        print(f"done: {len(data.steps)} steps in {took}, held-out reward {rewards[0]} -> {rewards[-1]}")
-        print(f"wall, weighted by cost: {bubbles_line(data)}")
-        print(f"report: {write_report(data)}")
+        console.out(f"done: {len(data.steps)} steps in {took}, held-out reward {rewards[0]} -> {rewards[-1]}")
+        console.out(f"check: {_check_line(self.folder)}")
+        console.out(f"wall, weighted by cost: {bubbles_line(data)}")
+        console.out(f"report: {write_report(data)}")
         if self.folder.file(keys.DIR_EXPORT).is_dir():
-            print(f"model:  {self.folder.file(keys.DIR_EXPORT)}")
+            console.out(f"model:  {self.folder.file(keys.DIR_EXPORT)}")
+
+
+def _check_line(folder: RunFolder) -> str:
+    """What the run's own check has found; a run with another finding has failed."""
+    found = read_json(folder.file(keys.FILE_RESULT), beneath=folder.path)["check"]
+    dropped = sum(found["dropped"].values())
+    return f"{found['planned']} groups planned, {found['consumed']} trained exactly once, {dropped} dropped"

@@ -23,10 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and show."""
-    from streamrl_cli.simulation.chrome_trace import ChromeTrace
+    from streamrl_cli.simulation.output import lines
     from streamrl_cli.simulation.reading import read_rows, read_scenario
-    from streamrl_cli.simulation.results import summary
-    from streamrl_cli.simulation.table import lines
+    from streamrl_cli.simulation.results import ChromeTrace, summary
     from streamrl_cli.simulation.world import simulate
 
     scenario = read_scenario(args.scenario)
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = simulate(scenario, rows=rows, trace=trace)
     took_s = time.perf_counter() - begun_s
     found = summary(outcome)
-    console.out("\n".join(lines(found)))
+    console.out(*lines(found))
     pace = f"{found['sample_events'] / took_s:,.0f} sample events/s, {found['events'] / took_s:,.0f} heap events/s"
     console.out(f"simulated in {took_s:.3g} s: {pace}")
     if trace is not None:
@@ -56,7 +55,7 @@ def _write_files(args: argparse.Namespace, found: dict[str, Any]) -> None:
     if args.plot is not None:
         from plotly.offline import get_plotlyjs
 
-        from streamrl_cli.simulation.page import render
+        from streamrl_cli.simulation.output import render
 
         page = render(found, title=args.scenario.stem, plotly_js=get_plotlyjs())
         args.plot.write_text(page, encoding="utf-8")

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,22 @@ def check_function(name: str, *, field: str, directory: Path, arguments: Sequenc
             )
         return  # an installed module is imported by the worker alone
     try:
-        tree = ast.parse(source.read_bytes(), filename=str(source))
-    except (SyntaxError, ValueError) as error:
+        tree = syntax_tree(source.read_bytes())
+    except ValueError as error:
         yield UserError(field=field, rule=f"names a module that is not Python: {error}", got=name)
         return
     yield from _check_definition(tree, field=field, function=function, source=source, arguments=arguments)
+
+
+def syntax_tree(source: bytes) -> ast.Module:
+    """What a module of the user says, without running it. Raises `ValueError`: it is not Python, or is nested too deep."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # they would show its lines
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(str(error)) from None
+    except (RecursionError, MemoryError):
+        raise ValueError("it is nested too deep") from None
 
 
 def _source(module: str, directory: Path) -> Path | None:

@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _validate(path: Path, *, local: bool) -> bool:
     jobs, mistakes = check_file(path, check=local_problems if local else None)
-    for line in console.lines_of(UserErrors(mistakes)):
-        console.err(line)
+    console.err(*UserErrors(mistakes).lines)
     if not mistakes:
         names = ", ".join(job.metadata.name for job in jobs)
         console.out(f"{path}: OK ({names})")

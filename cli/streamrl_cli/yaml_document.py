@@ -4,7 +4,7 @@ Owns: the core schema of YAML 1.2 (`1e-6` is a number, `yes` a string), the refu
 tags and of documents that are too big, too deep or grow without end by aliases. Does not own: files,
 or what the data mean.
 
-Invariant: what comes out is what JSON can carry, of at most `MAX_NODES` values and `MAX_DEPTH` levels.
+Invariant: what comes out is what JSON can carry, of at most `MAX_NODES` values, `MAX_DEPTH` levels and `MAX_CHARS` characters.
 """
 
 import copy
@@ -27,13 +27,15 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
-from streamrl.errors import UserError
+from streamrl.errors import UserError, shorten
 from streamrl.spec.schema import path_text
 
 MAX_DEPTH = 64
 """A job is nested 8 deep; beyond this it is no job."""
 MAX_NODES = 100_000
 """Values of one file after its aliases are written out."""
+MAX_CHARS = 32 * 2**20
+"""Of all values of one file and the paths to them, after its aliases are written out: twice the largest file that is read."""
 
 _CONSTANTS: dict[str, Any] = {"": None, "~": None}
 _CONSTANTS |= dict.fromkeys(("null", "Null", "NULL"))
@@ -67,8 +69,7 @@ class YamlError(ValueError):
 def read_documents(text: str) -> list[Document]:
     """Parse a stream of documents; empty ones are left out.
 
-    Raises:
-        YamlError: at the first place that cannot be read.
+    Raises `YamlError`: at the first place that cannot be read.
     """
     try:
         return [document for document in _Composer(text).documents() if document.data is not None]
@@ -95,9 +96,11 @@ class _Composer:
 
     def __init__(self, text: str) -> None:
         self._events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
-        self._anchors: dict[str, tuple[Any, int]] = {}
+        self._anchors: dict[str, tuple[Any, int, int]] = {}
+        """Anchor -> value, its nodes, its characters."""
         self._lines: dict[str, int] = {}
         self._nodes = 0
+        self._chars = 0
 
     def documents(self) -> Iterator[Document]:
         for event in self._events:
@@ -108,17 +111,16 @@ class _Composer:
                 yield Document(data=self._node(first, at=()), lines=self._lines)
 
     def _node(self, event: Any, *, at: Location) -> Any:  # noqa: ANN401 - ruamel's events and plain data
-        self._count(1, event)
+        self._count(1, event, chars=len(getattr(event, "value", "")))
         if isinstance(event, AliasEvent):
             return self._alias(event)
-        if event.tag is not None:
-            raise YamlError(_line(event), rule=f"tag {str(event.tag)[:60]} is not allowed", fix="remove it")
+        _refuse_tag(event)
         if len(at) > MAX_DEPTH:
             raise YamlError(_line(event), rule=f"is nested more than {MAX_DEPTH} deep")
-        before = self._nodes
+        nodes, chars = self._nodes - 1, self._chars - len(getattr(event, "value", ""))
         value = self._value(event, at=at)
         if event.anchor is not None:
-            self._anchors[event.anchor] = (value, self._nodes - before + 1)
+            self._anchors[event.anchor] = (value, self._nodes - nodes, self._chars - chars)
         return value
 
     def _value(self, event: Any, *, at: Location) -> Any:  # noqa: ANN401 - as above
@@ -133,7 +135,7 @@ class _Composer:
         items: list[Any] = []
         while not isinstance(event := next(self._events), SequenceEndEvent):
             here = (*at, len(items))
-            self._lines[path_text(here)] = _line(event)
+            self._place(here, event)
             items.append(self._node(event, at=here))
         return items
 
@@ -143,9 +145,9 @@ class _Composer:
         while not isinstance(event := next(self._events), MappingEndEvent):
             key = _key(event)
             if key in own:
-                raise YamlError(_line(event), rule=f"key {key!r} is given twice", fix="remove one")
+                raise YamlError(_line(event), rule=f"key {shorten(key)} is given twice", fix="remove one")
             here = (*at, key)
-            self._lines[path_text(here)] = _line(event)
+            self._place(here, event)
             value = self._node(next(self._events), at=here)
             if key == "<<":
                 merged |= _merge_sources(value, line=_line(event))
@@ -156,14 +158,22 @@ class _Composer:
     def _alias(self, event: Any) -> Any:  # noqa: ANN401 - as above
         if event.anchor not in self._anchors:
             raise YamlError(_line(event), rule=f"alias *{event.anchor} has no anchor before it")
-        value, size = self._anchors[event.anchor]
-        self._count(size, event)
+        value, nodes, chars = self._anchors[event.anchor]
+        self._count(nodes, event, chars=chars)
         return copy.deepcopy(value)  # so that an override changes one place
 
-    def _count(self, nodes: int, event: Any) -> None:  # noqa: ANN401 - as above
+    def _place(self, at: Location, event: Any) -> None:  # noqa: ANN401 - as above
+        """Note the line of a field; its path is as long as all keys above it, and counts as written out."""
+        path = path_text(at)
+        self._count(0, event, chars=len(path))
+        self._lines[path] = _line(event)
+
+    def _count(self, nodes: int, event: Any, *, chars: int) -> None:  # noqa: ANN401 - as above
         self._nodes += nodes
-        if self._nodes > MAX_NODES:
-            raise YamlError(_line(event), rule=f"holds more than {MAX_NODES} values once its aliases are written out")
+        self._chars += chars
+        for count, most, what in ((self._nodes, MAX_NODES, "values"), (self._chars, MAX_CHARS, "characters")):
+            if count > most:
+                raise YamlError(_line(event), rule=f"holds more than {most} {what} once its aliases are written out")
 
 
 def _line(event: Any) -> int:  # noqa: ANN401 - ruamel's events
@@ -171,9 +181,15 @@ def _line(event: Any) -> int:  # noqa: ANN401 - ruamel's events
     return line
 
 
+def _refuse_tag(event: Any) -> None:  # noqa: ANN401 - ruamel's events
+    if event.tag is not None:
+        raise YamlError(_line(event), rule=f"tag {str(event.tag)[:60]} is not allowed", fix="remove it")
+
+
 def _key(event: Any) -> str:  # noqa: ANN401 - ruamel's events
     if not isinstance(event, ScalarEvent):
         raise YamlError(_line(event), rule="a key must be a string", fix="quote it")
+    _refuse_tag(event)
     return str(event.value)
 
 

@@ -4,6 +4,8 @@ A `UserError` is one line: which field, which rule, the value got, what to do. P
 without a traceback and exit with `EXIT_USER_ERROR`.
 """
 
+from streamrl.text import plain
+
 EXIT_DONE = 0
 EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
@@ -13,14 +15,23 @@ EXIT_RANK_LOST = 76
 """As EXIT_RETRY, because a rank on another node was lost: what ended that one counts, this does not."""
 
 _MAX_VALUE_CHARS = 120
+_MAX_PART_CHARS = 2000
+"""Of a field, a rule or an advice: names in them may come from a file."""
 
 
 def shorten(value: object) -> str:
     """Render `value` on one line of at most `_MAX_VALUE_CHARS` characters."""
-    text = " ".join((str(value).lower() if isinstance(value, bool) else repr(value)).split())
+    text = " ".join((str(value).lower() if isinstance(value, bool) else _repr(value)).split())
     if len(text) <= _MAX_VALUE_CHARS:
         return text
     return text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # a number of over 4,300 digits
+        return f"a {type(value).__name__} that is too long to show"
 
 
 class UserError(ValueError):
@@ -39,8 +50,22 @@ class UserError(ValueError):
         self.got = got
         self.fix = fix
         value = "" if got is None else f", got {shorten(got)}"
-        remedy = f"; {fix}" if fix else ""
-        super().__init__(f"{field}: {rule}{value}{remedy}")
+        remedy = f"; {_cut(fix)}" if fix else ""
+        super().__init__(_line(f"{_cut(field)}: {_cut(rule)}{value}{remedy}"))
+
+    @property
+    def lines(self) -> list[str]:
+        """What to print."""
+        return [str(self)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_PART_CHARS else f"{text[:_MAX_PART_CHARS]}…"
+
+
+def _line(text: str) -> str:
+    """On one line, without what a terminal acts on."""
+    return plain(" ".join(text.split()))
 
 
 class UserErrors(ValueError):  # noqa: N818 - several of them, one word more says nothing
@@ -48,4 +73,9 @@ class UserErrors(ValueError):  # noqa: N818 - several of them, one word more say
 
     def __init__(self, errors: list[UserError]) -> None:
         self.errors = errors
-        super().__init__("\n".join(str(e) for e in errors))
+        super().__init__("\n".join(self.lines))
+
+    @property
+    def lines(self) -> list[str]:
+        """What to print: one line for each mistake."""
+        return [str(error) for error in self.errors]

@@ -66,11 +66,6 @@ class LatencyCurve:
         return batch / self.at(batch)
 
 
-def sample_seconds(curve: LatencyCurve, *, batch: int, tokens: float) -> float:
-    """Eq. 1: one sample of so many tokens in a batch that stays full."""
-    return curve.at(batch) * tokens
-
-
 def rounds_seconds(curve: LatencyCurve, *, batch: int, samples: int, mean_tokens: float) -> float:
     """Eq. 2: samples in rounds of `batch`; the paper's estimate, which counts a started round as a whole one."""
     return curve.at(min(batch, max(samples, 1))) * mean_tokens * ceil(samples / batch)

@@ -11,7 +11,7 @@ def _utc() -> datetime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class OperatorClock:
     """Wall time for what is written down, monotonic time for what is waited for."""
 
     now: Callable[[], datetime] = _utc

@@ -1,20 +1,25 @@
-"""Events of a job (`kubectl describe`, `kubectl get events`): something happened, with a reason.
+"""What people are told of a job beside its status: events, and the condition of what an API server will not or cannot take.
 
-Owns: their names, so that one that was sent and forgotten (the operator died before the status was written) is not sent twice, and a
-look that fails again and again says so once. An event that cannot be sent is logged and dropped: it never stops a reconcile.
+Owns: the events' names, so that one that was sent and forgotten (the operator died before the status was written) is not sent twice, and a
+reconcile that fails again and again says so once. An event that cannot be sent is logged and dropped: it never stops a reconcile.
 """
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from streamrl_operator.clock import Clock, timestamp
+from streamrl.status import RLJobStatus
+from streamrl_operator.clock import OperatorClock, timestamp
+from streamrl_operator.kube.answers import SERVER_ERROR, ConflictError, KubeError, RequestRefusedError
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import ConflictError, KubeError
+from streamrl_operator.kube.cluster import NameTakenError
 from streamrl_operator.kube.kinds import EVENT, RLJOB
-from streamrl_operator.planning.values import Event
+from streamrl_operator.planning import job_status, termination
+from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.values import JobEvent, Object
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +34,16 @@ class Events:
     """Where events go."""
 
     client: Client
-    clock: Clock
+    clock: OperatorClock
     instance: str
     """This process."""
     _sent: dict[str, None] = field(default_factory=dict)
 
-    async def send(self, raw: Mapping[str, Any], event: Event, *, since: str) -> None:
+    async def send(self, raw: Mapping[str, Any], event: JobEvent, *, since: str) -> None:
         """Tell of the job; `since`: what must be another for the same words to be news (a version, a generation)."""
         metadata = raw["metadata"]
-        told = f"{metadata['uid']}/{since}/{event.reason}/{event.message}"
-        name = f"{metadata['name']}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        reported = f"{metadata['uid']}/{since}/{event.reason}/{event.message}"
+        name = f"{metadata['name']}.{hashlib.sha256(reported.encode()).hexdigest()[:16]}"
         if name in self._sent:
             return
         extra = {"job": metadata["name"], "namespace": metadata["namespace"], "reason": event.reason}
@@ -54,7 +59,7 @@ class Events:
         if len(self._sent) > _REMEMBERED:
             del self._sent[next(iter(self._sent))]
 
-    def _object(self, raw: Mapping[str, Any], event: Event, name: str) -> dict[str, Any]:
+    def _object(self, raw: Mapping[str, Any], event: JobEvent, name: str) -> dict[str, Any]:
         metadata = raw["metadata"]
         return {
             "apiVersion": EVENT.api_version,
@@ -75,3 +80,34 @@ class Events:
                 "uid": metadata["uid"],
             },
         }
+
+
+Refusal = NameTakenError | RequestRefusedError
+"""Asking again will not help."""
+
+
+def refusal_condition(refused: Sequence[Refusal]) -> Aspect:
+    """In the words of the first, which may be why the others were."""
+    first, rest = refused[0], len(refused) - 1
+    reason = "NameTaken" if isinstance(first, NameTakenError) else "Refused"
+    message = f"{first}; and {rest} more" if rest else str(first)
+    return Aspect(type=READY, holds=False, reason=reason, message=message)
+
+
+def server_error_condition(error: KubeError, *, failures: int) -> Aspect | None:
+    """Of a server that answers, and with an error time after time: a webhook that fails, say. None: that may pass, or nobody answers."""
+    if error.status < SERVER_ERROR or failures < _LASTING:
+        return None
+    return Aspect(type=READY, holds=False, reason="ServerError", message=f"{error}; it is tried again")
+
+
+_LASTING = 4
+"""Looks in a row that fail: a second or two, in which an API server has another leader or is begun again."""
+
+
+def blocked_status(raw: Object, status: RLJobStatus, reported: Aspect, *, now: datetime) -> Object:
+    """The status, as it is written, with what is in the way. `raw`: the job as stored."""
+    before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
+    return job_status.plain_status(
+        termination.with_blocked_condition(status, reported, before=before, now=now, generation=generation)
+    )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamrl_operator.clock import Clock, timestamp
+from streamrl_operator.clock import OperatorClock, timestamp
+from streamrl_operator.kube.answers import ConflictError, ForbiddenError, KubeError, NotFoundError
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
 from streamrl_operator.kube.kinds import LEASE
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class LeaseLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LeaseSettings:
     """Times of the Lease."""
 
     lease_s: float = 15.0
@@ -42,7 +42,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class ObservedLease:
     """The Lease as we saw it last, and when it last changed before our eyes."""
 
     version: str
@@ -51,12 +51,12 @@ class Sighting:
     since_s: float
 
 
-def sighted(lease: Mapping[str, Any], before: Sighting | None, *, now_s: float) -> Sighting:
+def observed_lease(lease: Mapping[str, Any], before: ObservedLease | None, *, now_s: float) -> ObservedLease:
     """The Lease seen now; one that did not change goes on being as old as it was."""
     version, spec = lease["metadata"]["resourceVersion"], lease.get("spec") or {}
     if before is not None and before.version == version:
         return before
-    return Sighting(
+    return ObservedLease(
         version=version,
         holder=spec.get("holderIdentity") or "",
         lease_s=float(spec.get("leaseDurationSeconds") or 0),
@@ -64,12 +64,12 @@ def sighted(lease: Mapping[str, Any], before: Sighting | None, *, now_s: float) 
     )
 
 
-def may_take(seen: Sighting, *, me: str, now_s: float) -> bool:
+def may_take(seen: ObservedLease, *, me: str, now_s: float) -> bool:
     """Whether the Lease is ours, nobody's, or was not renewed for its time."""
     return seen.holder in ("", me) or now_s - seen.since_s >= seen.lease_s
 
 
-def unled(seen: Sighting | None, *, problem: str, now_s: float) -> str:
+def unled(seen: ObservedLease | None, *, problem: str, now_s: float) -> str:
     """Why nobody is known to lead, to one that does not; empty if somebody does. `problem`: of the latest attempt, if it failed."""
     if seen is not None and seen.holder and now_s - seen.since_s < seen.lease_s:
         return ""
@@ -98,12 +98,12 @@ class Leader:
     namespace: str
     name: str
     me: str
-    terms: Terms
-    clock: Clock
+    lease_settings: LeaseSettings
+    clock: OperatorClock
     leading: Callable[[bool], None] = lambda _: None
     """Told when it begins and when it ends."""
     is_leading: bool = False
-    _seen: Sighting | None = None
+    _seen: ObservedLease | None = None
     _lease: dict[str, Any] = field(default_factory=dict)
     _problem: str = ""
     """Of the latest attempt, if it failed."""
@@ -116,7 +116,7 @@ class Leader:
         """
         begun_s = self.clock.monotonic()
         while not await self._try():
-            await asyncio.sleep(self.terms.retry_s)
+            await asyncio.sleep(self.lease_settings.retry_s)
             begun_s = self.clock.monotonic()
         log.info("leading", extra={"lease": self.name, "holder": self.me})
         self._tell(is_leading=True)
@@ -146,12 +146,12 @@ class Leader:
     async def _renew(self, renewed_s: float) -> None:
         """`renewed_s`: when the last good attempt began. The others count from the write, and its answer may come much later."""
         while True:
-            await asyncio.sleep(self.terms.retry_s)
+            await asyncio.sleep(self.lease_settings.retry_s)
             begun_s = self.clock.monotonic()
-            if await self._try(timeout_s=max(renewed_s + self.terms.renew_s - begun_s, 0.1)):
+            if await self._try(timeout_s=max(renewed_s + self.lease_settings.renew_s - begun_s, 0.1)):
                 renewed_s = begun_s
-            elif self._is_taken() or self.clock.monotonic() - renewed_s >= self.terms.renew_s:
-                raise LeaseLostError(f"Lease {self.name} could not be renewed within {self.terms.renew_s:g} s")
+            elif self._is_taken() or self.clock.monotonic() - renewed_s >= self.lease_settings.renew_s:
+                raise LeaseLostError(f"Lease {self.name} could not be renewed within {self.lease_settings.renew_s:g} s")
 
     def _is_taken(self) -> bool:
         return self._seen is not None and self._seen.holder not in ("", self.me)
@@ -159,7 +159,7 @@ class Leader:
     async def _try(self, *, timeout_s: float | None = None) -> bool:
         """Take or renew; False if it is another's, or the API server did not do it in time."""
         try:
-            async with asyncio.timeout(timeout_s or self.terms.renew_s):
+            async with asyncio.timeout(timeout_s or self.lease_settings.renew_s):
                 is_ours, self._problem = await self._take(), ""
                 return is_ours
         except ConflictError:
@@ -204,11 +204,11 @@ class Leader:
             log.warning("lease not given back", extra={"lease": self.name, "error": str(error) or "no answer"})
 
     def _mine(self, lease: Mapping[str, Any]) -> dict[str, Any]:
-        return held(lease, me=self.me, lease_s=self.terms.lease_s, moment=timestamp(self.clock.now()))
+        return held(lease, me=self.me, lease_s=self.lease_settings.lease_s, moment=timestamp(self.clock.now()))
 
     def _saw(self, lease: dict[str, Any]) -> None:
         self._lease = lease
-        self._seen = sighted(lease, self._seen, now_s=self.clock.monotonic())
+        self._seen = observed_lease(lease, self._seen, now_s=self.clock.monotonic())
 
 
 def _failed(task: asyncio.Future[None]) -> bool:

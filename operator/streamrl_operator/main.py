@@ -1,31 +1,30 @@
 """The operator's process: wires the parts, and ends in order.
 
-    health pages ── always          leader ── waits for the Lease ──▶ handlers ── caches, queue, looks
+    health pages ── always          leader ── waits for the Lease ──▶ controller ── caches, queue, workers
 
 Exit codes: 0 told to end (SIGTERM, SIGINT), 2 the configuration cannot be used, 75 start me again (the Lease was lost).
-On SIGTERM the looks are cancelled (a look that is interrupted is made good by the next one), then the Lease is given back: < 5 s.
+On SIGTERM the reconciles are cancelled (a reconcile that is interrupted is made good by the next one), then the Lease is given back: < 5 s.
 """
 
 import asyncio
+import json
 import logging
 import signal
 import sys
-from functools import partial
+from datetime import UTC, datetime
 
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, UserError
-from streamrl_operator import health, logs
-from streamrl_operator.clock import Clock
+from streamrl.text import say
+from streamrl_operator.clock import OperatorClock
+from streamrl_operator.controller import WORKERS, Controller, ReconcileWorkers, WorkQueue
 from streamrl_operator.events import Events
-from streamrl_operator.handlers import WORKERS, Handlers
-from streamrl_operator.jobs import JobWatch
-from streamrl_operator.kube import access
+from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.cluster import Cluster
+from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.leader import Leader, LeaseLostError
-from streamrl_operator.metrics import Metrics
+from streamrl_operator.metrics import OperatorMetrics, serve_endpoints
 from streamrl_operator.reconcile import Reconciler
 from streamrl_operator.settings import OperatorSettings, from_environment
-from streamrl_operator.work import Hands, WorkQueue
 
 LEASE_NAME = "streamrl-operator"
 
@@ -36,10 +35,10 @@ def main() -> int:
     """Run until told to end; the exit code."""
     try:
         settings = from_environment()
-        logs.begin(settings.log_level)
+        begin_logs(settings.log_level)
         asyncio.run(_serve(settings))
     except UserError as error:
-        print(f"streamrl_operator: {error}", file=sys.stderr)  # noqa: T201 - the one line for whoever starts it
+        say(f"streamrl_operator: {error}")
         return EXIT_USER_ERROR
     except LeaseLostError as error:
         log.error("lease lost", extra={"error": str(error)})  # noqa: TRY400 - the line says it all
@@ -54,58 +53,51 @@ async def _serve(settings: OperatorSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    metrics, clock = Metrics(), Clock()
-    async with Client(access.find(settings.kubeconfig), count=metrics.requested) as client:
-        handlers = _handlers(settings, client=client, metrics=metrics, clock=clock)
+    metrics, clock = OperatorMetrics(), OperatorClock()
+    async with Client(rest_config.find(settings.kubeconfig), count=metrics.requested) as client:
+        controller = _controller(settings, client=client, metrics=metrics, clock=clock)
         leader = Leader(
             client=client,
             namespace=settings.planning.namespace,
             name=LEASE_NAME,
             me=settings.identity,
-            terms=settings.terms,
+            lease_settings=settings.lease_settings,
             clock=clock,
             leading=metrics.leading,
         )
 
         def unready() -> str:
-            return handlers.cluster.sight.unready() if leader.is_leading else leader.unled()
+            return controller.cluster.cache_sync.unready() if leader.is_leading else leader.unled()
 
-        async with health.serve(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
+        async with serve_endpoints(host=settings.host, port=settings.port, metrics=metrics, unready=unready) as port:
             log.info("started", extra={"port": port, "identity": settings.identity, "server": client.access.server})
-            await _until(stop, asyncio.create_task(leader.lead(handlers.run), name="lead"))
+            await _until(stop, asyncio.create_task(leader.lead(controller.run), name="lead"))
     log.info("ended")
 
 
-def _handlers(settings: OperatorSettings, *, client: Client, metrics: Metrics, clock: Clock) -> Handlers:
-    queue, hands = WorkQueue(clock=clock.monotonic), Hands(WORKERS)
+def _controller(
+    settings: OperatorSettings, *, client: Client, metrics: OperatorMetrics, clock: OperatorClock
+) -> Controller:
+    queue, workers = WorkQueue(clock=clock.monotonic), ReconcileWorkers(WORKERS)
 
-    def told(namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
+    def reported(namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
         metrics.seen(namespace, is_whole)
         if not is_whole:
-            jobs.doubt()  # kopf would go on asking there
+            cluster.doubt(namespace)  # kopf would go on asking there
 
-    cluster = Cluster(client, queue.add, namespaces=settings.planning.namespaces, told=told)
-    jobs = JobWatch(
-        client=client,
-        find_access=partial(access.find, settings.kubeconfig),
-        store=cluster.job_store,
-        sight=cluster.sight,
-        count=metrics.requested,
-    )
-    metrics.gauge("queue_depth", "Jobs that are due and wait for a worker.", queue.depth)
-    metrics.gauge("objects", "Objects in the caches.", lambda: sum(cluster.counts().values()))
+    cluster = CachedCluster(client, queue.add, namespaces=settings.planning.namespaces, reported=reported)
+    metrics.gauge("queue_depth", queue.depth)
+    metrics.gauge("objects", lambda: sum(cluster.counts().values()))
     reconciler = Reconciler(
         cluster=cluster,
         events=Events(client=client, clock=clock, instance=settings.identity),
         settings=settings.planning,
         lives=settings.lives,
         clock=clock,
-        aside=hands.aside,
+        aside=workers.aside,
     )
-    metrics.gauge(
-        "unreachable_jobs", "Jobs whose scheduler's numbers cannot be read for minutes.", reconciler.unreachable
-    )
-    return Handlers(cluster=cluster, jobs=jobs, reconciler=reconciler, queue=queue, hands=hands, metrics=metrics)
+    metrics.gauge("unreachable_jobs", reconciler.unreachable)
+    return Controller(cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics)
 
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:
@@ -119,3 +111,35 @@ async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:
         await asyncio.wait((waiting, task))
     if not task.cancelled():
         task.result()
+
+
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_MAX_CHARS = 2000
+
+
+class JsonFormatter(logging.Formatter):
+    """time, level, logger, message, and what the caller gave as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name.removeprefix("streamrl_operator."),
+            "message": record.getMessage()[:_MAX_CHARS],
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _OWN}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)  # ASCII: what a terminal acts on is escaped
+
+
+def begin_logs(level: str) -> None:
+    """All logs of this process, from now on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # kopf would say of each event that it was handled, that it takes no signals outside of the main thread, and what ended it, with a trace:
+    # the first two are as they should be, the third is told where it is begun again (job_watch.py).
+    for name in ("activities", "objects", "_core.engines", "_core.reactor.orchestration", "_core.reactor.running"):
+        logging.getLogger(f"kopf.{name}").setLevel(logging.CRITICAL)

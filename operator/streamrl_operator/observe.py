@@ -14,39 +14,41 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob, parse_job
-from streamrl_operator.autoscaler.values import State
-from streamrl_operator.clock import Clock
-from streamrl_operator.kube.cluster import Cluster
-from streamrl_operator.kube.errors import KubeError
+from streamrl_operator.autoscaler.values import ScalingState
+from streamrl_operator.clock import OperatorClock
+from streamrl_operator.kube import answers
+from streamrl_operator.kube.answers import KubeError
+from streamrl_operator.kube.cache import Key
+from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, GENERATOR_POOL, POD, STATEFUL_SET
-from streamrl_operator.kube.store import Key
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.life import AUTO_LOOK_S
-from streamrl_operator.planning.values import Object, Observed, Unread
+from streamrl_operator.planning.life import AUTO_RECONCILE_S
+from streamrl_operator.planning.values import Object, Observed, SignalsUnreachable
 
 log = logging.getLogger(__name__)
 
 NUMBERS_TIMEOUT_S = 3.0
 _SOON_S = 1.0
-"""A job whose next look is this close to the next reading is read now: two looks are not needed."""
+"""A job whose next reconcile is this close to the next reading is read now: two reconciles are not needed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What is kept of a job between two looks. All of it can be lost: it only saves requests and speeds up scaling."""
+    """What is kept of a job between two reconciles. All of it can be lost: it only saves requests and speeds up scaling."""
 
     uid: str
     """Of the job; another one of the same name begins anew."""
-    numbers: Mapping[str, Any] | None = None
-    unread: Unread | None = None
+    numbers: bytes | None = None
+    """The page as it came (`client.read_page`)."""
+    signals_unreachable: SignalsUnreachable | None = None
     """Since when they cannot be read."""
     asked_s: float | None = None
     """Monotonic: when the numbers were last asked for."""
     unreachable: bool = False
     """Whether that is told."""
-    scaling: Mapping[str, State] = field(default_factory=dict)
+    scaling: Mapping[str, ScalingState] = field(default_factory=dict)
     settled: object = None
-    """Spec, wish and versions of all objects when a look last found them in order: while they are the same, they are."""
+    """Spec, wish and versions of all objects when a reconcile last found them in order: while they are the same, they are."""
     certificates_at: datetime | None = None
     """When a certificate is due next; of `settled`."""
 
@@ -61,7 +63,7 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
         return None, str(error)
 
 
-def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock) -> Observed:
+def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: OperatorClock) -> Observed:
     """Everything of the job at this moment, with the numbers that were read last."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     job, invalid = validated(raw)
@@ -77,21 +79,21 @@ def observe(cluster: Cluster, raw: Object, *, memory: Memory, clock: Clock) -> O
         pods=_workers(cluster, key),
         claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
-        numbers=memory.numbers,
-        unread=memory.unread,
+        numbers=None if memory.numbers is None else answers.read_page(memory.numbers),
+        signals_unreachable=memory.signals_unreachable,
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
 
 
-def _resolved(cluster: Cluster, key: Key, *, uid: str) -> Mapping[str, str]:
+def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:
     """Not of an earlier job of this name."""
     found = cluster.known(CONFIG_MAP, key[0], names.resolved(key[1])) or {"metadata": {}}
     is_its_own = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid
     return found.get("data") or {} if is_its_own else {}
 
 
-def _workers(cluster: Cluster, key: Key) -> list[dict[str, Any]]:
+def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
     return [pod for pod in cluster.of_job(POD, key) if _is_worker(pod)]
 
 
@@ -117,11 +119,11 @@ def _schedulers(found: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 async def refresh(
-    cluster: Cluster,
+    cluster: CachedCluster,
     raw: Object,
     *,
     memory: Memory,
-    clock: Clock,
+    clock: OperatorClock,
     resync_s: float,
     aside: Callable[[], AbstractAsyncContextManager[None]],
 ) -> None:
@@ -129,19 +131,19 @@ async def refresh(
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     schedulers = _schedulers(_workers(cluster, key))
     if not schedulers:
-        memory.numbers, memory.asked_s, memory.unread = None, None, None
+        memory.numbers, memory.asked_s, memory.signals_unreachable = None, None, None
         return
     since_s = float("inf") if memory.asked_s is None else clock.monotonic() - memory.asked_s
     is_soon = since_s < _due_s(resync_s)
-    if is_soon and (since_s < _due_s(min(resync_s, AUTO_LOOK_S)) or not _is_scaled_by_us(raw)):
+    if is_soon and (since_s < _due_s(min(resync_s, AUTO_RECONCILE_S)) or not _is_scaled_by_us(raw)):
         return
-    memory.asked_s, before = clock.monotonic(), memory.unread
+    memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
     async with aside():
         page, error = await _page(cluster, key)
-    memory.numbers, memory.unread = page, None
+    memory.numbers, memory.signals_unreachable = page, None
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since
-        memory.unread = Unread(since=since, error=error)
+        memory.signals_unreachable = SignalsUnreachable(since=since, error=error)
 
 
 def _due_s(every_s: float) -> float:
@@ -154,17 +156,16 @@ def _is_scaled_by_us(raw: Object) -> bool:
     return any((pool.get("scaling") or {}).get("auto") is not None for pool in pools)
 
 
-async def _page(cluster: Cluster, key: Key) -> tuple[Mapping[str, Any] | None, str]:
+async def _page(cluster: CachedCluster, key: Key) -> tuple[bytes | None, str]:
     """The page, or why it is not to be had."""
     try:
-        page = await cluster.client.read_page(
+        return await cluster.client.read_page(
             namespace=key[0],
             service=names.scheduler(key[1]),
             port=names.PORT_NAME_SIGNALS,
             page="numbers",
             timeout_s=NUMBERS_TIMEOUT_S,
-        )
+        ), ""
     except KubeError as error:
         log.info("no numbers", extra={"job": key[1], "namespace": key[0], "error": str(error)})
         return None, str(error)
-    return (page, "") if isinstance(page, Mapping) else (None, "its page of numbers is no JSON object")

@@ -1,14 +1,14 @@
-"""One look at one job, and what follows from it. Level-triggered: nothing depends on what has happened, only on what is.
+"""One reconcile of one job, and what follows from it. Level-triggered: nothing depends on what has happened, only on what is.
 
     1  the job as it is known; one of another controller is left alone
     2  the scheduler's numbers, if it is time (`observe.py`)
-    3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`ending.py`)
+    3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`apply.py`)
     4  everything of the job (`observe.py`)
     5  what is to be done (`planning.life`, pure)
-    6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`carry.py`)
+    6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`apply.py`)
     7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
 
-A look that is interrupted anywhere is made good by the next one. An object that is refused holds up what needs it and nothing else; the
+A reconcile that is interrupted anywhere is made good by the next one. An object that is refused holds up what needs it and nothing else; the
 condition Ready says so until it is had.
 """
 
@@ -19,31 +19,29 @@ from datetime import datetime
 from typing import Any
 
 from streamrl import names
-from streamrl_operator import carry, ending, refusals
-from streamrl_operator.certificates import vault
-from streamrl_operator.certificates.plan import Lives
-from streamrl_operator.clock import Clock
-from streamrl_operator.events import Events
-from streamrl_operator.kube.cluster import Cluster, NameTakenError
-from streamrl_operator.kube.errors import RefusedError
+from streamrl_operator import apply, events, tls_secrets
+from streamrl_operator.clock import OperatorClock
+from streamrl_operator.events import Events, Refusal
+from streamrl_operator.kube.answers import RequestRefusedError
+from streamrl_operator.kube.cache import Key
+from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
-from streamrl_operator.kube.store import Key
 from streamrl_operator.observe import Memory, observe, refresh
-from streamrl_operator.planning import finish, pods, stored
+from streamrl_operator.planning import job_status, pods, termination
+from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import MANAGED_BY_US, decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.meta import Plan
-from streamrl_operator.planning.values import Event, Object, Observed, Settings, Verdict
-from streamrl_operator.refusals import Refusal
+from streamrl_operator.planning.objects.shared import JobPlan
+from streamrl_operator.planning.values import JobDecision, JobEvent, Object, Observed, PlanningSettings
 
 _MAX_ROUNDS = 8
-"""A change of CA takes three rounds at most in one look; more would be an error of ours."""
+"""A change of CA takes three rounds at most in one reconcile; more would be an error of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
-    """After a look at a job."""
+class ReconcileResult:
+    """After a reconcile."""
 
     again_s: float | None = None
     """Until the next; None: when something changes."""
@@ -55,57 +53,57 @@ class Looked:
 class Reconciler:
     """Brings jobs about."""
 
-    cluster: Cluster
+    cluster: CachedCluster
     events: Events
-    settings: Settings
+    settings: PlanningSettings
     lives: Lives
-    clock: Clock
+    clock: OperatorClock
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """Entered while a look waits for a pod (`work.Hands`)."""
+    """Entered while a reconcile waits for a pod (`work.ReconcileWorkers`)."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
-    async def reconcile(self, key: Key) -> Looked:
-        """One look at a job.
+    async def reconcile(self, key: Key) -> ReconcileResult:
+        """One reconcile of a job.
 
         Raises:
             KubeError: a request failed.
             NameTakenError: an object of that name is somebody else's, and the job cannot begin without it.
         """
         try:
-            return await self._look(key)
-        except (NameTakenError, RefusedError) as error:
-            await self.say(key, refusals.of([error]))
+            return await self._reconcile(key)
+        except (NameTakenError, RequestRefusedError) as error:
+            await self.say(key, events.refusal_condition([error]))
             raise
 
-    async def say(self, key: Key, told: Aspect) -> None:
+    async def say(self, key: Key, reported: Aspect) -> None:
         """Tell what is in the way where people look, and nothing else."""
         raw = self._ours(key)
         if raw is None:
             return
-        await self._warn(raw, told)
-        status = refusals.written(raw, stored.job_status(raw), told, now=self.clock.now())
-        await carry.write_status(self.cluster, raw, status)
+        await self._warn(raw, reported)
+        status = events.blocked_status(raw, job_status.read_job_status(raw), reported, now=self.clock.now())
+        await apply.write_status(self.cluster, raw, status)
 
-    async def _look(self, key: Key) -> Looked:
+    async def _reconcile(self, key: Key) -> ReconcileResult:
         raw = self._ours(key)
         if raw is None:
-            return Looked()
+            return ReconcileResult()
         memory = self._memory(key, uid=raw["metadata"]["uid"])
         await refresh(
             self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s, aside=self.aside
         )
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:
-            return Looked(again_s=0.0)
+            return ReconcileResult(again_s=0.0)
         leaving = _is_leaving(raw)
-        if not leaving and not ending.holds_finalizer(raw):
-            raw = await ending.add_finalizer(self.cluster, raw)
+        if not leaving and not apply.holds_finalizer(raw):
+            raw = await apply.add_finalizer(self.cluster, raw)
         observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
-        verdict = decide(observed, settings=self.settings)
-        memory.scaling, memory.unreachable = verdict.scaling, verdict.unreachable
+        decision = decide(observed, settings=self.settings)
+        memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
         if leaving:
-            return await self._leave(observed, verdict)
-        return await self._carry_out(observed, verdict, memory)
+            return await self._leave(observed, decision)
+        return await self._perform(observed, decision, memory)
 
     def unreachable(self) -> int:
         """Jobs of which it is told that their numbers cannot be read."""
@@ -118,7 +116,7 @@ class Reconciler:
             self._memories.pop(key, None)
             return None
         if _is_leaving(raw):
-            return raw if ending.holds_finalizer(raw) else None
+            return raw if apply.holds_finalizer(raw) else None
         return raw if _is_ours(raw) else None
 
     def _memory(self, key: Key, *, uid: str) -> Memory:
@@ -127,85 +125,85 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid=uid)
         return memory
 
-    async def _leave(self, observed: Observed, verdict: Verdict) -> Looked:
+    async def _leave(self, observed: Observed, decision: JobDecision) -> ReconcileResult:
         raw = dict(observed.raw)
-        await carry.write_status(self.cluster, raw, verdict.status)
+        await apply.write_status(self.cluster, raw, decision.status)
         known = self.cluster.known(RLJOB, raw["metadata"]["namespace"], raw["metadata"]["name"])
         if known is not None:
-            await ending.finish(self.cluster, known)
-        return Looked()
+            await apply.finish(self.cluster, known)
+        return ReconcileResult()
 
-    async def _carry_out(self, observed: Observed, verdict: Verdict, memory: Memory) -> Looked:
-        if _ends(observed, verdict):
+    async def _perform(self, observed: Observed, decision: JobDecision, memory: Memory) -> ReconcileResult:
+        if _ends(observed, decision):
             # The end is written before the pods go that told of it: a crash between the two must not make the job run again.
-            await self._write_statuses(observed, verdict)
+            await self._write_statuses(observed, decision)
         certificates_at: datetime | None = None
         refused: list[Refusal] = []
         if observed.job is not None:
-            certificates_at, refused = await self._bring_about(observed, verdict, memory)
-        elif not verdict.wanted.any_pods:
-            refused = await carry.stop(self.cluster, observed=observed)
-        if refused and not self._has_begun(observed, verdict):
+            certificates_at, refused = await self._bring_about(observed, decision, memory)
+        elif not decision.wanted.any_pods:
+            refused = await apply.stop(self.cluster, observed=observed)
+        if refused and not self._has_begun(observed, decision):
             raise refused[0]
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
-        await carry.delete_pods(self.cluster, verdict.delete_pods, observed=observed)
+        await apply.delete_pods(self.cluster, decision.delete_pods, observed=observed)
         if refused:
-            told, whole = refusals.of(refused), stored.job_status({"status": verdict.status})
-            await self._warn(observed.raw, told)
-            status = refusals.written(observed.raw, whole, told, now=observed.now)
-            verdict = replace(verdict, status=status, look_again_s=self._soon_s(verdict))
-        await self._write_statuses(observed, verdict)
-        if verdict.delete_job:
+            reported, whole = events.refusal_condition(refused), job_status.read_job_status({"status": decision.status})
+            await self._warn(observed.raw, reported)
+            status = events.blocked_status(observed.raw, whole, reported, now=observed.now)
+            decision = replace(decision, status=status, requeue_after_s=self._soon_s(decision))
+        await self._write_statuses(observed, decision)
+        if decision.delete_job:
             await self.cluster.delete(dict(observed.raw))
-        again_s = _soonest(verdict.look_again_s, certificates_at, now=self.clock.now())
-        return Looked(again_s=again_s, refused=refusals.of(refused).reason if refused else "")
+        again_s = _soonest(decision.requeue_after_s, certificates_at, now=self.clock.now())
+        return ReconcileResult(again_s=again_s, refused=events.refusal_condition(refused).reason if refused else "")
 
-    def _soon_s(self, verdict: Verdict) -> float:
-        planned_s, resync_s = verdict.look_again_s, self.settings.resync_s
+    def _soon_s(self, decision: JobDecision) -> float:
+        planned_s, resync_s = decision.requeue_after_s, self.settings.resync_s
         return resync_s if planned_s is None else min(planned_s, resync_s)
 
-    def _has_begun(self, observed: Observed, verdict: Verdict) -> bool:
+    def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
         metadata = observed.raw["metadata"]
         trainer = self.cluster.known(STATEFUL_SET, metadata["namespace"], names.trainer(metadata["name"]))
-        return not verdict.wanted.trainers or pods.asked(trainer) > 0
+        return not decision.wanted.trainers or pods.asked(trainer) > 0
 
-    async def _warn(self, raw: Object, told: Aspect) -> None:
+    async def _warn(self, raw: Object, reported: Aspect) -> None:
         """Once for each spec."""
-        event = Event(kind="Warning", reason=told.reason, message=told.message)
+        event = JobEvent(kind="Warning", reason=reported.reason, message=reported.message)
         await self.events.send(raw, event, since=str(raw["metadata"].get("generation")))
 
     async def _bring_about(
-        self, observed: Observed, verdict: Verdict, memory: Memory
+        self, observed: Observed, decision: JobDecision, memory: Memory
     ) -> tuple[datetime | None, list[Refusal]]:
         """Certificates and objects; when a certificate is due next, and what was refused."""
         assert observed.job is not None, "objects are planned of a valid job"
         metadata = observed.raw["metadata"]
-        before = self._state(observed, verdict)
+        before = self._state(observed, decision)
         is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
         if memory.settled == before and not is_due:
             return memory.certificates_at, []
-        plan = Plan(
+        plan = JobPlan(
             job=observed.job,
             namespace=metadata["namespace"],
             uid=metadata["uid"],
-            wanted=verdict.wanted,
+            wanted=decision.wanted,
             settings=self.settings,
             resolved=observed.resolved,
         )
-        due_at, refused = await self._certified(plan) if verdict.wanted.any_pods else (None, [])
+        due_at, refused = await self._certified(plan) if decision.wanted.any_pods else (None, [])
         desired = plan_objects(plan)
-        requested = verdict.wanted.requested
-        has_ended = finish.of_status(stored.job_status({"status": verdict.status})) is not None
-        refused = await carry.apply_objects(
+        requested = decision.wanted.requested
+        has_ended = termination.end_of_status(job_status.read_job_status({"status": decision.status})) is not None
+        refused = await apply.apply_objects(
             self.cluster,
             [obj for obj in desired if not has_ended or self._outlives_the_end(obj)],
             observed=observed,
             requested=requested,
             refused=refused,
         )
-        refused += await carry.prune(self.cluster, desired, observed=observed)
-        is_settled = not refused and not requested and self._state(observed, verdict) == before
+        refused += await apply.prune(self.cluster, desired, observed=observed)
+        is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused
 
@@ -217,29 +215,29 @@ class Reconciler:
             return pods.asked(found) > 0
         return of(obj) is not CLAIM or found is not None
 
-    def _state(self, observed: Observed, verdict: Verdict) -> object:
+    def _state(self, observed: Observed, decision: JobDecision) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         metadata = observed.raw["metadata"]
         versions = self.cluster.versions(APPLIED, (metadata["namespace"], metadata["name"]))
-        return metadata["uid"], metadata.get("generation"), verdict.wanted, versions
+        return metadata["uid"], metadata.get("generation"), decision.wanted, versions
 
-    async def _certified(self, plan: Plan) -> tuple[datetime | None, list[Refusal]]:
+    async def _certified(self, plan: JobPlan) -> tuple[datetime | None, list[Refusal]]:
         try:
             return await self._certify(plan), []
-        except (NameTakenError, RefusedError) as error:
+        except (NameTakenError, RequestRefusedError) as error:
             return None, [error]
 
-    async def _certify(self, plan: Plan) -> datetime | None:
+    async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
         for _ in range(_MAX_ROUNDS):
             known = {
                 name: secret
-                for name in vault.secret_names(plan.name)
+                for name in tls_secrets.secret_names(plan.name)
                 if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
             }
-            made, look_again = vault.due(plan, known, now=self.clock.now(), lives=self.lives)
+            made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives)
             if not made:
-                return look_again
+                return next_check
             found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]
             if any(
                 secret is not None and each["metadata"]["name"] not in known
@@ -250,22 +248,22 @@ class Reconciler:
                 await self.cluster.apply(secret)
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
-    async def _write_statuses(self, observed: Observed, verdict: Verdict) -> None:
+    async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
         metadata = observed.raw["metadata"]
-        for event in verdict.events:
+        for event in decision.events:
             await self.events.send(observed.raw, event, since=metadata["resourceVersion"])
-        for pool, told in verdict.pool_statuses.items():
-            status = told
+        for pool, reported in decision.pool_statuses.items():
+            status = reported
             found = self.cluster.known(GENERATOR_POOL, metadata["namespace"], names.pool(metadata["name"], pool))
             if found is not None and pool not in observed.pools:
-                status = _of_new(told, generation=found["metadata"].get("generation"))
-            await carry.write_status(self.cluster, found, status)
+                status = _of_new(reported, generation=found["metadata"].get("generation"))
+            await apply.write_status(self.cluster, found, status)
         now = self.cluster.known(RLJOB, metadata["namespace"], metadata["name"])
-        await carry.write_status(self.cluster, now, verdict.status)
+        await apply.write_status(self.cluster, now, decision.status)
 
 
 def _of_new(status: Object, *, generation: object) -> Object:
-    """The status of a pool that was made in this look: the next look need not write it again for its generation alone."""
+    """The status of a pool that was made in this reconcile: the next reconcile need not write it again for its generation alone."""
     about = {"observedGeneration": generation}
     return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
 
@@ -274,9 +272,12 @@ def _key(obj: Object) -> Key:
     return obj["metadata"]["namespace"], obj["metadata"]["name"]
 
 
-def _ends(observed: Observed, verdict: Verdict) -> bool:
-    after = stored.job_status({"status": verdict.status})
-    return finish.of_status(after) is not None and finish.of_status(stored.job_status(observed.raw)) is None
+def _ends(observed: Observed, decision: JobDecision) -> bool:
+    after = job_status.read_job_status({"status": decision.status})
+    return (
+        termination.end_of_status(after) is not None
+        and termination.end_of_status(job_status.read_job_status(observed.raw)) is None
+    )
 
 
 def _is_leaving(raw: dict[str, Any]) -> bool:
@@ -288,7 +289,7 @@ def _is_ours(raw: dict[str, Any]) -> bool:
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:
-    looks_s = [] if seconds is None else [seconds]
+    delays_s = [] if seconds is None else [seconds]
     if moment is not None:
-        looks_s.append(max(0.0, (moment - now).total_seconds()))
-    return min(looks_s, default=None)
+        delays_s.append(max(0.0, (moment - now).total_seconds()))
+    return min(delays_s, default=None)

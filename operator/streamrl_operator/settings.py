@@ -8,9 +8,9 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_operator.certificates.plan import Lives
-from streamrl_operator.leader import Terms
-from streamrl_operator.planning.values import Settings
+from streamrl_operator.leader import LeaseSettings
+from streamrl_operator.planning.certificates import Lives
+from streamrl_operator.planning.values import PlanningSettings
 
 _DEFAULT_PORT = 8080
 _MAX_PORT = 65_535
@@ -23,9 +23,9 @@ _RETRIES_IN_A_LEASE, _RENEW_SHARE = 7.5, 2 / 3
 class OperatorSettings:
     """All of it."""
 
-    planning: Settings
+    planning: PlanningSettings
     lives: Lives
-    terms: Terms
+    lease_settings: LeaseSettings
     kubeconfig: Path | None
     """None: the pod's service account."""
     identity: str
@@ -42,11 +42,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
     Raises:
         UserError: a value cannot be used.
     """
-    lives, terms = Lives(), Terms()
-    lease_s = _number(environ, keys.ENV_LEASE_SECONDS, default=terms.lease_s, least=1)
+    lives, lease_settings = Lives(), LeaseSettings()
+    lease_s = _number(environ, keys.ENV_LEASE_SECONDS, default=lease_settings.lease_s, least=1)
     kubeconfig = environ.get(keys.ENV_KUBECONFIG, "")
     return OperatorSettings(
-        planning=Settings(
+        planning=PlanningSettings(
             namespace=environ.get(keys.ENV_POD_NAMESPACE) or "default",
             trainer_image=_text(environ, keys.ENV_TRAINER_IMAGE),
             generator_image=_text(environ, keys.ENV_GENERATOR_IMAGE),
@@ -58,7 +58,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             leaf_s=_number(environ, keys.ENV_LEAF_LIFE_SECONDS, default=lives.leaf_s, least=1),
             settle_s=_number(environ, keys.ENV_CA_SETTLE_SECONDS, default=lives.settle_s, least=0),
         ),
-        terms=Terms(lease_s=lease_s, renew_s=lease_s * _RENEW_SHARE, retry_s=lease_s / _RETRIES_IN_A_LEASE),
+        lease_settings=LeaseSettings(
+            lease_s=lease_s, renew_s=lease_s * _RENEW_SHARE, retry_s=lease_s / _RETRIES_IN_A_LEASE
+        ),
         kubeconfig=Path(kubeconfig.split(os.pathsep)[0]) if kubeconfig else None,
         identity=f"{environ.get(keys.ENV_POD_NAME_OPERATOR) or socket.gethostname()}_{os.urandom(4).hex()}",
         port=int(_number(environ, keys.ENV_SIGNALS_PORT, default=_DEFAULT_PORT, least=0, most=_MAX_PORT)),

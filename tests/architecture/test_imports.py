@@ -1,16 +1,19 @@
 """Imports go one way; the contract is light; what must start fast does."""
 
+import ast
 import json
 import sys
 import tomllib
 
 import pytest
 
-from support.tree import ROOT, python
+from support.tree import PACKAGES, ROOT, calls, place, python, sources, syntax
 
 CONTRACT_NEEDS = {"annotated_types", "google", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
 BASE_NEEDS = {"ruamel"}
 HEAVY = {"torch", "transformers", "numpy", "tokenizers", "reasoning_gym"}
+
+LOADS = {"from_pretrained", "from_config"}
 
 MEASURE = """
 import json, resource, sys, importlib
@@ -30,6 +33,21 @@ sys.exit(lint_imports(config_filename=sys.argv[1], no_cache=True))
 
 def test_imports_go_one_way() -> None:
     python(LINT, str(ROOT / ".importlinter"))  # in a process of its own: it silences every logger of the one it runs in
+
+
+def test_models_are_loaded_by_one_door_that_runs_no_code_of_theirs() -> None:
+    door = ROOT / "workers/streamrl_workers/models/load.py"
+    auto = {
+        place(path, node.lineno): alias.name
+        for path in sources(*PACKAGES)
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers")
+        for alias in node.names
+        if alias.name.startswith("Auto") and path != door
+    }
+    assert auto == {}
+    loads = [call for name, call in calls(door) if name in LOADS]
+    assert ["**_SAFE" in ast.unparse(call) for call in loads] == [True] * 5
 
 
 def loaded_by(module: str) -> set[str]:

@@ -6,28 +6,28 @@ import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.generators import GeneratorEngine, Scaling
-from streamrl.spec.scheduling import Dispatch, Ranker
-from streamrl.spec.task import Dataset, Environment, Reward
-from streamrl.spec.training import Algorithm, Correction, TrainerEngine
+from streamrl.spec.scheduling import Dispatch, RankerSpec
+from streamrl.spec.task import Dataset, EnvironmentSpec, Reward
+from streamrl.spec.training import AlgorithmSpec, Correction, TrainerEngine
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
 from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES
+from streamrl_workers.ranker.folder import RANKERS
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.scheduler.dispatch import POLICIES
-from streamrl_workers.scheduler.lengths.rankers import RANKERS
-from streamrl_workers.tasks.registry import DATASETS
+from streamrl_workers.tasks.dataset import DATASETS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
-from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
+from streamrl_workers.trainer.algorithms.objective import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
 
 REGISTRIES: dict[type[OneOf], Collection[str]] = {
-    Algorithm: ALGORITHMS,
+    AlgorithmSpec: ALGORITHMS,
     Correction: CORRECTIONS,
     Dataset: DATASETS,
     Dispatch: POLICIES,
-    Environment: ENVIRONMENTS,
+    EnvironmentSpec: ENVIRONMENTS,
     GeneratorEngine: GENERATOR_ENGINES,
-    Ranker: RANKERS,
+    RankerSpec: RANKERS,
     Reward: REWARDS,
     Scaling: SCALING_POLICIES,
     TrainerEngine: TRAINER_ENGINES,

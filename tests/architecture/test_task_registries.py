@@ -2,7 +2,7 @@
 
 from streamrl.spec.task import Dataset, Reward
 from streamrl_workers.rewards.registry import REWARDS
-from streamrl_workers.tasks.registry import DATASETS
+from streamrl_workers.tasks.dataset import DATASETS
 
 
 def test_data_sets_are_those_of_the_contract() -> None:

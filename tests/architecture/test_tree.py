@@ -85,3 +85,16 @@ def test_every_queue_is_bounded() -> None:
 
 def test_packages_are_typed() -> None:
     assert [package for package in PACKAGES if not (ROOT / package / "py.typed").exists()] == []
+
+
+def test_text_leaves_by_one_door() -> None:
+    """`streamrl.text` takes out what a terminal acts on; ruff refuses `print` besides."""
+    leaves = re.compile(r"sys\.(stdout|stderr)\.write\(|file=sys\.(stdout|stderr)|logging\.basicConfig\(")
+    doors = ("crds/streamrl/text.py", "operator/streamrl_operator/main.py")
+    found = [
+        place(path, number)
+        for path in sources(*PACKAGES)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if leaves.search(line) and str(path.relative_to(ROOT)) not in doors
+    ]
+    assert found == []

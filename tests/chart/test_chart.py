@@ -237,7 +237,7 @@ def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects
 
 def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> None:
     (rules,) = _of(objects("--set", "metrics.rules.enabled=true"), "PrometheusRule")
-    scheduler = (ROOT / "workers/streamrl_workers/scheduler/shell/signal_pages.py").read_text()
+    scheduler = (ROOT / "workers/streamrl_workers/scheduler/server/status_endpoint.py").read_text()
     operator = "".join((ROOT / f"operator/streamrl_operator/{name}.py").read_text() for name in ("metrics", "main"))
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions = " ".join(alert["expr"] for alert in alerts)
@@ -275,3 +275,32 @@ def test_hooks_run_alone(objects: Callable[..., Objects]) -> None:
         ["python3", "-I", "-S", "-c", script, "neither"], capture_output=True, text=True, timeout=30, check=False
     )
     assert "KeyError: 'neither'" in done.stderr
+
+
+def test_an_image_without_a_registry_is_refused(helm: Helm) -> None:
+    """A stranger may take such a name on a public registry, and every cluster would run what is there."""
+    chart = ("streamrl", str(CHART), "--kube-version", "1.34", "--set", "images.registry=")
+    refused = helm("template", *chart, check=False)
+    assert refused.returncode != 0
+    assert "images.registry: is required for the image" in refused.stderr
+    assert "--set images.registry=registry.example.com/rl" in refused.stderr
+    own = [f"images.{role}.repository=registry.example.com/{role}" for role in ("operator", "trainer", "generator")]
+    text = helm("template", *chart, "--set", ",".join(own)).stdout
+    assert "image: registry.example.com/operator:" in text
+
+
+def test_no_rendered_image_is_without_a_registry(rendered: Objects) -> None:
+    images = [container["image"] for pod in _pods(rendered) for container in pod["containers"]]
+    for pod in _pods(rendered):
+        for container in pod["containers"]:
+            images += [one["value"] for one in container.get("env", []) if one["name"].endswith("_IMAGE")]
+    assert len(images) == 5
+    assert [image for image in images if "." not in image.split("/")[0]] == []
+
+
+@pytest.mark.parametrize("registry", ["streamrl", "rl/streamrl", "https://registry.example.com", "a b.c"])
+def test_a_registry_that_is_none_is_refused(helm: Helm, registry: str) -> None:
+    chart = ("streamrl", str(CHART), "--kube-version", "1.34", "--set", f"images.registry={registry}")
+    assert "images.registry" in helm("template", *chart, check=False).stderr.replace(
+        "/images/registry", "images.registry"
+    )

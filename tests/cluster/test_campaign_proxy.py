@@ -13,10 +13,10 @@ from aiohttp import web
 
 from cluster.campaign import faults
 from cluster.campaign.proxy import Fault, Proxy, Reply, upstream
-from streamrl_operator.kube.access import Access
+from streamrl_operator.kube.answers import ConflictError, ExpiredError, KubeError, UnavailableError
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import ConflictError, ExpiredError, KubeError, UnavailableError
-from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, LEASE, POD
+from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, LEASE, POD, Kind
+from streamrl_operator.kube.rest_config import RestConfig
 
 NAMESPACE = "space"
 
@@ -38,19 +38,25 @@ class Server:
             return web.json_response(
                 {"items": [_object(n) for n in range(self.objects)], "metadata": {"resourceVersion": "9"}}
             )
-        return web.json_response(_object(0))
+        return web.json_response(_object(0, kind=_kind_of(request.path)))
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for number in range(self.objects):
-            await response.write(json.dumps({"type": "ADDED", "object": _object(number)}).encode() + b"\n")
+            await response.write(json.dumps({"type": "ADDED", "object": _object(number, kind=POD)}).encode() + b"\n")
             await self.told.wait()
         return response
 
 
-def _object(number: int) -> dict[str, Any]:
-    return {"metadata": {"name": f"n{number}", "namespace": NAMESPACE, "resourceVersion": str(number), "uid": "u"}}
+def _kind_of(path: str) -> Kind:
+    return next(kind for kind in (CONFIG_MAP, EVENT, LEASE, POD) if f"/{kind.plural}" in path)
+
+
+def _object(number: int, *, kind: Kind | None = None) -> dict[str, Any]:
+    stamp = {} if kind is None else {"apiVersion": kind.api_version, "kind": kind.kind}
+    metadata = {"name": f"n{number}", "namespace": NAMESPACE, "resourceVersion": str(number), "uid": "u"}
+    return stamp | {"metadata": metadata}
 
 
 @dataclass
@@ -77,9 +83,9 @@ async def setting() -> AsyncIterator[Setting]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    async with upstream(Access(server=f"http://127.0.0.1:{runner.addresses[0][1]}", tls=None)) as behind:
+    async with upstream(RestConfig(server=f"http://127.0.0.1:{runner.addresses[0][1]}", tls=None)) as behind:
         proxy = Proxy(behind)
-        async with Client(Access(server=await proxy.start(), tls=None)) as client:
+        async with Client(RestConfig(server=await proxy.start(), tls=None)) as client:
             yield Setting(server, proxy, client)
         server.told.set()
         await proxy.close()

@@ -17,7 +17,7 @@ from cluster.harness.control_plane import ControlPlane
 from cluster.harness.processes import wait_until
 from streamrl import names
 from streamrl_cli.cluster import api
-from streamrl_cli.cluster.follow import follow
+from streamrl_cli.cluster.jobs import follow
 from support.command import streamrl
 from support.ports import free_port
 

@@ -6,7 +6,7 @@ import pytest
 
 from cluster.operators import RESYNC_S, SOON_S, Lab, Operator
 from streamrl import names
-from streamrl_operator.planning.unread import RESYNCS, UNREACHABLE
+from streamrl_operator.planning.readiness import RESYNCS, UNREACHABLE
 from support.jobs import simulated_job
 
 pytestmark = pytest.mark.timeout(300)

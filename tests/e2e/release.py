@@ -122,3 +122,8 @@ class Release:
 def kill_container(cluster: NodeCluster, pod: dict[str, Any], container: str) -> None:
     """SIGKILL to the first process of a container."""
     cluster.the_node.containers.ctr("tasks", "kill", "--signal", "SIGKILL", container_id(pod, container))
+
+
+def stop_container(cluster: NodeCluster, pod: dict[str, Any], container: str) -> None:
+    """SIGSTOP to the first process of a container: it is frozen, and what runs beside it is not."""
+    cluster.the_node.containers.ctr("tasks", "kill", "--signal", "SIGSTOP", container_id(pod, container))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from e2e.jobs import simulated
-from e2e.release import Release, kill_container
+from e2e.release import Release, kill_container, stop_container
 from e2e.stage import Stage, count_steps
 from streamrl import names
 
@@ -20,6 +20,8 @@ JOB, STEPS, STEP_S = "sim", 60, 0.5
 """Half a minute at least: there is always enough left to do after the fault."""
 BEGUN_STEPS, MORE_STEPS = 4, 8
 OUTAGE_S = 30.0
+FROZEN_S = 240.0
+"""For the kubelet to see it: 90 s, and what a busy machine takes."""
 TRAINER, GENERATOR = f"{names.trainer(JOB)}-0", f"{names.pool(JOB, 'sim')}-1"
 
 
@@ -50,6 +52,34 @@ def trainer_killed(stage: Stage, release: Release) -> None:
 
 def scheduler_killed(stage: Stage, release: Release) -> None:
     kill_container(release.cluster, stage.pods(JOB)[TRAINER], names.CONTAINER_SCHEDULER)
+
+
+def generators_frozen(stage: Stage, release: Release) -> None:
+    """Both: while one works the job goes on without the other."""
+    for name in (GENERATOR, f"{names.pool(JOB, 'sim')}-0"):
+        stop_container(release.cluster, stage.pods(JOB)[name], names.CONTAINER_GENERATOR)
+    told_and_killed(stage, times=2)
+
+
+def trainer_frozen(stage: Stage, release: Release) -> None:
+    stop_container(release.cluster, stage.pods(JOB)[TRAINER], names.CONTAINER_TRAINER)
+    told_and_killed(stage)
+
+
+def scheduler_frozen(stage: Stage, release: Release) -> None:
+    stop_container(release.cluster, stage.pods(JOB)[TRAINER], names.CONTAINER_SCHEDULER)
+    told_and_killed(stage)
+
+
+def told_and_killed(stage: Stage, *, times: int = 1) -> None:
+    """A person sees it in the pod's events, first the word, then the end."""
+    for line in ("no sign of life for", "failed liveness probe"):
+        stage.wait_for(
+            lambda said=line: stage.kubectl("get", "events", check=False).count(said) >= times,  # type: ignore[misc]
+            f"the event {line!r} of {times} pods",
+            job=JOB,
+            deadline_s=FROZEN_S,
+        )
 
 
 def operator_killed(stage: Stage, release: Release) -> None:
@@ -86,6 +116,9 @@ FAULTS: dict[Callable[[Stage, Release], None], Cost] = {
     trainer_pod_deleted: Cost(ignored=1, attempts=2),
     trainer_killed: Cost(restarts=1, attempts=2),
     scheduler_killed: Cost(restarts=1),
+    generators_frozen: Cost(restarts=2),
+    trainer_frozen: Cost(restarts=1, attempts=2),
+    scheduler_frozen: Cost(restarts=1),
     operator_killed: Cost(),
     apiserver_away: Cost(),
     kubelet_away: Cost(),

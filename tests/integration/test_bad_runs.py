@@ -5,16 +5,22 @@ Job files alone are in tests/corpus; here are data sets, rewards, ports, folders
 
 import json
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streamrl_cli.runner.failure import last_line
+from streamrl.spec import parse_job
+from streamrl_cli.runner.workers import last_line
+from streamrl_workers.tasks.dataset import open_dataset
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun
+from support.runs import LocalRun, streamrl
 
+MIDDLE = 100
+"""A train prompt that is not among the first that are asked for."""
 Change = Callable[[dict[str, Any], Path], None]
 
 
@@ -63,6 +69,20 @@ def not_text(job: dict[str, Any], base: Path) -> None:
     (base / "prompts.jsonl").write_bytes(b'{"prompt": "\xff\xfe", "answer": "b"}\n')
 
 
+def half_a_character(job: dict[str, Any], base: Path) -> None:
+    with (base / "prompts.jsonl").open("a") as file:
+        file.write('{"prompt": "\\ud800 hello", "answer": "x"}\n')
+
+
+def format_that_gives_half_a_character(job: dict[str, Any], base: Path, *, ending: str = "7") -> None:
+    (base / "mine.py").write_text(
+        "def texts(*, question, answer, metadata):\n"
+        f"    half = question.endswith({ending!r})\n"
+        "    return {'prompt': question + '\\ud800' * half, 'target': answer}\n"
+    )
+    job["spec"]["task"]["format"] = {"function": "mine:texts"}
+
+
 def unknown_data_set(job: dict[str, Any], base: Path) -> None:
     job["spec"]["task"]["dataset"] = {"reasoningGym": {"name": "chain_som"}}
 
@@ -99,6 +119,8 @@ def reward_that_always_hangs(job: dict[str, Any], base: Path) -> None:
         (lacking_field, ["prompt"]),
         (empty_file, ["prompts.jsonl"]),
         (not_text, ["prompts.jsonl", "UTF-8"]),
+        (half_a_character, ["prompts.jsonl line 201", "UTF-8"]),
+        (format_that_gives_half_a_character, ["prompt", "UTF-8", "ud800"]),
         (unknown_data_set, ["chain_som", "chain_sum"]),
         (unknown_parameter, ["min_term"]),
         (module_that_fails, ["mine", "no_such_library"]),
@@ -114,6 +136,24 @@ def test_a_task_that_cannot_work_is_one_line(*, change: Change, words: list[str]
     line = refused(job, base)
     for word in words:
         assert word in line, line
+
+
+def test_a_format_that_is_mended_lets_the_run_go_on(base: Path) -> None:
+    """The prompt that cannot be made is met in the middle: what was planned before it is neither lost nor planned again."""
+    job = simulated_job(steps=40)
+    spec = parse_job(job).spec
+    later = open_dataset(spec.task, seed=spec.seed, base_dir=base).item("train", MIDDLE).prompt
+    format_that_gives_half_a_character(job, base, ending=later)
+    run = LocalRun.start(job, folder=base / "run", base_dir=base)
+    assert run.wait_end() == 2, run.logs()
+    assert run.result()["check"]["planned"] > 0
+    run.assert_exact()
+    (base / "mine.py").write_text(
+        "def texts(*, question, answer, metadata):\n    return {'prompt': question, 'target': answer}\n"
+    )
+    run.resume()
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
 
 
 @pytest.mark.parametrize("flag", ["--grpc-port", "--signals-port"])
@@ -160,6 +200,31 @@ def test_damaged_checkpoints_are_named_and_nothing_is_deleted(base: Path) -> Non
     assert run.wait_end() == 2, run.logs()
     assert "checkpoint" in last_line(base / "run.out")
     assert sorted((run.folder / "checkpoints").iterdir()) == kept
+
+
+def test_damaged_samples_are_refused_until_they_are_given_up(base: Path) -> None:
+    run = stopped_run(base)
+    with closing(sqlite3.connect(run.folder / "journal.sqlite", isolation_level=None)) as connection:
+        key, data = connection.execute("SELECT max(key), data FROM trajectories").fetchone()
+        connection.execute("UPDATE trajectories SET data = ? WHERE key = ?", (bytes([data[0] ^ 1]) + data[1:], key))
+    assert run.check().returncode == 1
+    run.resume()
+    assert run.wait_end() == 2, run.logs()
+    assert f"the samples of group {key >> 10} are not what was written" in last_line(base / "run.out")
+    assert "`streamrl journal repair`" in last_line(base / "run.out")
+    assert streamrl("journal", "repair", str(run.folder)).returncode == 0
+    run.resume()
+    assert run.wait_end() == 0, run.logs()
+    assert run.steps() == 400
+    run.assert_exact()
+
+
+def test_a_lost_journal_is_refused(base: Path) -> None:
+    run = stopped_run(base)
+    (run.folder / "journal.sqlite").unlink()
+    run.resume()
+    assert run.wait_end() == 2, run.logs()
+    assert "journal.sqlite: is missing, and this run had one" in last_line(base / "run.out")
 
 
 def test_a_full_disk_ends_the_run_with_its_name_and_loses_nothing(base: Path) -> None:

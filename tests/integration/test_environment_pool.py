@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES, TaskPool
+from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES
 from streamrl_workers.tasks.values import PlayTurn, ScoreSample, TurnAnswer
 from support.chat_models import chat_tokenizer, save_tokenizer
 from support.task_jobs import make_job, write_lines
+from support.task_pools import AskedPool
 
 TIMEOUT_S = 0.5
 WAIT_S = 60.0
@@ -69,11 +70,11 @@ RIGHT = {"name": "right", "weightPercent": 50, "verifier": {}}
 @asynccontextmanager
 async def running(
     base_dir: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
-) -> AsyncIterator[TaskPool]:
+) -> AsyncIterator[AskedPool]:
     (base_dir / "pool_envs.py").write_text(ENVIRONMENTS)
     environment = {"python": {"function": "pool_envs:make"}, "timeoutSeconds": TIMEOUT_S, "maxObservationChars": 50}
     dataset = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = TaskPool(
+    pool = AskedPool(
         make_job(dataset=dataset, rewards=(GAME, RIGHT), environment=environment, **task),
         base_dir=base_dir,
         memory_limit_bytes=memory_limit_bytes,
@@ -98,12 +99,12 @@ def turn(*completions: str, sample: int = 0) -> PlayTurn:
     )
 
 
-async def ask(pool: TaskPool, *completions: str, sample: int = 0) -> TurnAnswer:
+async def ask(pool: AskedPool, *completions: str, sample: int = 0) -> TurnAnswer:
     (result,) = await pool.play([turn(*completions, sample=sample)])
     return result
 
 
-async def game(pool: TaskPool, completions: Sequence[str], *, sample: int = 0) -> list[TurnAnswer]:
+async def game(pool: AskedPool, completions: Sequence[str], *, sample: int = 0) -> list[TurnAnswer]:
     return [await ask(pool, *completions[: n + 1], sample=sample) for n in range(len(completions))]
 
 

@@ -1,24 +1,31 @@
 """A real generator process over real gRPC: weights, requests, swaps, breaks, ends."""
 
 import asyncio
+import json
 import math
 import signal
 from pathlib import Path
 
+import grpc
 import pytest
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
-from streamrl.keys import DIR_METRICS, ENV_POOL, ENV_SIGNALS_PORT
+from streamrl.keys import DIR_ENDPOINTS, DIR_METRICS, ENV_POOL, ENV_SIGNALS_PORT
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import parse_job
+from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines import create_simulated
-from streamrl_workers.generator.link import Identity, Link, SchedulerLostError
-from streamrl_workers.generator.loop import EngineLoop
-from streamrl_workers.generator.outbox import Outbox
-from streamrl_workers.metrics.recorder import Recorder
-from streamrl_workers.metrics.sink import read_bubbles
-from streamrl_workers.stream.endpoint import read_endpoint
+from streamrl_workers.generator.engines.base import EngineOptions
+from streamrl_workers.generator.link import GeneratorLink
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.generator.settings import GeneratorSettings
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.process.environment_variables import WorkerVariables
+from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.packing import pack_int32
 from support.generator_process import DEADLINE_S, NAME, TOKEN, generator_bench, start_generator
+from support.jobs import simulated_job
 
 SLOW = ({"batch": 1, "milliseconds": 20.0},)
 """A latency curve by which 50 tokens take a second."""
@@ -45,20 +52,24 @@ async def test_a_whole_life(tmp_path: Path):
             assert got.end.generate_s > 0
         heartbeat = await bench.hear("heartbeat")
         assert math.isclose(sum(heartbeat.bubble_seconds.values()), heartbeat.wall_seconds, rel_tol=1e-9)
-        numbers = await _get(read_endpoint(tmp_path, NAME).signals, "/numbers")
+        numbers = await _get(_signals(tmp_path), "/numbers")
         assert '"tokens": 500' in numbers
-        assert "streamrl_generator_tokens_total" in await _get(read_endpoint(tmp_path, NAME).signals, "/metrics")
+        assert "streamrl_generator_tokens_total" in await _get(_signals(tmp_path), "/metrics")
         await bench.scheduler.say(stop=pb.Stop(reason="done"))
         assert await bench.exit_code() == EXIT_DONE
-    last = list(read_bubbles(tmp_path / DIR_METRICS / f"{NAME}.jsonl"))[-1]
-    assert math.isclose(sum(last.parts.values()), last.wall_s, rel_tol=0.01)
-    assert last.parts["busy"] > 0
+    last = list(read_jsonl(tmp_path / DIR_METRICS / f"{NAME}.jsonl"))[-1]
+    assert math.isclose(sum(last["parts"].values()), last["wall_s"], rel_tol=0.01)
+    assert last["parts"]["busy"] > 0
+
+
+def _signals(folder: Path) -> str:
+    return json.loads((folder / DIR_ENDPOINTS / f"{NAME}.json").read_text())["signals"]
 
 
 async def _get(address: str, path: str) -> str:
     host, _, port = address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     async with asyncio.timeout(DEADLINE_S):
         answer = await reader.read()
     writer.close()
@@ -141,10 +152,11 @@ async def test_after_a_break_everything_old_is_forgotten(tmp_path: Path):
 
 
 async def test_cancelled_requests_are_silent_and_free_their_slots(tmp_path: Path):
-    async with generator_bench(tmp_path, latency=SLOW) as bench:
+    async with generator_bench(tmp_path, latency=SLOW, meanTokens=5000.0) as bench:
         await bench.greet()
         await bench.announce(0)
-        await bench.issue(1, 2, 3, 4, 5, 6)
+        await bench.issue(1, 2, 3, 5)  # all slots, for longer than the test
+        await bench.issue(4, 6, prefix=pack_int32(range(4998)))
         await bench.hear("progress 1")
         await bench.scheduler.say(cancel=pb.CancelBatch(leases=[1, 2, 3, 5, 77]))
         await bench.hear("end 4")
@@ -261,7 +273,7 @@ async def test_a_wrong_environment_is_one_line(tmp_path: Path, environment, line
 async def test_a_wrong_token_and_a_port_in_use_are_one_line(tmp_path: Path):
     async with generator_bench(tmp_path) as bench:
         await bench.greet()
-        port = read_endpoint(tmp_path, NAME).signals.rsplit(":", 1)[1]
+        port = _signals(tmp_path).rsplit(":", 1)[1]
         for changes, text in (
             ({"token": "wrong"}, "STREAMRL_TOKEN: is not the token of the scheduler"),
             ({ENV_SIGNALS_PORT: port}, f"STREAMRL_SIGNALS_PORT: port {port} is in use"),
@@ -273,19 +285,23 @@ async def test_a_wrong_token_and_a_port_in_use_are_one_line(tmp_path: Path):
 
 
 async def test_without_a_scheduler_the_link_gives_up_and_says_so():
-    engine = create_simulated(spec=_spec(), slots=1, seed=0)
+    engine = create_simulated(EngineOptions(spec=_spec()))
     recorder = Recorder(sink=None, metrics=None)
-    outbox = Outbox()
+    outbox = GeneratorOutbox()
     loop = EngineLoop(engine, pull=_no_pull, outbox=outbox, recorder=recorder)
-    identity = Identity(
-        generator_id=NAME,
-        instance="x",
-        pool="sim",
+    spec = parse_job(simulated_job()).spec
+    settings = GeneratorSettings(
+        run_dir=Path(),
+        process=NAME,
+        pool=spec.generators[0],
+        spec=spec,
         scheduler_address="127.0.0.1:9",
-        token=TOKEN,
-        lease_s=0.01,
+        signals_port=0,
+        model_path=None,
+        threads=None,
+        variables=WorkerVariables(token=TOKEN),
     )
-    link = Link(loop, outbox=outbox, recorder=recorder, identity=identity)
+    link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance="x", lost_after_s=0.1)
     with pytest.raises(SchedulerLostError, match=r"awaited the scheduler at 127\.0\.0\.1:9 for \d+ s; last:"):
         async with asyncio.timeout(DEADLINE_S):
             await link.run()
@@ -296,6 +312,15 @@ async def _no_pull(_target):
 
 
 def _spec():
-    from streamrl.spec.generators import SimulatedEngine
+    from streamrl.spec.generators import SimulatedEngineSpec
 
-    return SimulatedEngine()
+    return SimulatedEngineSpec()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT])
+async def test_one_that_is_refused_ends_with_the_reason(tmp_path: Path, code: grpc.StatusCode):
+    async with generator_bench(tmp_path) as bench:
+        bench.scheduler.refusal = (code, "a newer process of the same name")
+        assert await bench.exit_code() == EXIT_RETRY
+    log = (tmp_path / "generator.log").read_text().splitlines()
+    assert log[-1] == f"scheduler and generator do not agree: {code.name}: a newer process of the same name"

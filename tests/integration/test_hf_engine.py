@@ -10,17 +10,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
+from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines import create_hf
-from streamrl_workers.generator.engines.hf import attention
-from streamrl_workers.generator.engines.hf.create import build
-from streamrl_workers.generator.engines.hf.engine import HfEngine
-from streamrl_workers.generator.engines.hf.zones import Zone
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, SampleRequest, SamplingParams, TensorBytes
+from streamrl_workers.generator.engines.hf import runner
+from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.hf.kv_cache import LengthBucket
 from streamrl_workers.weights.hashing import tensors_hash
 
 CHARS = "0123456789+-= abcdefgh\n"
 END = len(CHARS)
-GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=None, max_tokens=20, stop=())
+GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=None, max_tokens=20, stop=())
 WARM = replace(GREEDY, temperature=1.0)
 
 
@@ -81,8 +81,8 @@ def engine_for(
     return engine
 
 
-def request(request_id: int, prompt: str, **changes: object) -> Request:
-    base = Request(
+def request(request_id: int, prompt: str, **changes: object) -> SampleRequest:
+    base = SampleRequest(
         request_id=request_id, group_id=0, prompt=prompt, prefix_tokens=(), sampling=WARM, seed=request_id, pinned=False
     )
     return replace(base, **changes)
@@ -113,7 +113,7 @@ class Collected:
                 self.last[rid] = delta
 
 
-def finish(engine: HfEngine, requests: Sequence[Request], into: Collected | None = None) -> Collected:
+def finish(engine: HfEngine, requests: Sequence[SampleRequest], into: Collected | None = None) -> Collected:
     """Generate all, refilling every slot as it frees."""
     collected, waiting = into or Collected(), list(requests)
     while waiting or engine.active():
@@ -181,15 +181,15 @@ def test_logprobs_belong_to_their_version_after_a_load_in_between(tokenizer: Pre
 def test_logprobs_stay_right_while_rows_change_places_by_length(
     model: Qwen2ForCausalLM, endless: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short and long answers together, rows that outgrow others, one that comes long: attention takes zones of rows."""
+    """Short and long answers together, rows that outgrow others, one that comes long: attention takes buckets of rows."""
     widths: list[int] = []
 
-    def spy(zone: Zone, *tensors: torch.Tensor, **options: float | None) -> torch.Tensor:
-        widths.append(zone.width)
-        return original(zone, *tensors, **options)
+    def spy(bucket: LengthBucket, *tensors: torch.Tensor, **options: float | None) -> torch.Tensor:
+        widths.append(bucket.width)
+        return original(bucket, *tensors, **options)
 
-    original = attention._zone_attention
-    monkeypatch.setattr(attention, "_zone_attention", spy)
+    original = runner._bucket_attention
+    monkeypatch.setattr(runner, "_bucket_attention", spy)
     limits = [3, 130, 9, 70, 4, 140, 20, 80, 5, 6, 90, 2]
     requests = [
         request(i, PROMPTS[i % 8], sampling=replace(WARM, max_tokens=limit), prefix_tokens=(2,) * 65 if i == 7 else ())
@@ -403,13 +403,12 @@ def test_tied_tensors_may_be_published_once(model: Qwen2ForCausalLM, tokenizer: 
     once = {name: tensor for name, tensor in published(model).items() if name != "lm_head.weight"}
     engine.load_weights(version=2, tensors=once)
     assert bytes.fromhex(engine.weights_hash()) == tensors_hash(once)
-    assert set(engine.tensor_specs()) == {*once, "lm_head.weight"}
 
 
 def test_created_from_a_folder(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: object) -> None:
     model.save_pretrained(str(tmp_path))
     tokenizer.save_pretrained(str(tmp_path))
-    engine = create_hf(model_path=str(tmp_path), slots=2, max_total_tokens=None, threads=1)
+    engine = create_hf(EngineOptions(spec=HfSpec(slots=2), model_path=str(tmp_path), threads=1))
     assert engine.version is None
     engine.load_weights(version=0, tensors=published(model))
     assert bytes.fromhex(engine.weights_hash()) == tensors_hash(published(model))

@@ -8,13 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from streamrl.spec.model import ScratchModel
-from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
-from streamrl_workers.generator.engines.hf.create import build
-from streamrl_workers.generator.engines.hf.engine import HfEngine
+from streamrl_workers.generator.engines.base import Delta, SampleRequest, SamplingParams, TensorBytes
+from streamrl_workers.generator.engines.hf.engine import HfEngine, build
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 
 POSITIONS = 96
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=7, stop=("\n",))
+SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=7, stop=("\n",))
 OBSERVATIONS = ("up\n", "go down\n", "")
 
 
@@ -58,14 +57,14 @@ def engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> HfEngi
     return engine_for(model, tokenizer)
 
 
-def request(number: int = 0, prompt: str = "say a number?", **changes: object) -> Request:
-    base = Request(
+def request(number: int = 0, prompt: str = "say a number?", **changes: object) -> SampleRequest:
+    base = SampleRequest(
         request_id=number, group_id=0, prompt=prompt, prefix_tokens=(), sampling=SAMPLING, seed=5, pinned=False
     )
     return replace(base, **changes)
 
 
-def run(engine: HfEngine, *requests: Request) -> dict[int, list[Delta]]:
+def run(engine: HfEngine, *requests: SampleRequest) -> dict[int, list[Delta]]:
     """All deltas of each request."""
     deltas: dict[int, list[Delta]] = {one.request_id: [] for one in requests}
     for delta in engine.add(requests):

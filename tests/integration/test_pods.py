@@ -3,12 +3,14 @@
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
+from streamrl_workers.scheduler.journal.store import open_for_writing
 from support.jobs import simulated_job, write_prompts
 from support.pods import Pods
 from support.runs import wait_for
@@ -100,6 +102,24 @@ def test_a_suspended_pod_goes_on_from_its_volumes(secure: Pods) -> None:
     secure.start("trainer")
     assert secure.wait_result()["steps"] == STEPS
     secure.assert_exact()
+
+
+def test_a_run_whose_own_check_fails_is_a_failed_job(tmp_path: Path) -> None:
+    """Exit code 2 for the failure policy, and a result for the operator, also once the container is started again."""
+    with closing(make(tmp_path / "pods", steps=3 * STEPS)) as pods:
+        pods.start_all()
+        pods.wait_step(8)
+        assert pods.terminate("scheduler") == EXIT_RETRY, pods.text("scheduler")
+        with closing(open_for_writing(pods.run_dir / keys.FILE_JOURNAL)) as journal:
+            journal.execute("DELETE FROM groups WHERE group_id = 3")
+        pods.start("scheduler")
+        assert pods.wait("scheduler") == EXIT_USER_ERROR, pods.text("scheduler")
+        assert "own check fails: group 3 " in pods.last_line("scheduler")
+        pods.start("scheduler")
+        result = pods.wait_result()
+        assert result["status"] == "failed"
+        assert all("group 3 " in violation for violation in result["check"]["violations"])
+        assert result["check"]["violations"]
 
 
 def test_a_generator_that_is_told_to_end_finishes_what_it_has(secure: Pods) -> None:

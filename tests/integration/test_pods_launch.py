@@ -47,10 +47,10 @@ def ranks(pods: Pods, *, pod: str = "trainer") -> dict[int, psutil.Process]:
     return found
 
 
-def start(pods: Pods, *, container: str = "trainer") -> dict[int, psutil.Process]:
+def start(pods: Pods, *, container: str = "trainer", **changes: str) -> dict[int, psutil.Process]:
     """Until both ranks have read their settings: what ends them then, they hear."""
     pod = container if container == "trainer" else worker_of(pods)
-    pods.start(container, pod="" if container == "trainer" else pod)
+    pods.start(container, pod="" if container == "trainer" else pod, **changes)
     started: dict[int, psutil.Process] = wait_for(
         lambda: len(found := ranks(pods, pod=pod)) == 2 and found, what=f"two ranks; {pods.logs()}"
     )
@@ -88,6 +88,16 @@ def test_a_killed_rank_ends_all(pods: Pods) -> None:
     started[1].kill()
     assert pods.wait("trainer") == KILLED, pods.text("trainer")
     assert pods.last_line("trainer") == f"rank 1 ended with exit code {KILLED}"
+    assert gone(started)
+
+
+def test_a_frozen_rank_ends_all(pods: Pods) -> None:
+    """The container's own heartbeat is the launcher's: it looks after the ranks'."""
+    started = start(pods, **{keys.ENV_LIVENESS_SECONDS: "6"})
+    started[1].suspend()
+    assert pods.wait("trainer") == KILLED, pods.text("trainer")
+    assert pods.last_line("trainer") == f"rank 1 ended with exit code {KILLED}"
+    assert "rank 1 has shown no sign of life for 2 s, since " in pods.text("trainer")
     assert gone(started)
 
 

@@ -19,7 +19,7 @@ from support.tree import ROOT, python
 COMMAND = """
 import sys
 from streamrl_cli import profile_command
-from streamrl_cli.console import err, lines_of
+from streamrl_cli.console import err
 from streamrl.errors import UserError, UserErrors
 import argparse
 parser = argparse.ArgumentParser()
@@ -28,14 +28,13 @@ try:
     code = profile_command.run(parser.parse_args(sys.argv[1:]))
 except (UserError, UserErrors) as error:
     code = 2
-    for line in lines_of(error):
-        err(line)
+    err(*error.lines)
 print("exit code", code)
 """
 LATENCY = [{"batch": 1, "milliseconds": 4.0}, {"batch": 8, "milliseconds": 11.0}]
 NOISE = 2.0
 """Real time on a machine that may be busy: what falls between two steps is not counted, and the engine gives its tokens all the same. The exact
-figures are shown in virtual time (tests/unit/cli/test_profile_measures.py)."""
+figures are shown in virtual time (tests/unit/cli/test_profile_timing.py)."""
 
 
 DEADLINE_S = 300.0
@@ -147,6 +146,7 @@ def test_a_point_that_takes_too_long_is_one_line(tmp_path: Path) -> None:
             "spec.generators[0].engine.simulated.timeScale: must be above 0: such an engine takes no time, got 0",
         ),
         (("--out", "/nowhere/at/all.json"), "--out: must lie in a directory that exists, got '/nowhere/at/all.json'"),
+        (("--out", "/dev/full"), "--out: must be a regular file or a new one, got '/dev/full'; name another"),
     ],
 )
 def test_each_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:

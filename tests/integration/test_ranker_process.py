@@ -19,15 +19,14 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_workers.ranker.backbone import load_backbone
-from streamrl_workers.ranker.budget import BURST_S
-from streamrl_workers.ranker.folders import HEAD_FILE
+from streamrl_workers.ranker.folder import HEAD_FILE
 from streamrl_workers.ranker.language_model import LanguageModel
 from streamrl_workers.ranker.protocol import MODULE, Opening
+from streamrl_workers.ranker.tuning import BURST_S
 from streamrl_workers.scheduler.effects import AskRanker
 from streamrl_workers.scheduler.lengths import prompt_key
-from streamrl_workers.scheduler.lengths.quality import rank_correlation
-from streamrl_workers.scheduler.shell.ranker_process import MAX_DEATHS, Patience, RankerProcess
+from streamrl_workers.scheduler.lengths.trust import measure
+from streamrl_workers.scheduler.server.ranker_client import MAX_DEATHS, Patience, RankerClient
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
 from support.tiny_folder import tiny_folder
@@ -43,13 +42,13 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ranker that has learnt nothing, as `rank fit` writes one."""
+    """A ranker that has learnt nothing, as `ranker fit` writes one."""
     model = tiny_folder(tmp_path_factory.mktemp("model"))
     words = Tokenizer(WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1").save_pretrained(model)
     made = tmp_path_factory.mktemp("ranker")
-    LanguageModel.fresh(load_backbone(str(model), field="model"), learning_rate=3e-3).save(made)
+    LanguageModel.of(str(model), learning_rate=3e-3, field="model").save(made)
     return made
 
 
@@ -61,15 +60,15 @@ def word_pairs(count: int, *, seed: int) -> list[tuple[str, float]]:
 
 
 class Asked:
-    """A desk with its process, and what it has answered."""
+    """A client with its process, and what it has answered."""
 
     def __init__(self, opening: Opening) -> None:
         self.scores: dict[int, float] = {}
-        self.desk = RankerProcess(opening, on_scores=self.scores.update)
+        self.client = RankerClient(opening, on_scores=self.scores.update)
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
-        task = asyncio.create_task(self.desk.run())
+        task = asyncio.create_task(self.client.run())
         try:
             yield self
         finally:
@@ -77,7 +76,7 @@ class Asked:
             await asyncio.gather(task, return_exceptions=True)
 
     def learn(self, pairs: list[tuple[str, float]]) -> None:
-        self.desk.ask(AskRanker(prompts=(), pairs=tuple(pairs)))
+        self.client.ask(AskRanker(prompts=(), pairs=tuple(pairs)))
 
     async def until(self, holds: Any, what: str) -> None:
         try:
@@ -85,20 +84,21 @@ class Asked:
                 while not holds():  # noqa: ASYNC110 - a poll with a deadline: another process is awaited
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"waited for {what}: {self.desk.numbers()}") from None
+            raise AssertionError(f"waited for {what}: {self.client.status()}") from None
 
     async def held_out(self) -> float:
         """Rank correlation on prompts never learnt."""
         pairs = word_pairs(80, seed=9)
         by_key = {prompt_key(prompt): (prompt, tokens) for prompt, tokens in pairs}
         self.scores.clear()
-        self.desk.ask(AskRanker(prompts=tuple((key, prompt) for key, (prompt, _) in by_key.items()), pairs=()))
+        self.client.ask(AskRanker(prompts=tuple((key, prompt) for key, (prompt, _) in by_key.items()), pairs=()))
         await self.until(lambda: len(self.scores) == len(by_key), "scores")
-        return rank_correlation([self.scores[key] for key in by_key], [t for _, t in by_key.values()]) or 0.0
+        found = measure([self.scores[key] for key in by_key], [t for _, t in by_key.values()])
+        return found.rank_correlation or 0.0
 
 
 def opening(folder: Path, state_dir: Path, **changes: Any) -> Opening:
-    given: dict[str, Any] = {"ranker": "languageModel", "path": str(folder), "field": "path"}
+    given: dict[str, Any] = {"path": str(folder), "field": "path"}
     return Opening(**{**given, "state_dir": str(state_dir), "cpu_percent": 20, "refit_pairs": REFIT_PAIRS, **changes})
 
 
@@ -106,11 +106,11 @@ def opening(folder: Path, state_dir: Path, **changes: Any) -> Opening:
 async def test_it_learns_within_its_budget_and_a_later_process_goes_on(folder: Path, tmp_path: Path) -> None:
     async with Asked(opening(folder, tmp_path / "state")).running() as asked:
         before = await asked.held_out()
-        began_s, began_cpu_s = time.monotonic(), asked.desk.numbers().process.cpu_s
+        began_s, began_cpu_s = time.monotonic(), asked.client.status().process.cpu_s
         for number in range(ROUNDS):
             asked.learn(word_pairs(REFIT_PAIRS, seed=number))
-            await asked.until(lambda: asked.desk.numbers().process.rounds > number, "a round")  # noqa: B023 - awaited here
-        numbers = asked.desk.numbers().process
+            await asked.until(lambda: asked.client.status().process.rounds > number, "a round")  # noqa: B023 - awaited here
+        numbers = asked.client.status().process
         wall_s, cpu_s = time.monotonic() - began_s, numbers.cpu_s - began_cpu_s
         assert cpu_s < 0.2 * (wall_s + BURST_S) + 0.5, (cpu_s, wall_s)
         after = await asked.held_out()
@@ -128,22 +128,22 @@ async def test_weights_that_do_not_fit_are_one_line(folder: Path, tmp_path: Path
     shutil.copytree(folder, spoilt)
     head = LanguageModel.load(folder, field="x")._head.state_dict()
     save_file({name: tensor[..., :1].contiguous() for name, tensor in head.items()}, spoilt / HEAD_FILE)
-    with pytest.raises(UserError, match=r"path: head\.safetensors cannot be read: ") as caught:
+    with pytest.raises(UserError, match=r"path: cannot be read: ") as caught:
         async with asyncio.timeout(DEADLINE_S):
-            await Asked(opening(spoilt, tmp_path / "state")).desk.run()
+            await Asked(opening(spoilt, tmp_path / "state")).client.run()
     assert "\n" not in str(caught.value)
 
 
 async def test_one_that_never_comes_up_is_given_up_and_asked_no_more(folder: Path, tmp_path: Path) -> None:
     patience = Patience(start_s=0.01, first_pause_s=0.001)
-    desk = RankerProcess(opening(folder, tmp_path / "state"), on_scores=lambda _: None, patience=patience)
+    client = RankerClient(opening(folder, tmp_path / "state"), on_scores=lambda _: None, patience=patience)
     question = AskRanker(prompts=((1, "w3"),), pairs=(("w5", 2.0),))
-    desk.ask(question)
-    assert desk.numbers().waiting == 1
+    client.ask(question)
+    assert client.status().waiting == 1
     async with asyncio.timeout(DEADLINE_S):
-        await desk.run()
-    desk.ask(question)
-    numbers = desk.numbers()
+        await client.run()
+    client.ask(question)
+    numbers = client.status()
     assert (numbers.state, numbers.deaths, numbers.waiting) == ("given_up", MAX_DEATHS, 0)
 
 
@@ -203,7 +203,7 @@ def test_a_bad_folder_ends_before_the_run_begins(tmp_path: Path) -> None:
         assert child.wait(DEADLINE_S) == 2
         (line,) = workers.text("scheduler").strip().splitlines()
         assert line.startswith(
-            "spec.scheduling.ranker.languageModel.path: must be a folder that `streamrl rank fit` wrote, got "
+            "spec.scheduling.ranker.languageModel.path: must be a folder that `streamrl ranker fit` wrote, got "
         )
         assert not (workers.folder / keys.FILE_NUMBERS).exists()
     finally:

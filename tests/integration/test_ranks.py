@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from streamrl_workers.trainer.engine import TrainEngine
-from streamrl_workers.trainer.engines import EngineSetup
-from streamrl_workers.trainer.engines.create import create
-from streamrl_workers.trainer.engines.precision import has_bf16
+from streamrl_workers.trainer.engines.engine import EngineSetup, TrainEngine
+from streamrl_workers.trainer.engines.sharding import has_bf16
+from streamrl_workers.trainer.engines.torch_engine import create
 from support.rank0 import act
 from support.rank_team import RankTeam, tensors_in
 from support.tiny_folder import tiny_folder

@@ -13,9 +13,9 @@ import pytest
 from streamrl.errors import EXIT_DONE
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
-from streamrl_workers.generator.engine import Request, Sampling
-from streamrl_workers.generator.engines.simulated_samples import draw_sample
-from streamrl_workers.scheduler.seeds import sample_seed
+from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.simulated import draw_sample
+from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from support.jobs import simulated_job, write_prompts
 from support.journals import trajectories
@@ -77,11 +77,11 @@ def until_moved(workers: Workers) -> int:
     return 0
 
 
-def check(trajectory: pb.Trajectory) -> None:
+def check(trajectory: pb.Sample) -> None:
     """Tokens and log-probs are those of one generator alone, and each is of a version that is named."""
     job = parse_job(long_tails()).spec
-    limits = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=400, stop=())
-    request = Request(
+    limits = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=400, stop=())
+    request = SampleRequest(
         request_id=1,
         group_id=trajectory.group_id,
         prompt=bytes(list(unpack_int32(trajectory.prompt_tokens))).decode(),

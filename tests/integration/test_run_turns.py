@@ -83,7 +83,7 @@ def kill_task_worker(run: LocalRun) -> None:
     """The process that holds the live environments."""
     scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
     workers = wait_for(
-        lambda: [worker for nursery in scheduler.children() for worker in nursery.children()], what="a task worker"
+        lambda: [worker for server in scheduler.children() for worker in server.children()], what="a task worker"
     )
     workers[0].kill()
 

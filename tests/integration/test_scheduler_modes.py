@@ -95,9 +95,9 @@ def test_colocated_waits_are_turns(tmp_path: Path) -> None:
     run = start(mode_job("Colocated", steps=10), tmp_path)
     assert run.wait_end() == 0, run.logs()
     for process in ("trainer", "generator"):
-        assert part_s(run, "pipeline_turn", process=process) > 0
+        assert part_s(run, "pipeline_phase", process=process) > 0
         assert part_s(run, "pipeline_staleness", process=process) == 0
-    assert part_s(run, "pipeline_turn", process="generator") > 10 * STEP_S / 2, "they wait while the trainer trains"
+    assert part_s(run, "pipeline_phase", process="generator") > 10 * STEP_S / 2, "they wait while the trainer trains"
     assert {line["staleness_max"] for line in step_lines(run)} == {0}
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.admission import await_admission
-from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import connect
+from streamrl_workers.stream.messages import Joiner, write
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
@@ -63,9 +63,9 @@ async def _first_answer(workers: Workers, *, token: str, event: pb.GeneratorEven
         call = SchedulerStub(channel).Generate(metadata=call_metadata(token))
         async with asyncio.timeout(30):
             await await_admission(call)
-            await call.write(event)
-            answer: pb.GeneratorCommand = await call.read()
-            if answer is grpc.aio.EOF:
+            await write(call, event)
+            answer = await Joiner(pb.GeneratorCommand).read(call)
+            if answer is None:
                 raise grpc.aio.AioRpcError(await call.code(), None, None, details=await call.details())
             return answer
     finally:
@@ -93,10 +93,10 @@ async def test_second_hello_loses_the_connection_alone(workers: Workers) -> None
     workers.start_scheduler()
     channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
     call = SchedulerStub(channel).Generate(metadata=call_metadata(workers.token))
-    await call.write(HELLO)
-    await call.write(HELLO)
+    await write(call, HELLO)
+    await write(call, HELLO)
     async with asyncio.timeout(30):
-        with pytest.raises(grpc.aio.AioRpcError, match="ABORTED"):
+        with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
             while await call.read() is not grpc.aio.EOF:
                 pass
     await channel.close()
@@ -165,6 +165,6 @@ def test_ends_when_its_parent_is_gone(workers: Workers) -> None:
 
 
 def _start_with_pipe(workers: Workers, reader: int):
-    child = workers.start("scheduler", pass_fds=(reader,), **{keys.ENV_LIFELINE_FD: str(reader)})
+    child = workers.start("scheduler", pass_fds=(reader,), **{keys.ENV_PARENT_WATCH_FD: str(reader)})
     workers.endpoint("scheduler")
     return child

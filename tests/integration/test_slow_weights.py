@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.puller import Announced, Puller
 from streamrl_workers.stream import stream_pb2_grpc
-from streamrl_workers.weights.client import pull
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.publisher import WeightStore
-from streamrl_workers.weights.server import WeightsService
+from streamrl_workers.weights.pull import Announced, Puller, pull
+from streamrl_workers.weights.server import WeightsService, WeightStore
 
 DEADLINE_S = 60.0
 CHUNK_BYTES, CHUNKS, TENSORS = 1024, 8, 4

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.pool import TaskPool
+from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_LIVENESS_SECONDS
 from streamrl_workers.tasks.values import Score, ScoreSample, TaskPoolError
 from support.task_jobs import make_job, write_lines
+from support.task_pools import AskedPool
 
 TIMEOUT_S = 0.5
 WAIT_S = 30.0
@@ -86,10 +87,10 @@ PID = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewa
 
 
 @asynccontextmanager
-async def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AsyncIterator[TaskPool]:
+async def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AsyncIterator[AskedPool]:
     (base_dir / "pool_rewards.py").write_text(REWARDS)
     job = make_job(dataset=write_lines(base_dir / "lines.jsonl", count=60), rewards=rewards or (ACT,), **task)
-    pool = TaskPool(job, base_dir=base_dir, memory_limit_bytes=MEMORY_LIMIT_BYTES)
+    pool = AskedPool(job, base_dir=base_dir, memory_limit_bytes=MEMORY_LIMIT_BYTES)
     await pool.start()
     try:
         yield pool
@@ -121,7 +122,7 @@ def wait_ended(processes: list[psutil.Process]) -> None:
         time.sleep(0.01)
 
 
-async def scored(pool: TaskPool, *completions: str) -> list[Score]:
+async def scored(pool: AskedPool, *completions: str) -> list[Score]:
     asked = requests(*completions)
     async with asyncio.timeout(WAIT_S):
         results = await pool.score(asked)
@@ -204,23 +205,38 @@ async def test_workers_killed_from_outside_cost_no_sample(tmp_path: Path) -> Non
 
 async def _worker_in_loop(*, not_pid: int) -> psutil.Process:
     while True:
-        for nursery in psutil.Process().children():
-            for worker in nursery.children():
+        for server in psutil.Process().children():
+            for worker in server.children():
                 if worker.pid != not_pid and worker.cpu_times().user > 0.2:
                     return worker
         await asyncio.sleep(0.01)
 
 
-async def test_the_nursery_killed_from_outside_is_replaced(tmp_path: Path) -> None:
+async def test_the_fork_server_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     async with running(tmp_path, PID) as pool:
         (first,) = await scored(pool, "a")
-        (nursery,) = psutil.Process().children()
-        workers = nursery.children()
-        nursery.kill()
+        (server,) = psutil.Process().children()
+        workers = server.children()
+        server.kill()
         await asyncio.to_thread(wait_ended, workers)
         (second,) = await scored(pool, "a")
         assert second.reward not in (None, first.reward)
         assert sum(pool.failures.values()) == 0
+
+
+async def test_a_frozen_fork_server_is_told_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its workers cannot be replaced without it, and one that overruns cannot be killed."""
+    monkeypatch.setenv(ENV_HEARTBEAT_FILE, str(tmp_path / "heartbeats" / "scheduler"))
+    monkeypatch.setenv(ENV_LIVENESS_SECONDS, "6")
+    async with running(tmp_path) as pool:
+        (server,) = psutil.Process().children()
+        server.suspend()
+        async with asyncio.timeout(WAIT_S):
+            bad, good = await pool.score(requests("sleep", "fine"))
+        assert (bad.kind, good.kind, server.is_running()) == ("timeout", None, False)
+    assert "the task pool's fork server has shown no sign of life for 2 s, since " in caplog.text
 
 
 async def test_prompts_are_those_of_the_data_set(tmp_path: Path) -> None:
@@ -233,15 +249,17 @@ async def test_prompts_are_those_of_the_data_set(tmp_path: Path) -> None:
         assert await pool.prompts(split="train", first_index=0, count=0) == []
 
 
-async def test_another_nursery_makes_the_same_prompts_though_the_data_set_iterates_over_sets(tmp_path: Path) -> None:
+async def test_another_fork_server_makes_the_same_prompts_though_the_data_set_iterates_over_sets(
+    tmp_path: Path,
+) -> None:
     dataset = {"reasoningGym": {"name": "isomorphic_strings"}}
-    pool = TaskPool(make_job(dataset=dataset, rewards=[{"name": "right", "verifier": {}}]), base_dir=tmp_path)
+    pool = AskedPool(make_job(dataset=dataset, rewards=[{"name": "right", "verifier": {}}]), base_dir=tmp_path)
     await pool.start()
     try:
         first = await pool.prompts(split="train", first_index=0, count=20)
-        (nursery,) = psutil.Process().children()
-        workers = nursery.children()
-        nursery.kill()
+        (server,) = psutil.Process().children()
+        workers = server.children()
+        server.kill()
         await asyncio.to_thread(wait_ended, workers)
         assert await pool.prompts(split="train", first_index=0, count=20) == first
     finally:
@@ -255,7 +273,7 @@ async def test_a_prompt_that_cannot_be_made_is_the_users_error(tmp_path: Path) -
     bad = '{"prompt": "bad", "answer": "b", "level": 2}'
     (tmp_path / "lines.jsonl").write_text(f"{text}\n{bad}\n")
     job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=(ACT,), format={"function": "pool_rewards:made"})
-    pool = TaskPool(job, base_dir=tmp_path)
+    pool = AskedPool(job, base_dir=tmp_path)
     await pool.start()
     try:
         with pytest.raises(UserError, match="level 2 cannot be asked"):
@@ -278,7 +296,7 @@ async def test_the_users_mistakes_show_at_the_start(
 ) -> None:
     (tmp_path / "pool_rewards.py").write_text(REWARDS)
     lines = write_lines(tmp_path / "lines.jsonl", count=9)
-    pool = TaskPool(make_job(dataset=dataset or lines, rewards=[{"name": "it", **reward}]), base_dir=tmp_path)
+    pool = AskedPool(make_job(dataset=dataset or lines, rewards=[{"name": "it", **reward}]), base_dir=tmp_path)
     with pytest.raises(UserError, match=text):
         await pool.start()
     assert psutil.Process().children() == []
@@ -286,7 +304,7 @@ async def test_the_users_mistakes_show_at_the_start(
 
 async def test_a_module_that_ends_the_process_is_told(tmp_path: Path) -> None:
     (tmp_path / "pool_rewards.py").write_text("import os; os._exit(9)")
-    pool = TaskPool(make_job(dataset=write_lines(tmp_path / "a.jsonl", count=9), rewards=(ACT,)), base_dir=tmp_path)
+    pool = AskedPool(make_job(dataset=write_lines(tmp_path / "a.jsonl", count=9), rewards=(ACT,)), base_dir=tmp_path)
     with pytest.raises(TaskPoolError, match="ended with status 9 while it opened the data set and rewards"):
         await pool.start()
 
@@ -316,13 +334,13 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from support.task_jobs import make_job
-from streamrl_workers.tasks.pool import TaskPool
+from support.task_pools import AskedPool
 from streamrl_workers.tasks.values import ScoreSample
 
 async def main():
     base = Path(sys.argv[1])
     pid = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewards:pid"}}
-    pool = TaskPool(make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[pid]), base_dir=base)
+    pool = AskedPool(make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[pid]), base_dir=base)
     await pool.start()
     ask = lambda text: pool.score([ScoreSample(group_id=0, sample_index=0, split="train", prompt_index=0, completion=text)])
     print(int((await ask("a"))[0].reward), flush=True)
@@ -354,7 +372,7 @@ def test_the_pool_itself_loads_no_data_set_and_no_numbers() -> None:
 
 
 def test_frames_carry_every_string() -> None:
-    from streamrl_workers.tasks import framing
+    from streamrl_workers.process import framing
 
     value = ["\x00", "\ud800", "ü", "\n", 0.1, None, {"a": [1]}]
     left, right = socket.socketpair()

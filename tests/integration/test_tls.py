@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import pytest
 from streamrl import keys
 from streamrl.errors import EXIT_USER_ERROR
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.admission import await_admission
-from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import ConnectTimeoutError, connect
+from streamrl_workers.stream.messages import write
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub, WeightsStub
 from streamrl_workers.stream.tls import Tls
 from support.certificates import Authority, mount
@@ -24,6 +25,7 @@ from support.pods import HOST, Pods
 from support.runs import wait_for
 
 ANSWER_S = 30.0
+SILENCE_S = 60.0
 REFUSED_S = 2.0
 """A handshake that fails fails at once, and is tried again; there is nothing to wait for longer."""
 
@@ -52,7 +54,9 @@ async def channel_of(pods: Pods, service: str, *, files: Path | None, timeout_s:
 
 async def generate(channel: grpc.aio.Channel) -> Any:
     call = SchedulerStub(channel).Generate(metadata=call_metadata("any"))
-    return await _converse(call, pb.GeneratorEvent(hello=pb.GeneratorHello(generator_id="g", pool="sim", slots=1)))
+    return await _converse(
+        call, pb.GeneratorEvent(hello=pb.GeneratorHello(generator_id="g", instance="i", pool="sim", slots=1))
+    )
 
 
 async def train(channel: grpc.aio.Channel) -> Any:
@@ -76,7 +80,7 @@ async def fetch(channel: grpc.aio.Channel) -> Any:
 async def _converse(call: Any, event: Any) -> Any:
     async with asyncio.timeout(ANSWER_S):
         await await_admission(call)
-        await call.write(event)
+        await write(call, event)
         answer = await call.read()
     if answer is grpc.aio.EOF:
         raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), await call.details())
@@ -225,3 +229,12 @@ def test_bad_files_are_one_line(tmp_path: Path, container: str) -> None:
         assert "tls.key is not the key of tls.crt" in pods.last_line(name)
     finally:
         pods.close()
+
+
+@pytest.mark.parametrize("service", ["grpc", "weights"])
+def test_a_connection_that_begins_no_handshake_is_closed(pods: Pods, service: str) -> None:
+    """gRPC's own limit is two minutes: the deadline is far from it, and from ours."""
+    with socket.create_connection((HOST, pods.ports[service])) as silent:
+        silent.settimeout(SILENCE_S)
+        while silent.recv(4096):
+            pass

@@ -6,9 +6,8 @@ import time
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.client import pull
-from streamrl_workers.weights.errors import VersionGoneError, WeightsError
 from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.weights.pull import VersionGoneError, WeightsError, pull
 from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
 
 CHUNK_BYTES = 64 * 1024

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streamrl_operator.kube.access import Access
 from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.rest_config import RestConfig
 
 Doc = dict[str, Any]
 Refuse = Callable[[str, str, Doc], tuple[int, str] | None]
@@ -39,7 +39,7 @@ class ApiServer:
         application.router.add_route("*", "/{path:.*}", self._answer)
         server = TestServer(application)
         await server.start_server(shutdown_timeout=0.1)
-        async with Client(Access(server=str(server.make_url("")).rstrip("/"), tls=None)) as made:
+        async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None)) as made:
             yield made
         await server.close()
 

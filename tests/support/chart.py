@@ -10,20 +10,23 @@ from cluster.harness import tools
 
 CHART = Path(__file__).parents[2] / "helm/streamrl"
 HELM_S = 120
+REGISTRY = "registry.example.com/rl"
+_RENDERS = ("template", "install", "upgrade", "lint")
 
 Objects = list[dict[str, Any]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def runner(home: Path, kubeconfig: Path | None = None) -> Helm:
-    """Something that runs helm with arguments; it keeps its files in `home`."""
+    """Something that runs helm with arguments; it keeps its files in `home`. Images are in `REGISTRY`, unless the arguments say otherwise."""
     program = str(tools.tool("helm"))
     variables = {f"HELM_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
     variables["KUBECONFIG"] = str(kubeconfig or home / "none")
 
-    def run(*arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(command: str, *arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        own = ("--set", f"images.registry={REGISTRY}") if command in _RENDERS else ()
         done = subprocess.run(
-            [program, *arguments],
+            [program, command, *own, *arguments],
             input=stdin,
             capture_output=True,
             text=True,
@@ -31,7 +34,7 @@ def runner(home: Path, kubeconfig: Path | None = None) -> Helm:
             check=False,
             env=os.environ | variables,
         )
-        assert not (check and done.returncode), f"helm {' '.join(arguments)}: {done.stderr}"
+        assert not (check and done.returncode), f"helm {' '.join((command, *arguments))}: {done.stderr}"
         return done
 
     return run

@@ -21,4 +21,9 @@ def streamrl(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
     capsys.readouterr()
     code = main(arguments)
     written = capsys.readouterr()
-    return Outcome(code=code, out=written.out.splitlines(), err=written.err.splitlines())
+    return Outcome(code=code, out=_lines(written.out), err=_lines(written.err))
+
+
+def _lines(text: str) -> list[str]:
+    """As a terminal has them: `splitlines` would hide some control characters."""
+    return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n") if text else []

@@ -1,9 +1,11 @@
 """A generator and a trainer of the world around the core: what they hold and what they were told."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import effects as fx
 
 
 @dataclass
@@ -39,3 +41,9 @@ class SimTrainer:
     idle: str = ""
     owed: int = 0
     """Bytes of groups that it has taken and not yet paid for."""
+
+
+def group_command(effect: fx.DeliverGroup, samples: Sequence[bytes]) -> pb.TrainerCommand:
+    trajectories = [pb.Sample.FromString(data) for data in samples]
+    group = pb.Group(group_id=effect.group_id, step=effect.step, samples=trajectories, size_bytes=effect.size_bytes)
+    return pb.TrainerCommand(group=group)

@@ -1,7 +1,6 @@
 """A small world around the scheduler's core: links, a journal, generators, a trainer, all driven by hand.
 
-Everything that a real shell does asynchronously is a queue here, so that a test decides what happens
-next: deliver a command, make tokens, commit, kill. Checks invariants 1 and 2 as steps are taken.
+What the server does asynchronously is a queue here: a test decides what happens next. Checks invariants 1 and 2.
 """
 
 from collections import deque
@@ -11,20 +10,22 @@ from random import Random
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.measured import Curves
+from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Prediction
-from streamrl_workers.scheduler.replay import replay
-from streamrl_workers.scheduler.settings import Settings
-from support.core_peers import SimGenerator, SimTrainer
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
+from support.core_peers import SimGenerator, SimTrainer, group_command
+from support.replayed import replay
 from support.turns import check_trajectory, next_token
 
 STEEP = LatencyCurve((1, 64), (0.01, 0.2))
 """Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
 
 
-def settings(**changes) -> Settings:
+def settings(**changes) -> SchedulerSettings:
     values = {
         "batch_groups": 3,
         "staleness": 1,
@@ -36,11 +37,11 @@ def settings(**changes) -> Settings:
         "evaluation_interval": 2,
         "lease_s": 10.0,
         "max_buffer_bytes": 1 << 20,
-        "dispatch": "lateBinding",
+        "dispatch": "longestFirst",
         "length_signals": ("History",),
         "prompt_look_ahead": 8,
     }
-    return Settings(**{**values, **changes})
+    return SchedulerSettings(**{**values, **changes})
 
 
 class KnownLengths(Lengths):
@@ -61,16 +62,18 @@ class KnownLengths(Lengths):
 class World:
     """The core and everybody around it."""
 
-    def __init__(self, job: Settings, *, slots: tuple[int, ...] = (3, 2), lengths: Lengths | None = None) -> None:
+    def __init__(
+        self, job: SchedulerSettings, *, slots: tuple[int, ...] = (3, 2), lengths: Lengths | None = None
+    ) -> None:
         self.job = job
         self.lengths = lengths
         self.now_s = 0.0
-        self.durable: list[fx.Record] = []
+        self.durable: list[rec.Record] = []
         self.unsynced: deque[fx.Write] = deque()
-        self.scores: deque[fx.ScoreSample] = deque()
-        self.turns: deque[fx.PlayTurn] = deque()
+        self.scores: deque[ScoreSample] = deque()
+        self.turns: deque[PlayTurn] = deque()
         self.played: set[int] = set()
-        self.prompts: deque[fx.NeedPrompts] = deque()
+        self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
         self.lives = 0
         self.instances = 0
@@ -97,55 +100,62 @@ class World:
         self.scores.clear()
         self.turns.clear()
         self.prompts.clear()
-        self.taken = {record.step for record in self.durable if isinstance(record, fx.StepTaken)}
+        self.taken = {record.step for record in self.durable if isinstance(record, rec.StepTaken)}
         """Steps with a record, durable or not, as this scheduler knows it."""
         self.redrawn = 0
         """Groups dropped for the step being filled because their rewards are equal."""
         self.generators = {name: generator for name, generator in self.generators.items() if not generator.leaving}
-        self.core = Core(
-            self.job,
-            replay(self.durable),
-            first_lease=self.lives * 1_000_000,
-            lengths=self.lengths,
-            curves=Curves({"p": STEEP}),
-        )
+        self.core = self.make_core()
         self.do(self.core.start(self.now_s))
         for generator in self.generators.values():
             generator.connected = False
         if self.trainer is not None:
             self.trainer.connected = False
 
+    def make_core(self) -> Core:
+        """The core of this life, from what is durable."""
+        return Core(
+            self.job,
+            replay(self.durable),
+            first_lease=self.lives * 1_000_000,
+            lengths=self.lengths,
+            curves=Curves({"p": STEEP}),
+        )
+
     def do(self, effects: list[fx.Effect]) -> None:
         for effect in effects:
-            match effect:
-                case fx.Write():
-                    self.unsynced.append(effect)
-                    self.note(effect.record)
-                case fx.ScoreSample():
-                    self.scores.append(effect)
-                case fx.PlayTurn():
-                    assert effect.lease not in self.played, "a turn is asked about twice"
-                    self.played.add(effect.lease)
-                    self.turns.append(effect)
-                case fx.NeedPrompts():
-                    self.prompts.append(effect)
-                case fx.ToGenerator():
-                    self.tell_generator(effect)
-                case fx.ToTrainer():
-                    if self.trainer is not None and self.trainer.connected:
-                        self.trainer.inbox.append(effect.command)
-                case fx.HandGroup():
-                    if self.trainer is not None and self.trainer.connected:
-                        self.trainer.inbox.append(_group_command(effect, self.samples_of(effect)))
-                case fx.Finished():
-                    self.finished = True
-                case fx.Failed():
-                    self.failed = effect.reason
+            self.take(effect)
         self.check()
 
-    def samples_of(self, effect: fx.HandGroup) -> Sequence[bytes]:
+    def take(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.Write():
+                self.unsynced.append(effect)
+                self.note(effect.record)
+            case ScoreSample():
+                self.scores.append(effect)
+            case PlayTurn():
+                assert effect.lease not in self.played, "a turn is asked about twice"
+                self.played.add(effect.lease)
+                self.turns.append(effect)
+            case NeedPrompts():
+                self.prompts.append(effect)
+            case fx.ToGenerator():
+                self.tell_generator(effect)
+            case fx.ToTrainer():
+                if self.trainer is not None and self.trainer.connected:
+                    self.trainer.inbox.append(effect.command)
+            case fx.DeliverGroup():
+                if self.trainer is not None and self.trainer.connected:
+                    self.trainer.inbox.append(group_command(effect, self.samples_of(effect)))
+            case fx.Finished():
+                self.finished = True
+            case fx.Failed():
+                self.failed = effect.reason
+
+    def samples_of(self, effect: fx.DeliverGroup) -> Sequence[bytes]:
         """Its own, or the journal's: those must be durable."""
-        found = (r for r in self.durable if isinstance(r, fx.Scored) and r.group_id == effect.group_id)
+        found = (r for r in self.durable if isinstance(r, rec.Scored) and r.group_id == effect.group_id)
         return effect.trajectories or next(found).trajectories
 
     def tell_generator(self, effect: fx.ToGenerator) -> None:
@@ -163,15 +173,15 @@ class World:
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
-        if self.job.whole_batches and view.handed_groups and view.step not in self.taken:
-            assert view.buffered_groups >= self.job.batch_groups, "handed over before the batch was whole"
+        if self.job.whole_batches and view.delivered_groups and view.step not in self.taken:
+            assert view.buffered_groups >= self.job.batch_groups, "delivered before the batch was whole"
 
-    def note(self, record: fx.Record) -> None:
+    def note(self, record: rec.Record) -> None:
         """Dynamic sampling is bounded for each step."""
-        if isinstance(record, fx.StepTaken) and record.step not in self.taken:
+        if isinstance(record, rec.StepTaken) and record.step not in self.taken:
             self.taken.add(record.step)
             self.redrawn = 0
-        elif isinstance(record, fx.Dropped) and record.reason == "zero_variance":
+        elif isinstance(record, rec.Dropped) and record.reason == "zero_variance":
             self.redrawn += 1
             assert self.redrawn <= (self.job.draws_per_step - 1) * self.job.batch_groups
 
@@ -186,23 +196,23 @@ class World:
     def deliver_prompts(self) -> None:
         need = self.prompts.popleft()
         indices = range(need.first_index, need.first_index + need.count)
-        texts = [fx.Prompt(split=need.split, index=i, text=f"{need.split} {i % 5}") for i in indices]
+        texts = [Prompt(split=need.split, index=i, text=f"{need.split} {i % 5}") for i in indices]
         self.do(self.core.prompts_arrived(texts))
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
         which = {"group_id": ask.group_id, "sample_index": ask.sample_index}
         if fail:
-            score = fx.Score(**which, reward=None, parts={}, error="it hung", kind="timeout")
+            score = Score(**which, reward=None, parts={}, error="it hung", kind="timeout")
         else:
             reward = self.reward(ask.group_id, ask.sample_index)
-            score = fx.Score(**which, reward=reward, parts={"whole": reward, "twice": 2 * reward})
+            score = Score(**which, reward=reward, parts={"whole": reward, "twice": 2 * reward})
         self.do(self.core.scores_arrived([score]))
 
     def answer_turn(self, *, done: bool, error: str = "", observation: str = "o", late: bool = False) -> None:
         """The environment answers the oldest turn; `late`: and says it once more."""
         ask = self.turns.popleft()
-        answer = fx.TurnAnswer(
+        answer = TurnAnswer(
             group_id=ask.group_id,
             sample_index=ask.sample_index,
             lease=ask.lease,
@@ -275,7 +285,7 @@ class World:
         assert generator.version is None or generator.wanted.step >= generator.version[1], "a version's number fell"
         generator.version = (generator.wanted.attempt, generator.wanted.step)
         loaded, generator.wanted = generator.wanted, None
-        recorded = {record.step for record in self.durable if isinstance(record, fx.StepTaken)}
+        recorded = {record.step for record in self.durable if isinstance(record, rec.StepTaken)}
         assert loaded.step == 0 or loaded.step - 1 in recorded, "a version was announced whose step has no record"
         self.do(self.core.weights_loaded(generator.name, version=loaded, now_s=self.now_s))
 
@@ -363,17 +373,17 @@ class World:
     def check_step(self, step: int, groups: list[pb.Group]) -> None:
         """Invariants 1 and 2, from what the trainer really got."""
         ids = tuple(sorted(group.group_id for group in groups))
-        recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, fx.StepTaken) and r.step == step]
+        recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, rec.StepTaken) and r.step == step]
         assert all(ids == before for before in recorded), "a step was repeated with other groups"
         others = {g for s, taken in self.history.items() if s < step for g in taken}
         assert not others & set(ids), "a group is in two steps"
         self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
         for group in groups:
-            assert len(group.trajectories) == self.job.group_size
-            for trajectory in group.trajectories:
+            assert len(group.samples) == self.job.group_size
+            for trajectory in group.samples:
                 check_trajectory(trajectory, max_turns=self.job.max_turns)
                 assert self.job.partial_rollouts or self.job.max_turns or len(trajectory.spans) == 1
-            first = min(trajectory.spans[0].step for trajectory in group.trajectories)
+            first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)
 
@@ -488,11 +498,3 @@ class World:
 
 def is_evaluation(request: pb.SampleRequest) -> bool:
     return request.group_id >= GROUP_BASE
-
-
-def _group_command(effect: fx.HandGroup, samples: Sequence[bytes]) -> pb.TrainerCommand:
-    trajectories = [pb.Trajectory.FromString(data) for data in samples]
-    group = pb.Group(
-        group_id=effect.group_id, step=effect.step, trajectories=trajectories, size_bytes=effect.size_bytes
-    )
-    return pb.TrainerCommand(group=group)

@@ -9,6 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # many connect in one moment; the default of 5 drops some
+
+
 @dataclass
 class Endpoint:
     """Where it is and what it was asked."""
@@ -52,7 +56,7 @@ def serving(answer: Answer) -> Iterator[Endpoint]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = _Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.block_on_close = False
     endpoint.url = f"http://127.0.0.1:{server.server_port}/score"

@@ -16,10 +16,10 @@ from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.messages import Joiner, frames
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.publisher import WeightStore
-from streamrl_workers.weights.server import WeightsService
+from streamrl_workers.weights.server import WeightsService, WeightStore
 from support.jobs import simulated_job
 
 TOKEN = "secret"
@@ -33,14 +33,21 @@ class TinyScheduler(stream_pb2_grpc.SchedulerServicer):
     def __init__(self) -> None:
         self.heard: asyncio.Queue[pb.GeneratorEvent] = asyncio.Queue()
         self.context: Any = None
+        self.refusal: tuple[Any, str] | None = None
+        """Status and text for every hello."""
 
     async def Generate(self, request_iterator, context):  # noqa: N802
         self.context = context
-        async for event in request_iterator:
-            self.heard.put_nowait(event)
+        joiner = Joiner(pb.GeneratorEvent)
+        async for frame in request_iterator:
+            if (event := joiner.take(frame)) is not None:
+                self.heard.put_nowait(event)
+            if self.refusal is not None:
+                await context.abort(*self.refusal)
 
     async def say(self, **command: Any) -> None:
-        await self.context.write(pb.GeneratorCommand(**command))
+        for frame in frames(pb.GeneratorCommand(**command).SerializeToString()):
+            await self.context.write(frame)
 
 
 @dataclass

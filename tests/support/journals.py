@@ -7,10 +7,11 @@ from pathlib import Path
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler.journal import Journal, JournalListener
-from streamrl_workers.scheduler.journal_compact import KEEP_GROUPS
-from streamrl_workers.scheduler.journal_load import read_samples
-from streamrl_workers.scheduler.journal_store import JournalFaultError, open_for_reading
+from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.replay import read_samples
+from streamrl_workers.scheduler.journal.store import open_for_reading
+from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS
+from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
 from streamrl_workers.stream.packing import pack_int32
 
 DEADLINE_S = 30.0
@@ -18,7 +19,7 @@ DEADLINE_S = 30.0
 
 def trajectory(group_id: int, index: int, *, tokens: int = 3, padding: int = 0) -> bytes:
     """A stored sample."""
-    message = pb.Trajectory(
+    message = pb.Sample(
         group_id=group_id,
         sample_index=index,
         tokens=pack_int32(range(tokens)),
@@ -32,29 +33,31 @@ def trajectory(group_id: int, index: int, *, tokens: int = 3, padding: int = 0) 
     return message.SerializeToString()
 
 
-def scored(group_id: int, *, begun: int = 0, samples: int = 2, tokens: int = 3, padding: int = 0) -> fx.Scored:
+def scored(group_id: int, *, start_version: int = 0, samples: int = 2, tokens: int = 3, padding: int = 0) -> rec.Scored:
     """A group's samples."""
     blobs = tuple(trajectory(group_id, index, tokens=tokens, padding=padding) for index in range(samples))
-    return fx.Scored(group_id=group_id, begun_step=begun, trajectories=blobs, size_bytes=sum(map(len, blobs)))
+    return rec.Scored(
+        group_id=group_id, start_version=start_version, trajectories=blobs, size_bytes=sum(map(len, blobs))
+    )
 
 
-def trajectories(folder: Path, *, groups: int) -> list[pb.Trajectory]:
+def trajectories(folder: Path, *, groups: int) -> list[pb.Sample]:
     """The samples of a run's first groups, as far as its journal has them."""
     connection = open_for_reading(folder / keys.FILE_JOURNAL)
     try:
         samples = [data for group in range(groups) for data in read_samples(connection, group)]
     finally:
         connection.close()
-    return [pb.Trajectory.FromString(data) for data in samples]
+    return [pb.Sample.FromString(data) for data in samples]
 
 
 class OpenJournal:
     """A journal with its writer running; `write` returns when the records are durable or the disk refused them."""
 
     def __init__(self, path: Path, *, keep_groups: int = KEEP_GROUPS) -> None:
-        self.journal = Journal(path, keep_groups=keep_groups)
+        self.journal = JournalWriter(path, keep_groups=keep_groups)
         self.recovered = self.journal.open()
-        self.faults: list[JournalFaultError] = []
+        self.faults: list[BaseException] = []
         self.acknowledged = 0
         self._sequence = 0
         self._news = asyncio.Event()
@@ -65,16 +68,16 @@ class OpenJournal:
         self.acknowledged = sequence
         self._news.set()
 
-    def _fault(self, fault: JournalFaultError) -> None:
+    def _fault(self, fault: BaseException) -> None:
         self.faults.append(fault)
         self._news.set()
 
-    def append(self, record: fx.Record) -> None:
+    def append(self, record: rec.Record) -> None:
         """Append."""
         self._sequence += 1
         self.journal.append(fx.Write(sequence=self._sequence, record=record))
 
-    async def write(self, records: Sequence[fx.Record]) -> None:
+    async def write(self, records: Sequence[rec.Record]) -> None:
         """Append and wait."""
         for record in records:
             self.append(record)
@@ -84,7 +87,7 @@ class OpenJournal:
                 self._news.clear()
 
 
-async def write_journal(path: Path, records: Sequence[fx.Record]) -> None:
+async def write_journal(path: Path, records: Sequence[rec.Record]) -> None:
     """A closed journal that holds `records`."""
     opened = OpenJournal(path)
     await opened.write(records)
@@ -92,9 +95,9 @@ async def write_journal(path: Path, records: Sequence[fx.Record]) -> None:
     assert not opened.faults
 
 
-def read_back(path: Path) -> fx.Recovered:
+def read_back(path: Path) -> rec.Recovered:
     """What the journal gives a scheduler that starts again."""
-    journal = Journal(path)
+    journal = JournalWriter(path)
     try:
         return journal.open()
     finally:

@@ -7,14 +7,13 @@ from typing import Any
 
 from streamrl import names
 from streamrl.spec import RLJob, parse_job
-from streamrl_operator.planning.objects.meta import Plan
-from streamrl_operator.planning.objects.storage import resolved_job
-from streamrl_operator.planning.values import Observed, Settings, Verdict
+from streamrl_operator.planning.objects.shared import JobPlan, resolved_job
+from streamrl_operator.planning.values import JobDecision, Observed, PlanningSettings
 from support.jobs import simulated_job
 
 JOB = "simulated"
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-SETTINGS = Settings(namespace="streamrl-system", trainer_image="t", generator_image="g", resync_s=30.0)
+SETTINGS = PlanningSettings(namespace="streamrl-system", trainer_image="t", generator_image="g", resync_s=30.0)
 Doc = dict[str, Any]
 OURS = {"manager": names.REPLICAS_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
 """Managed fields of a pool whose replicas are ours."""
@@ -161,29 +160,29 @@ def page(*, step: int = 3, **changes: Any) -> Doc:
     return whole | changes
 
 
-def carried_out(look: Observed, verdict: Verdict, *, seconds: float = 0.0) -> Observed:
+def carried_out(look: Observed, decision: JobDecision, *, seconds: float = 0.0) -> Observed:
     """The same job after the verdict was carried out, so many seconds later; pods stay as they are."""
-    raw: Mapping[str, Any] = {**look.raw, "status": verdict.status}
-    pools = {name: _pool_after(look, verdict, name=name) for name in verdict.pool_statuses}
-    resolved = look.resolved if look.job is None else _resolved_after(look, look.job, verdict)
+    raw: Mapping[str, Any] = {**look.raw, "status": decision.status}
+    pools = {name: _pool_after(look, decision, name=name) for name in decision.pool_statuses}
+    resolved = look.resolved if look.job is None else _resolved_after(look, look.job, decision)
     now, at_s = look.now + timedelta(seconds=seconds), look.at_s + seconds
-    return replace(look, raw=raw, pools=pools, resolved=resolved, scaling=verdict.scaling, now=now, at_s=at_s)
+    return replace(look, raw=raw, pools=pools, resolved=resolved, scaling=decision.scaling, now=now, at_s=at_s)
 
 
-def _resolved_after(look: Observed, job: RLJob, verdict: Verdict) -> Doc:
-    plan = Plan(
-        job=job, namespace="default", uid="u-job", wanted=verdict.wanted, settings=SETTINGS, resolved=look.resolved
+def _resolved_after(look: Observed, job: RLJob, decision: JobDecision) -> Doc:
+    plan = JobPlan(
+        job=job, namespace="default", uid="u-job", wanted=decision.wanted, settings=SETTINGS, resolved=look.resolved
     )
     data: Doc = resolved_job(plan)["data"]
     return data
 
 
-def _pool_after(look: Observed, verdict: Verdict, *, name: str) -> Doc:
+def _pool_after(look: Observed, decision: JobDecision, *, name: str) -> Doc:
     found = look.pools.get(name) or {"metadata": {"name": f"{JOB}-{name}", "generation": 1}, "spec": {"replicas": 1}}
     metadata, spec = dict(found["metadata"]), dict(found["spec"])
     if look.job is not None:
         spec["scaling"] = next(pool.scaling.key for pool in look.job.spec.generators if pool.name == name)
-    if name in verdict.wanted.requested:
-        spec["replicas"] = verdict.wanted.requested[name]
+    if name in decision.wanted.requested:
+        spec["replicas"] = decision.wanted.requested[name]
         metadata["managedFields"] = [OURS]
-    return {"metadata": metadata, "spec": spec, "status": verdict.pool_statuses[name]}
+    return {"metadata": metadata, "spec": spec, "status": decision.pool_statuses[name]}

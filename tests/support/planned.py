@@ -6,11 +6,11 @@ from typing import Any
 
 from streamrl.spec import RLJob, parse_job
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.meta import Plan
-from streamrl_operator.planning.values import Settings, Wanted
+from streamrl_operator.planning.objects.shared import JobPlan
+from streamrl_operator.planning.values import DesiredRun, PlanningSettings
 
 NAMESPACE, UID = "team-a", "3f8e9c52-6a3b-4e0e-9d3e-0c7f7f0f1a11"
-SETTINGS = Settings(
+SETTINGS = PlanningSettings(
     namespace="streamrl-system", trainer_image="streamrl/trainer:1", generator_image="streamrl/generator:1"
 )
 
@@ -35,7 +35,7 @@ _POD = {
     ],
     "volumeMounts": [
         {"name": "data", "mountPath": "/data", "readOnly": True},
-        {"name": "fast", "mountPath": "/tmp/"},
+        {"name": "fast", "mountPath": "/tmp"},
     ],
     "priorityClassName": "research",
     "runtimeClassName": "nvidia",
@@ -87,14 +87,14 @@ def full_job() -> RLJob:
 def planned(
     job: RLJob,
     *,
-    wanted: Wanted | None = None,
-    settings: Settings = SETTINGS,
+    wanted: DesiredRun | None = None,
+    settings: PlanningSettings = SETTINGS,
     resolved: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """What is planned for a running job. `resolved`: files of the ConfigMap that is there."""
     sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
-    running = Wanted(trainers=1, generators=sizes, images=settings.images)
-    plan = Plan(
+    running = DesiredRun(trainers=1, generators=sizes, images=settings.images)
+    plan = JobPlan(
         job=job,
         namespace=NAMESPACE,
         uid=UID,

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamrl import keys, names
 from streamrl.spec import RLJob, parse_job
-from streamrl_operator.planning.objects import environment
+from streamrl_operator.planning.objects import containers
 from support.certificates import NAMESPACE, Authority, Leaf, mount
 from support.ports import free_port
 from support.runs import DEADLINE_S, streamrl, wait_for
@@ -120,13 +120,13 @@ class Pods:
     def environment(self, container: str, *, pod: str = "") -> dict[str, str | None]:
         """The operator's, moved."""
         if container == "generator":
-            given = environment.generator(self.job, pool=self.job.spec.generators[0])
+            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0])
         else:
             of_role = {
-                "prepare": environment.prepare,
-                "scheduler": environment.scheduler,
-                "trainer": environment.trainer,
-                "trainer-worker": environment.trainer_worker,
+                "prepare": containers.prepare_variables,
+                "scheduler": containers.scheduler_variables,
+                "trainer": containers.trainer_variables,
+                "trainer-worker": containers.trainer_worker_variables,
             }
             given = of_role[container](self.job, uid=UID)
         ours = {

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from streamrl_operator.autoscaler.values import Clock, Observation, Replica
+from streamrl_operator.autoscaler.values import ConnectedReplica, PoolObservation, ProcessTimes
 
 SLOTS = 8
 
@@ -37,23 +37,23 @@ class PoolWorld:
         self.trainer[0] += seconds
         self.trainer[1] += seconds * (1 - train_s / interval_s)
 
-    def see(self) -> Observation:
+    def see(self) -> PoolObservation:
         """What the scheduler's page shows now."""
-        return Observation(
+        return PoolObservation(
             at_s=self.now_s,
             attempt=1,
             step=int(self.steps),
             waiting=self.waiting,
             replicas=tuple(
-                Replica(
+                ConnectedReplica(
                     name=f"generator-p-{n}",
                     slots=SLOTS,
                     active=SLOTS,
-                    clock=Clock(wall_s=wall, idle_s=idle),
+                    clock=ProcessTimes(wall_s=wall, idle_s=idle),
                     tokens=tokens,
                 )
                 for n, (wall, idle, tokens) in self.clocks.items()
             ),
-            trainer=Clock(wall_s=self.trainer[0], idle_s=self.trainer[1]),
+            trainer=ProcessTimes(wall_s=self.trainer[0], idle_s=self.trainer[1]),
             since_step_s=self.since_step_s,
         )

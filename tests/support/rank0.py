@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import EXIT_RETRY, EXIT_USER_ERROR, UserError
-from streamrl_workers.trainer.endings import RetryError
-from streamrl_workers.trainer.engine import TrainEngine
-from streamrl_workers.trainer.engines import EngineSetup, engine_creator
-from streamrl_workers.trainer.leading import Leading
+from streamrl_workers.trainer.engines import create_engine
+from streamrl_workers.trainer.engines.engine import EngineSetup, RetryError, TrainEngine
+from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.settings import read_settings
 from support.trainer_groups import make_group
 
@@ -52,15 +51,15 @@ def main() -> int:
     """Say "ready", then one line for each command; ends with its input."""
     settings = read_settings(os.environ)
     try:
-        leading = Leading(settings)
+        ranks = ProcessGroup(settings.rendezvous, lost_code=settings.lost_code)
         setup = EngineSetup(
             spec=settings.spec,
             model_path=settings.model_path,
             threads=1,
-            place=settings.place,
-            ranks=leading.gather(),
+            env=settings.env,
+            ranks=ranks.gather(),
         )
-        engine = engine_creator("torch")(setup)
+        engine = create_engine(setup)
         say("ready")
         for line in sys.stdin:
             say(act(engine, json.loads(line)))
@@ -69,9 +68,9 @@ def main() -> int:
         return EXIT_RETRY
     except UserError as error:
         sys.stderr.write(f"{error}\n")
-        leading.end()
+        ranks.end()
         return EXIT_USER_ERROR
-    leading.end()
+    ranks.end()
     return 0
 
 

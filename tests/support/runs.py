@@ -26,7 +26,7 @@ def wait_for(condition: Callable[[], Any], *, what: str, deadline_s: float = DEA
 
 
 STARTED: list[subprocess.Popen[str]] = []
-"""Every `streamrl run` of the current test; what it leaves is ended after it (tests/integration/conftest.py)."""
+"""Every `streamrl run` of the current test; what it leaves is ended after it (tests/conftest.py)."""
 
 
 @dataclass(slots=True)
@@ -101,9 +101,33 @@ class LocalRun:
         """Kill a worker (once it is there) and wait until a new one has taken its place."""
         old = wait_for(lambda: self.pid_of(name), what=f"{name} to be alive; {self.logs()}")
         assert self.kill(name), self.logs()
+        self.wait_replaced(name, pid=old)
+
+    def said(self) -> str:
+        """What the runner has written to the terminal."""
+        return (self.folder.parent / "run.out").read_text()
+
+    def freeze(self, name: str) -> int:
+        """SIGSTOP a worker (once it is there); its process id."""
+        pid = int(wait_for(lambda: self.pid_of(name), what=f"{name} to be alive; {self.logs()}"))
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    def wait_said(self, text: str, *, times: int = 1, deadline_s: float = DEADLINE_S) -> None:
+        """Until the runner has said so in the terminal so many times."""
         wait_for(
-            lambda: self.pid_of(name) not in (None, old) or self.process.poll() is not None,
+            lambda: self.said().count(text) >= times or self.process.poll() is not None,
+            what=f"the line {text!r}; {self.logs()}",
+            deadline_s=deadline_s,
+        )
+        assert self.said().count(text) >= times, f"the run ended without the line {text!r}; {self.logs()}"
+
+    def wait_replaced(self, name: str, *, pid: int, deadline_s: float = DEADLINE_S) -> None:
+        """Until a new process has taken the place of a worker."""
+        wait_for(
+            lambda: self.pid_of(name) not in (None, pid) or self.process.poll() is not None,
             what=f"a new {name}; {self.logs()}",
+            deadline_s=deadline_s,
         )
 
     def kill_all(self, names: Sequence[str]) -> None:

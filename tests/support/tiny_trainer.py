@@ -7,11 +7,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from streamrl.spec import RLJobSpec
 from streamrl_workers.trainer.algorithms import create_algorithm
-from streamrl_workers.trainer.engines.critic import ValueModel
-from streamrl_workers.trainer.engines.ranks import OneRank
-from streamrl_workers.trainer.engines.reference import FrozenCopy
-from streamrl_workers.trainer.engines.torch_engine import TorchEngine
-from streamrl_workers.trainer.engines.worker import Parts, RankWorker
+from streamrl_workers.trainer.engines.forward import ValueModel
+from streamrl_workers.trainer.engines.process_group import SingleRank
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
+from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
 
 VOCABULARY = 32
 REFERENCE_SEED = 5
@@ -52,11 +51,11 @@ def tiny_critic() -> ValueModel:
 def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
     """The only rank."""
     algorithm = create_algorithm(spec)
-    parts = Parts(
+    parts = RankModels(
         model=tiny_model(**model),
         tokenizer=tiny_tokenizer(),
         algorithm=algorithm,
-        reference=FrozenCopy(tiny_model(REFERENCE_SEED)) if algorithm.reference_kl else None,
+        reference=frozen(tiny_model(REFERENCE_SEED)) if algorithm.reference_kl else None,
         critic=tiny_critic() if algorithm.critic else None,
     )
     return RankWorker(parts, spec=spec)
@@ -69,4 +68,4 @@ def tiny_engine(spec: RLJobSpec, **model: int) -> TorchEngine:
 
 def engine_on(worker: RankWorker, *, spec: RLJobSpec) -> TorchEngine:
     """The engine around a worker whose gradients a test looks at."""
-    return TorchEngine(OneRank(worker), spec=spec, algorithm=create_algorithm(spec))
+    return TorchEngine(SingleRank(worker), spec=spec, algorithm=create_algorithm(spec))

@@ -57,7 +57,7 @@ def make_group(
         tokens = [rng.randrange(vocabulary) for _ in range(rng.randint(1, 20))]
         logprobs = [rng.uniform(-6.0, -1.0) for _ in tokens]
         trajectories.append(
-            pb.Trajectory(
+            pb.Sample(
                 group_id=group_id,
                 sample_index=index,
                 prompt_tokens=pack_int32(prompt),
@@ -69,4 +69,4 @@ def make_group(
             )
         )
     size_bytes = sum(t.ByteSize() for t in trajectories)
-    return pb.Group(group_id=group_id, step=step, trajectories=trajectories, size_bytes=size_bytes)
+    return pb.Group(group_id=group_id, step=step, samples=trajectories, size_bytes=size_bytes)

@@ -1,14 +1,14 @@
-"""Settings of a trainer process that is not started."""
+"""TrainerSettings of a trainer process that is not started."""
 
 from pathlib import Path
 
 from streamrl.spec import RLJobSpec
-from streamrl_workers.trainer.settings import Settings
+from streamrl_workers.trainer.settings import TrainerSettings
 
 
-def trainer_settings(spec: RLJobSpec) -> Settings:
+def trainer_settings(spec: RLJobSpec) -> TrainerSettings:
     """Of this job, with nothing around it."""
-    return Settings(
+    return TrainerSettings(
         run_dir=Path(),
         process="trainer-0",
         spec=spec,

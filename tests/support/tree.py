@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("crds/streamrl", "operator/streamrl_operator", "workers/streamrl_workers", "cli/streamrl_cli")
+PACKAGES = (
+    "crds/streamrl",
+    "pages/streamrl_pages",
+    "operator/streamrl_operator",
+    "workers/streamrl_workers",
+    "cli/streamrl_cli",
+)
 """Where what is shipped lies."""
 
 

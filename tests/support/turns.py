@@ -29,7 +29,7 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
     )
 
 
-def check_trajectory(trajectory: pb.Trajectory, *, max_turns: int | None) -> None:
+def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None) -> None:
     """Segments cover the tokens and tell turns from observations; log-probs of the environment's tokens are 0."""
     tokens = unpack_int32(trajectory.tokens)
     logprobs = unpack_float32(trajectory.logprobs)

@@ -12,8 +12,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.publisher import WeightStore
-from streamrl_workers.weights.server import WeightsService
+from streamrl_workers.weights.server import WeightsService, WeightStore
 
 TOKEN = "secret"
 START_TIMEOUT_S = 60.0

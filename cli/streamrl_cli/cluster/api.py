@@ -1,8 +1,10 @@
 """The commands' door to an API server: the user's context, plain objects in and out, refusals as one line.
 
-Owns requests as a person makes them: server-side apply that asks before it takes fields from others, patches, logs. Credentials are read by
-the operator's `kube.access`; its client speaks as the operator does (by force, without the API server's causes), so there is one here.
-Every request has a deadline; only a followed log has none between its lines.
+Owns requests as a person makes them (server-side apply that asks before it takes fields from others, patches, logs), what a
+refusal is called, and how long a silent API server is asked again. Credentials, connections and answers are the
+operator's (`streamrl_operator.kube`); its client speaks as the operator does (by force, without the API server's causes), so
+there is one here.
+Every request has a deadline; only a followed log has none between its lines. Every answer has a bound; a log's lines are cut at theirs.
 """
 
 import argparse
@@ -10,39 +12,93 @@ import errno
 import importlib
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError
 from streamrl_cli.cluster.kubeconfig import choose
-from streamrl_cli.cluster.refusals import Call, refusal
-from streamrl_operator.kube.kinds import Kind
-from streamrl_operator.kube.lines import split_lines
+from streamrl_operator.kube import answers
+from streamrl_operator.kube.answers import split_lines
+from streamrl_operator.kube.kinds import SCALE, Kind
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from streamrl_operator.kube.access import Access
+    from streamrl_operator.kube.connections import ApiResponse
+    from streamrl_operator.kube.rest_config import RestConfig
+
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from streamrl import API_GROUP
+from streamrl.errors import UserErrors
+from streamrl_operator.kube.answers import Cause, read_status
 
 MANAGER = "streamrl-cli"
 """Field manager of all that the commands write."""
 REQUEST_TIMEOUT_S = 20.0
-_CONNECT_TIMEOUT_S = 10.0
-_APPLY, _MERGE, _JSON_PATCH = (
-    "application/apply-patch+yaml",
-    "application/merge-patch+json",
-    "application/json-patch+json",
-)
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Object = dict[str, Any]
+_T = TypeVar("_T")
+_CONNECT_TIMEOUT_S = 10.0
+_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
+_PAGE = 100
+"""Objects of one page of a list: a pod takes 10 KB, and an answer has its bound."""
+_LINE_BYTES = 2**20
+"""Of a log: what a program writes without an end of line is shown in parts of this size."""
+_CHUNK_BYTES = 2**16
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_REDIRECT = 300
+_METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
+_MAX_MESSAGE_CHARS = 2000
+_USER = re.compile(r'User "([^"]*)"')
+_INSTALL = (
+    "install the operator there: helm install streamrl helm/streamrl --namespace streamrl-system --create-namespace "
+    "--set images.registry=REGISTRY"
+)
+LIMIT_S = 120.0
+"""An API server is restarted, or a laptop changes its network, in less."""
 
 
 class UnreachableError(UserError):
     """The API server gave no answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What was asked of which cluster."""
+
+    verb: str
+    """As roles name it: get, list, patch, delete."""
+    kind: Kind
+    namespace: str
+    context: str
+    """Name of the kubeconfig's context."""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def plural(self) -> str:
+        """The kind with its group: `rljobs.streamrl.io`."""
+        group = self.kind.api_version.partition("/")[0] if "/" in self.kind.api_version else ""
+        return f"{self.kind.plural}.{group}" if group else self.kind.plural
+
+    @property
+    def resource(self) -> str:
+        """As roles name it: `pods/log`."""
+        return f"{self.plural}{f'/{self.subresource}' if self.subresource else ''}"
+
+    @property
+    def thing(self) -> str:
+        """What was asked for: `rljobs.streamrl.io/chain-sum`."""
+        return f"{self.plural}{f'/{self.name}' if self.name else ''}"
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:
@@ -56,31 +112,29 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 @asynccontextmanager
-async def connect(args: argparse.Namespace) -> AsyncIterator["Cluster"]:
+async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     """The cluster that the arguments of `add_connection` mean.
 
-    Raises:
-        UserError: the client is not installed, or there is no such context.
+    Raises `UserError`: the client is not installed, or there is no such context.
     """
     try:
-        aiohttp = importlib.import_module("aiohttp")
-        access_module = importlib.import_module("streamrl_operator.kube.access")
+        connections = importlib.import_module("streamrl_operator.kube.connections")
+        access_module = importlib.import_module("streamrl_operator.kube.rest_config")
     except ModuleNotFoundError as error:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
     chosen = choose(kubeconfig=args.kubeconfig, context=args.context)
     access = access_module.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
-    connector = aiohttp.TCPConnector(ssl=access.tls or False)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
-    async with aiohttp.ClientSession(connector=connector, trust_env=trust_env) as session:
-        yield Cluster(access, session=session, context=chosen.context, namespace=args.namespace or access.namespace)
+    async with connections.session(access, agent=MANAGER, trust_env=trust_env) as session:
+        yield ApiClient(access, session=session, context=chosen.context, namespace=args.namespace or access.namespace)
 
 
-class Cluster:
+class ApiClient:
     """One API server, in the name of a person."""
 
-    def __init__(self, access: "Access", *, session: "aiohttp.ClientSession", context: str, namespace: str) -> None:
+    def __init__(self, access: "RestConfig", *, session: "aiohttp.ClientSession", context: str, namespace: str) -> None:
         self.access = access
         self.context = context
         self.namespace = namespace
@@ -88,30 +142,39 @@ class Cluster:
         self._session = session
 
     async def get(self, kind: Kind, name: str) -> Object:
-        """One object.
-
-        Raises:
-            NotFoundError: it is not there.
-        """
+        """One object. Raises `ObjectNotFoundError`: it is not there."""
         return await self._ask(self._call("get", kind, name))
 
     async def find(self, kind: Kind, *, labels: str = "", fields: str = "") -> list[Object]:
         """All objects that the selectors take."""
         query = {"labelSelector": labels, "fieldSelector": fields}
-        body = await self._ask(self._call("list", kind), query={key: value for key, value in query.items() if value})
-        return [{"apiVersion": kind.api_version, "kind": kind.kind} | item for item in body["items"]]
+        query = {key: value for key, value in query.items() if value} | {"limit": str(_PAGE)}
+        found: list[Object] = []
+        while True:
+            items, _, more = await self._read(answers.read_list, self._call("list", kind), query=query)
+            found += items
+            if not more:
+                return found
+            query["continue"] = more
 
     async def apply(self, kind: Kind, obj: Mapping[str, Any], *, force: bool = False, dry_run: bool = False) -> Object:
         """Server-side apply; fields that somebody else has set since are refused unless by `force`."""
         query = {"fieldManager": MANAGER, "force": str(force).lower(), "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         call = self._call("patch", kind, obj["metadata"]["name"])
-        return await self._ask(call, query=query, body=obj, content_type=_APPLY)
+        read = answers.read_dry_run if dry_run else answers.read_object
+        return await self._read(read, call, query=query, body=obj, content_type=_APPLY)
 
-    async def merge(self, kind: Kind, name: str, change: Mapping[str, Any], *, subresource: str = "") -> Object:
+    async def merge(self, kind: Kind, name: str, change: Mapping[str, Any]) -> Object:
         """JSON merge patch."""
-        call = self._call("patch", kind, name, subresource)
+        call = self._call("patch", kind, name)
         return await self._ask(call, query={"fieldManager": MANAGER}, body=change, content_type=_MERGE)
+
+    async def scale(self, kind: Kind, name: str, *, replicas: int) -> None:
+        """Set the size of an object that has `/scale`."""
+        call, change = self._call("patch", kind, name, "scale"), {"spec": {"replicas": replicas}}
+        async with self._answer(call, query={"fieldManager": MANAGER}, body=change, content_type=_MERGE) as response:
+            answers.read_object(await response.read(), SCALE)
 
     async def patch(self, kind: Kind, name: str, changes: Sequence[Mapping[str, Any]]) -> Object:
         """JSON patch: with a `test` that does not hold nothing is done."""
@@ -122,7 +185,7 @@ class Cluster:
         """Delete this very object: one that has come in its place stays."""
         meta = obj["metadata"]
         body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
-        await self._ask(self._call("delete", kind, meta["name"]), body=body)
+        await self._read(answers.read_deleted, self._call("delete", kind, meta["name"]), body=body)
 
     async def log(self, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with `follow` in `query` until the container ends."""
@@ -130,7 +193,8 @@ class Cluster:
 
         call = self._call("get", POD, pod, "log")
         async with self._answer(call, query={"container": container, **query}, total_s=None) as response:
-            async for line in split_lines(response.content.iter_any()):
+            chunks = response.at_most().content.iter_chunked(_CHUNK_BYTES)
+            async for line in split_lines(chunks, cut_bytes=_LINE_BYTES):
                 yield line.decode("utf-8", errors="replace")
 
     def _call(self, verb: str, kind: Kind, name: str = "", subresource: str = "") -> Call:
@@ -139,9 +203,11 @@ class Cluster:
         )
 
     async def _ask(self, call: Call, **request: Any) -> Object:  # noqa: ANN401 - as `_answer` takes it
+        return await self._read(answers.read_object, call, **request)
+
+    async def _read(self, read: Callable[[bytes, Kind], _T], call: Call, **request: Any) -> _T:  # noqa: ANN401 - as `_answer` takes it
         async with self._answer(call, **request) as response:
-            answer: Object = json.loads(await response.read())
-            return answer
+            return read(await response.read(), call.kind)
 
     @asynccontextmanager
     async def _answer(
@@ -152,12 +218,14 @@ class Cluster:
         body: object = None,
         content_type: str = "application/json",
         total_s: float | None = REQUEST_TIMEOUT_S,
-    ) -> AsyncIterator["aiohttp.ClientResponse"]:
+    ) -> AsyncIterator["ApiResponse"]:
         import aiohttp
+
+        from streamrl_operator.kube.connections import ApiResponse, OversizeError
 
         path = call.kind.path(call.namespace, call.name or None, call.subresource or None)
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
-        headers = {"Content-Type": content_type, "User-Agent": MANAGER}
+        headers = {"Content-Type": content_type}
         try:
             headers |= await self.access.headers(now_s=monotonic())
             async with self._session.request(
@@ -167,10 +235,14 @@ class Cluster:
                 data=None if body is None else json.dumps(body),
                 headers=headers,
                 timeout=timeout,
+                allow_redirects=False,
             ) as response:
-                if not response.ok:
-                    raise refusal(call, code=response.status, body=await response.text())
+                assert isinstance(response, ApiResponse), "the session makes no others"
+                if response.status >= _REDIRECT:
+                    raise refusal(call, code=response.status, body=await response.read())
                 yield response
+        except (answers.MalformedError, OversizeError) as error:
+            raise self._unreachable(f"what it says to {call.verb} {call.thing} cannot be used: {error}") from None
         except TimeoutError:
             raise self._unreachable(f"no whole answer to {call.verb} {call.thing} in time") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -184,12 +256,85 @@ class Cluster:
         )
 
 
-_METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
-
-
 def _reason(error: BaseException) -> str:
     """The last words of an error of the network: `Connection refused`."""
     inner = getattr(error, "os_error", None) or error
     if isinstance(inner, OSError) and inner.errno is not None and inner.errno in errno.errorcode:
         return os.strerror(inner.errno)  # asyncio puts the address where the words should be
     return " ".join(str(inner).split()) or type(error).__name__
+
+
+class ObjectNotFoundError(UserError):
+    """The object is not there."""
+
+
+def refusal(call: Call, *, code: int, body: bytes) -> UserError | UserErrors:
+    """The error for an answer that is not a success."""
+    status = read_status(body)
+    message = " ".join(status.message.split())[:_MAX_MESSAGE_CHARS] or f"status {code}"
+    if code == HTTPStatus.UNAUTHORIZED:
+        rule, fix = "the API server does not know this user", "log in again, or check the user of the context"
+        return UserError(field=f"context {call.context}", rule=rule, fix=fix)
+    if code == HTTPStatus.FORBIDDEN:
+        return _forbidden(call, message=message)
+    if code == HTTPStatus.NOT_FOUND:
+        return _not_found(call, kind=status.details.kind if status.details else None)
+    causes = (status.details.causes if status.details else None) or []
+    if code == HTTPStatus.UNPROCESSABLE_ENTITY and causes:
+        return UserErrors([_invalid(call, cause) for cause in causes])
+    if code == HTTPStatus.CONFLICT and causes:
+        return UserErrors(list(_conflicts(call, causes)))
+    return UserError(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
+
+
+def _forbidden(call: Call, *, message: str) -> UserError:
+    user = _USER.search(message)
+    if "cannot" not in message or user is None:  # admission: quota, a namespace that ends
+        return UserError(field=call.thing, rule=f"forbidden by the cluster: {message}")
+    rule = f"user {user[1]} may not {call.verb} {call.resource} in namespace {call.namespace}"
+    return UserError(field=f"context {call.context}", rule=rule, fix="ask for a role with this verb")
+
+
+def _not_found(call: Call, *, kind: str | None) -> UserError:
+    if kind == "namespaces":
+        fix = f"make it: kubectl create namespace {call.namespace}"
+        return UserError(field=f"namespace {call.namespace}", rule="does not exist", fix=fix)
+    if kind is None and API_GROUP in call.plural:
+        rule = f"is not known to the cluster of context {call.context}"
+        return UserError(field=call.plural, rule=rule, fix=_INSTALL)
+    fix = "`streamrl status` lists the jobs" if call.kind.plural == "rljobs" else ""
+    return ObjectNotFoundError(field=call.thing, rule=f"is not in namespace {call.namespace}", fix=fix)
+
+
+def _invalid(call: Call, cause: Cause) -> UserError:
+    field = cause.field.removeprefix("<nil>") or call.thing
+    rule = cause.message or cause.reason or "is not valid"
+    return UserError(field=field, rule=rule.removeprefix("Invalid value: ").strip())
+
+
+def _conflicts(call: Call, causes: list[Cause]) -> Iterator[UserError]:
+    for cause in causes:
+        owner = re.search(r'"([^"]*)"', cause.message)
+        yield UserError(
+            field=(cause.field or call.thing).removeprefix("."),
+            rule=f"was set by {owner[1] if owner else 'somebody else'} since",
+            fix="write that value into the file, or take the file's with --force",
+        )
+
+
+class RetryDeadline:
+    """Time since the last answer."""
+
+    def __init__(self, limit_s: float = LIMIT_S, *, clock: Callable[[], float] = monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._answered_s = clock()
+
+    def answered(self) -> None:
+        """There was an answer."""
+        self._answered_s = self._clock()
+
+    def bear(self, error: UnreachableError) -> None:
+        """There was none; raises `error` if it has been so for too long."""
+        if self._clock() - self._answered_s > self._limit_s:
+            raise error

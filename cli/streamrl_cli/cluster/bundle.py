@@ -1,7 +1,8 @@
 """The user's modules and data files beside a job file, as the ConfigMap that the job's pods get.
 
-Owns what goes in (the modules of the job's functions, the modules beside the file that those import, the data file) and how the
-job then names it. A ConfigMap is flat and of at most 1 MiB; what does not fit in is refused with what to do instead. Writes nothing.
+Owns what goes in (the modules of the job's functions, the modules beside the file that those import, the data file), how the
+job then names it, and what a valid job would stumble over on a cluster. A ConfigMap is flat and of at most 1 MiB; what does
+not fit in is refused with what to do instead. Writes nothing.
 """
 
 import ast
@@ -15,7 +16,8 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl_cli.user_function import check_function, functions_of
+from streamrl_cli.local import job_problems
+from streamrl_cli.user_function import check_function, functions_of, syntax_tree
 
 MAX_BYTES = 1024 * 1024
 """Of one ConfigMap; the API server refuses more."""
@@ -200,11 +202,16 @@ def _local_modules(job: RLJob, base_dir: Path) -> dict[str, Path]:
 def _imports(source: bytes) -> Iterator[str]:
     """Top-level names of the modules that a module imports, anywhere in it."""
     try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # `check_function` says so, or the pod when it imports it
+        tree = syntax_tree(source)
+    except ValueError:  # `check_function` says so, or the pod when it imports it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield node.module.split(".")[0]
+
+
+def cluster_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
+    """As `streamrl validate`, without this machine's packages, models and processes; with what has to fit into a ConfigMap."""
+    return [*job_problems(job, base_dir=base_dir), *bundle_problems(job, base_dir=base_dir)]

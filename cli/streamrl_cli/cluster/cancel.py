@@ -11,9 +11,8 @@ import sys
 from streamrl import names
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, UserError
 from streamrl_cli import console
-from streamrl_cli.cluster.api import Cluster, Object, add_connection, connect
+from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.jobs import state, steps
-from streamrl_cli.cluster.refusals import NotFoundError
 from streamrl_operator.kube.kinds import CLAIM, RLJOB
 
 
@@ -51,7 +50,7 @@ async def _cancel(args: argparse.Namespace) -> int:
 def _agrees(question: str) -> bool:
     if not sys.stdin.isatty():
         raise UserError(field="--yes", rule="is required where nobody can be asked", fix="add --yes to delete the job")
-    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return console.ask(f"{question} [y/N]").strip().lower() in ("y", "yes")
 
 
 def _checkpoints(job: Object, *, keep: bool | None) -> tuple[str, bool]:
@@ -67,7 +66,7 @@ def _checkpoints(job: Object, *, keep: bool | None) -> tuple[str, bool]:
     return own, True
 
 
-async def _delete(job: Object, claim: str, *, keep: bool, cluster: Cluster) -> None:
+async def _delete(job: Object, claim: str, *, keep: bool, cluster: ApiClient) -> None:
     """Delete the job; its claim outlives it, or ends with it.
 
     A claim is kept by an annotation that the operator honours, also when it sees the deletion first; and by taking its owner away, for
@@ -82,7 +81,7 @@ async def _delete(job: Object, claim: str, *, keep: bool, cluster: Cluster) -> N
         found = await cluster.get(CLAIM, claim)
         if not keep:
             await cluster.delete(found, CLAIM)
-    except NotFoundError:
+    except ObjectNotFoundError:
         return
     if keep and found["metadata"].get("deletionTimestamp"):
         rule = (
@@ -91,9 +90,9 @@ async def _delete(job: Object, claim: str, *, keep: bool, cluster: Cluster) -> N
         raise UserError(field=f"claim {claim}", rule=rule, fix="copy what you need now")
 
 
-async def _disown(name: str, *, uid: str, cluster: Cluster) -> None:
+async def _disown(name: str, *, uid: str, cluster: ApiClient) -> None:
     """Take the claim's owner away, if there is a claim and the job is its owner."""
-    with contextlib.suppress(NotFoundError):
+    with contextlib.suppress(ObjectNotFoundError):
         claim = await cluster.get(CLAIM, name)
         if any(owner["uid"] == uid for owner in claim["metadata"].get("ownerReferences") or ()):
             await cluster.merge(CLAIM, name, {"metadata": {"ownerReferences": None}})

@@ -1,24 +1,33 @@
-"""What an RLJob of the API server says of itself, in the words of the tables. Pure: plain data in, texts out."""
+"""What a stored job says: its state as one word, a row of the table, the whole description, and the loop that follows it to its end.
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+Loop of `follow`: gets the job every few seconds, and prints its progress when it changes and its events as they come. Ends
+with the job, at Ctrl-C, or when the API server is silent for too long.
+"""
 
-from streamrl_cli.cluster.table import age, percent, text
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from time import monotonic
 
-Object = Mapping[str, Any]
+from streamrl import names
+from streamrl.errors import EXIT_DONE, EXIT_FAULT
+from streamrl_cli import console
+from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
+from streamrl_cli.cluster.output import age, columns, percent, text
+from streamrl_operator.kube.kinds import EVENT, RLJOB
 
-SUCCEEDED, FAILED, SUSPENDED, SUSPENDING, RUNNING, DELETING, NOT_SEEN = (
-    "Succeeded",
-    "Failed",
-    "Suspended",
-    "Suspending",
-    "Running",
-    "Deleting",
-    "NotSeen",
-)
+SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
+RUNNING, DELETING, NOT_SEEN = "Running", "Deleting", "NotSeen"
 ENDED = (SUCCEEDED, FAILED)
 HEAD = ("NAME", "STATE", "STEP", "REWARD", "QUEUE", "BUBBLES", "GENERATORS", "AGE")
+MOST_EVENTS = 10
+MOST_CHANGES = 5
+EXIT_INTERRUPTED = 130
+"""What shells expect of a program that Ctrl-C stopped."""
+INTERVAL_S = 2.0
+_OPERATOR_LATE_S = 20.0
+"""An operator that has not looked at a new job after so long is probably not there."""
+Say = Callable[[str], None]
 
 
 def conditions(job: Object) -> dict[str, Object]:
@@ -100,3 +109,204 @@ def progress(job: Object) -> str:
 
 def _holds(found: Mapping[str, Object], kind: str) -> bool:
     return kind in found and found[kind]["status"] == "True"
+
+
+def describe(
+    job: Object, *, pools: Sequence[Object], pods: Sequence[Object], events: Sequence[Object], now: datetime
+) -> Iterator[str]:
+    """Lines about one job."""
+    yield from _head(job, now=now)
+    yield from _block("CONDITIONS", _conditions(job, now=now))
+    yield from _block("POOLS", _pools(pools))
+    yield from _block("PODS", _pods(pods, now=now))
+    yield from _block("SCALING", _changes(pools, now=now))
+    yield from _block("EVENTS", _events(events, now=now))
+
+
+def _head(job: Object, *, now: datetime) -> Iterator[str]:
+    status, meta = job.get("status", {}), job["metadata"]
+    yield f"{meta['namespace']}/{meta['name']}: {state(job)}{f' - {why(job)}' if why(job) else ''}"
+    ended = f", ended {age(status['completionTime'], now=now)} ago" if status.get("completionTime") else ""
+    yield f"  step {steps(job)}, made {age(meta.get('creationTimestamp'), now=now)} ago{ended}"
+    yield f"  reward {text(status.get('reward'))}, queue {text(status.get('queue'))}, {text(status.get('tokensPerSecond'))} tokens/s"
+    yield f"  bubbles {bubbles(status)}"
+    counted, ignored = status.get("restarts", 0), status.get("ignoredRestarts", 0)
+    most = job["spec"].get("failurePolicy", {}).get("maxRestarts")
+    yield f"  attempt {text(status.get('attempt'))}, restarts {counted} of {text(most)}, not counted {ignored}"
+    if status.get("checkpointPath"):
+        yield f"  checkpoint {status['checkpointPath']}"
+
+
+def _block(title: str, lines: list[str]) -> Iterator[str]:
+    if lines:
+        yield ""
+        yield title
+        yield from (f"  {line}" for line in lines)
+
+
+def _conditions(job: Object, *, now: datetime) -> list[str]:
+    found = job.get("status", {}).get("conditions", [])
+    rows = [
+        (one["type"], one["status"], one["reason"], age(one.get("lastTransitionTime"), now=now), one["message"])
+        for one in found
+    ]
+    return columns(("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows) if rows else []
+
+
+def _pools(pools: Sequence[Object]) -> list[str]:
+    rows = []
+    for pool in pools:
+        spec, status = pool["spec"], pool.get("status", {})
+        numbers = (spec.get("replicas"), status.get("desiredReplicas"), status.get("readyReplicas"))
+        rows.append((spec["poolName"], spec["scaling"], *map(text, numbers), text(status.get("reason"))))
+    return columns(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), rows) if rows else []
+
+
+def _pods(pods: Sequence[Object], *, now: datetime) -> list[str]:
+    rows = [
+        (
+            pod["metadata"]["name"],
+            pod["metadata"].get("labels", {}).get(names.LABEL_ROLE, text(None)),
+            _pod_state(pod),
+            str(sum(container.get("restartCount", 0) for container in _containers(pod))),
+            text(pod["spec"].get("nodeName")),
+            age(pod["metadata"].get("creationTimestamp"), now=now),
+        )
+        for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+    ]
+    return columns(("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), rows) if rows else []
+
+
+def _containers(pod: Object) -> list[Object]:
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def _pod_state(pod: Object) -> str:
+    """As `kubectl get pods` has it: what a container waits for, else whether the pod is ready, else its phase."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    for container in _containers(pod):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
+            return str(waiting["reason"])
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] == "Ready" and condition["status"] == "True":
+            return "Ready"
+    return str(pod.get("status", {}).get("reason") or pod.get("status", {}).get("phase") or text(None))
+
+
+def _changes(pools: Sequence[Object], *, now: datetime) -> list[str]:
+    changes = [
+        (
+            change["time"],
+            pool["spec"]["poolName"],
+            f"{change['fromReplicas']} -> {change['toReplicas']}",
+            change["reason"],
+        )
+        for pool in pools
+        for change in pool.get("status", {}).get("scalingHistory", [])
+    ]
+    newest = sorted(changes)[-MOST_CHANGES:]
+    rows = [(age(time, now=now), pool, change, reason) for time, pool, change, reason in newest]
+    return columns(("AGO", "POOL", "CHANGE", "REASON"), rows) if rows else []
+
+
+def _events(events: Sequence[Object], *, now: datetime) -> list[str]:
+    newest = sorted(events, key=event_time)[-MOST_EVENTS:]
+    rows = [
+        (age(event_time(one), now=now), one.get("type", ""), one.get("reason", ""), event_text(one)) for one in newest
+    ]
+    return columns(("AGO", "TYPE", "REASON", "MESSAGE"), rows) if rows else []
+
+
+def event_time(event: Object) -> str:
+    """When it was last seen; events say so in four ways."""
+    series = event.get("series") or {}
+    return str(
+        series.get("lastObservedTime")
+        or event.get("deprecatedLastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp")
+        or ""
+    )
+
+
+def event_text(event: Object) -> str:
+    """Its message on one line."""
+    return " ".join(str(event.get("note") or event.get("message") or "").split())
+
+
+async def follow(name: str, *, cluster: ApiClient, interval_s: float = INTERVAL_S, say: Say = console.out) -> int:
+    """Show a job's progress until it has ended; 0 Succeeded, 1 Failed or deleted, 130 after Ctrl-C."""
+    try:
+        return await _JobFollower(name, cluster=cluster, say=say).to_the_end(interval_s)
+    except asyncio.CancelledError:
+        say(f"detached; the job goes on. Look again: streamrl status {name} -n {cluster.namespace}")
+        return EXIT_INTERRUPTED
+
+
+class _JobFollower:
+    """What was shown already."""
+
+    def __init__(self, name: str, *, cluster: ApiClient, say: Say) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.say = say
+        self.last_line = ""
+        self.seen_events: set[tuple[str, str]] = set()
+        self.began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.begun_s = monotonic()
+        self.patience = RetryDeadline()
+        self.warned = False
+
+    async def to_the_end(self, interval_s: float) -> int:
+        while True:
+            try:
+                code = await self._look()
+            except ObjectNotFoundError:
+                self.say(f"{self.name} was deleted")
+                return EXIT_FAULT
+            except UnreachableError as error:
+                self.patience.bear(error)
+                self._show(f"waiting: {error}")
+                code = None
+            if code is not None:
+                return code
+            await asyncio.sleep(interval_s)
+
+    async def _look(self) -> int | None:
+        """Show what is new; the exit code if the job has ended."""
+        job = await self.cluster.get(RLJOB, self.name)
+        await self._show_events(job)
+        self.patience.answered()
+        now = state(job)
+        self._warn(now)
+        self._show(_line(job))
+        if now not in ENDED:
+            return None
+        return EXIT_DONE if now == SUCCEEDED else EXIT_FAULT
+
+    async def _show_events(self, job: Object) -> None:
+        fields = f"regarding.name={self.name},regarding.uid={job['metadata']['uid']}"
+        events = await self.cluster.find(EVENT, fields=fields)
+        for event in sorted(events, key=event_time):
+            seen = (event["metadata"]["name"], event_time(event))
+            if seen not in self.seen_events and event_time(event) >= self.began:
+                self.say(f"  {event.get('type', '')} {event.get('reason', '')}: {event_text(event)}")
+            self.seen_events.add(seen)
+
+    def _show(self, line: str) -> None:
+        if line != self.last_line:
+            self.say(line)
+        self.last_line = line
+
+    def _warn(self, now: str) -> None:
+        if now == NOT_SEEN and not self.warned and monotonic() - self.begun_s > _OPERATOR_LATE_S:
+            self.warned = True
+            self.say("no operator has looked at the job yet; is it installed, and does it watch this namespace?")
+
+
+def _line(job: Object) -> str:
+    message = f"; {why(job)}" if state(job) in (FAILED, DELETING) or not job.get("status", {}).get("step") else ""
+    return f"{progress(job)}{message}"

@@ -35,8 +35,7 @@ class Chosen:
 def choose(*, kubeconfig: Path | None, context: str | None, environ: Mapping[str, str] = os.environ) -> Chosen:
     """The context that is meant: of `kubeconfig`, else of KUBECONFIG, else of ~/.kube/config.
 
-    Raises:
-        UserError: there is no such file or context, or it cannot be read.
+    Raises `UserError`: there is no such file or context, or it cannot be read.
     """
     paths = [path for path in _paths(kubeconfig, environ) if path.is_file()]
     if not paths:

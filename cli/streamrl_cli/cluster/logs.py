@@ -14,11 +14,16 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
-from streamrl_cli.cluster.api import Cluster, Object, UnreachableError, add_connection, connect
-from streamrl_cli.cluster.follow import INTERVAL_S
-from streamrl_cli.cluster.jobs import ENDED, SUSPENDED, state
-from streamrl_cli.cluster.patience import Patience
-from streamrl_cli.cluster.refusals import NotFoundError
+from streamrl_cli.cluster.api import (
+    ApiClient,
+    Object,
+    ObjectNotFoundError,
+    RetryDeadline,
+    UnreachableError,
+    add_connection,
+    connect,
+)
+from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
 from streamrl_operator.kube.kinds import POD, RLJOB
 
 CONTAINERS = {
@@ -33,7 +38,7 @@ _DEFAULT_TAIL = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """One container's log."""
 
     pod: str
@@ -76,7 +81,7 @@ async def _logs(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         await cluster.get(RLJOB, args.job)  # says so if there is none
         if args.follow:
-            await _Follower(args, cluster=cluster).to_the_end()
+            await _LogFollower(args, cluster=cluster).to_the_end()
             return EXIT_DONE
         found = [source for source in await _sources(args, cluster=cluster) if source.has_log]
         if not found:
@@ -95,7 +100,7 @@ def _query(args: argparse.Namespace, *, several: bool) -> dict[str, str]:
     return query | ({"previous": "true"} if args.previous else {})
 
 
-async def _sources(args: argparse.Namespace, *, cluster: Cluster) -> list[Source]:
+async def _sources(args: argparse.Namespace, *, cluster: ApiClient) -> list[LogSource]:
     labels = f"{names.LABEL_JOB}={args.job}"
     if args.pool:
         labels += f",{names.LABEL_POOL}={args.pool}"
@@ -103,7 +108,7 @@ async def _sources(args: argparse.Namespace, *, cluster: Cluster) -> list[Source
     return list(sources(await cluster.find(POD, labels=labels), [CONTAINERS[role] for role in roles]))
 
 
-def sources(pods: Sequence[Object], containers: Sequence[str]) -> Iterator[Source]:
+def sources(pods: Sequence[Object], containers: Sequence[str]) -> Iterator[LogSource]:
     """The logs of these containers, pod by pod."""
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
         spec = pod["spec"]
@@ -113,11 +118,11 @@ def sources(pods: Sequence[Object], containers: Sequence[str]) -> Iterator[Sourc
                 yield _source(pod, container)
 
 
-def _source(pod: Object, container: str) -> Source:
+def _source(pod: Object, container: str) -> LogSource:
     name = pod["metadata"]["name"]
     status = _container_status(pod, container)
     restarts = status.get("restartCount", 0)
-    return Source(
+    return LogSource(
         pod=name,
         container=container,
         life=f"{pod['metadata']['uid']}/{restarts}",
@@ -132,11 +137,11 @@ def _container_status(pod: Object, container: str) -> Mapping[str, Any]:
     return next((one for one in known if one["name"] == container), {})
 
 
-async def _print(source: Source, query: Mapping[str, str], *, cluster: Cluster) -> None:
+async def _print(source: LogSource, query: Mapping[str, str], *, cluster: ApiClient) -> None:
     try:
         async for line in cluster.log(source.pod, source.container, query):
             console.out(f"[{source.prefix}] {line}")
-    except NotFoundError:
+    except ObjectNotFoundError:
         pass  # the pod went away meanwhile
     except UnreachableError:
         raise
@@ -144,15 +149,15 @@ async def _print(source: Source, query: Mapping[str, str], *, cluster: Cluster) 
         console.err(f"[{source.prefix}] {error}")  # the others may still be had
 
 
-class _Follower:
+class _LogFollower:
     """Readers of all containers of the job, of those that come later too."""
 
-    def __init__(self, args: argparse.Namespace, *, cluster: Cluster) -> None:
+    def __init__(self, args: argparse.Namespace, *, cluster: ApiClient) -> None:
         self.args = args
         self.cluster = cluster
-        self.patience = Patience()
-        self.readers: dict[Source, asyncio.Task[None]] = {}
-        self.broken: dict[Source, float] = {}
+        self.patience = RetryDeadline()
+        self.readers: dict[LogSource, asyncio.Task[None]] = {}
+        self.broken: dict[LogSource, float] = {}
         """When a reader lost the API server, by a monotonic clock."""
         self.is_first = True
 
@@ -182,7 +187,7 @@ class _Follower:
         self.is_first = False
         return has_ended and all(reader.done() for reader in self.readers.values())
 
-    def _read(self, source: Source, *, several: bool) -> None:
+    def _read(self, source: LogSource, *, several: bool) -> None:
         query = {"follow": "true"}
         if source in self.broken:
             query["sinceSeconds"] = str(int(monotonic() - self.broken.pop(source)) + 1)
@@ -190,7 +195,7 @@ class _Follower:
             query |= _query(self.args, several=several)
         self.readers[source] = asyncio.create_task(self._reader(source, query), name=f"log of {source.prefix}")
 
-    async def _reader(self, source: Source, query: Mapping[str, str]) -> None:
+    async def _reader(self, source: LogSource, query: Mapping[str, str]) -> None:
         try:
             await _print(source, query, cluster=self.cluster)
         except UnreachableError:
@@ -200,5 +205,5 @@ class _Follower:
     async def _has_ended(self) -> bool:
         try:
             return state(await self.cluster.get(RLJOB, self.args.job)) in (*ENDED, SUSPENDED)
-        except NotFoundError:
+        except ObjectNotFoundError:
             return True

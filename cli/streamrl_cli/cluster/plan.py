@@ -15,15 +15,13 @@ from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl_cli import console
 from streamrl_cli.cluster import plan_optimize
-from streamrl_cli.cluster.bundle import as_written, collect, config_map, with_code
-from streamrl_cli.cluster.check import cluster_problems
-from streamrl_cli.cluster.dump import FORMS, dump
-from streamrl_cli.cluster.table import columns, text
-from streamrl_cli.jobfile import base_dir_of, check_file
-from streamrl_operator.planning.estimate import Estimate, estimate, find_config
+from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
+from streamrl_cli.cluster.output import FORMS, columns, dump, text
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file
+from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.meta import Plan
-from streamrl_operator.planning.values import Settings, Wanted
+from streamrl_operator.planning.objects.shared import JobPlan
+from streamrl_operator.planning.values import DesiredRun, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
 _ROLES = ("scheduler", "trainer", "generator")
@@ -33,9 +31,7 @@ Object = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("file", type=Path, metavar="FILE", help="job file; several documents are several jobs")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
-    )
+    add_overrides(parser)
     parser.add_argument("-o", "--output", choices=FORMS, help="all objects as they would be applied")
     parser.add_argument(
         "-n", "--namespace", default="default", metavar="NAME", help="namespace (default: the file's, else default)"
@@ -43,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for role in ("trainer", "generator"):
         parser.add_argument(
             f"--{role}-image",
-            default=f"streamrl/{role}:{__version__}",
+            default=f"localhost/streamrl/{role}:{__version__}",
             metavar="IMAGE",
             help="the operator's image of such pods (default: %(default)s)",
         )
@@ -64,15 +60,15 @@ def run(args: argparse.Namespace) -> int:
         jobs = [job]
     plans = [(job, objects_of(job, args)) for job in jobs]
     if args.output:
-        console.out(dump([obj for _, objects in plans for obj in objects], form=args.output))
+        console.out(*dump([obj for _, objects in plans for obj in objects], form=args.output).split("\n"))
         if reasons:
-            console.err("\n".join(reasons))  # the objects alone are the result
+            console.err(*reasons)  # the objects alone are the result
         return EXIT_DONE
     for number, (job, objects) in enumerate(plans):
         known = estimate(job, config=_config(job, args))
-        console.out("\n".join([*([""] if number else []), *summary(job, objects=objects, known=known)]))
+        console.out(*([""] if number else []), *summary(job, objects=objects, known=known))
     if reasons:
-        console.out("\n".join(["", *reasons]))
+        console.out("", *reasons)
     return EXIT_DONE
 
 
@@ -85,11 +81,11 @@ def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
         first = [config_map(job, bundle, namespace=namespace)]
         job = parse_job(with_code(as_written(job, namespace=namespace), bundle, job=job))
     sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
-    settings = Settings(
+    settings = PlanningSettings(
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
-    wanted = Wanted(trainers=1, generators=sizes, requested=sizes, images=settings.images)
-    planned = plan_objects(Plan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings))
+    wanted = DesiredRun(trainers=1, generators=sizes, requested=sizes, images=settings.images)
+    planned = plan_objects(JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings))
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
     return [*first, *(_with_replicas(obj, replicas) for obj in planned)]
 
@@ -101,7 +97,7 @@ def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
     return obj | {"spec": obj["spec"] | {"replicas": replicas[obj["metadata"]["name"]]}}
 
 
-def summary(job: RLJob, *, objects: list[Object], known: Estimate) -> Iterator[str]:
+def summary(job: RLJob, *, objects: list[Object], known: ResourceEstimate) -> Iterator[str]:
     """The plan for people."""
     name = job.metadata.name
     yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"

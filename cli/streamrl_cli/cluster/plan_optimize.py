@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import inf
@@ -21,19 +21,33 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob, parse_bytes, parse_job
 from streamrl.spec.base import BYTES_PATTERN
 from streamrl.spec.generators import AutoScaling, GeneratorPool
-from streamrl_cli.cluster.plan_why import Choice, why
-from streamrl_cli.overrides import apply_overrides
+from streamrl_cli.cluster.output import columns
+from streamrl_cli.jobfile import apply_overrides
 from streamrl_cli.profiling.record import PoolProfile, Profile, TrainerProfile, model_of, read_profile
-from streamrl_operator.allocation.choice import TOLERANCE, neighbours, one_datacenter, two_datacenters
-from streamrl_operator.allocation.generation import Replica, floor_seconds, generation_curve
-from streamrl_operator.allocation.training import training_curve
-from streamrl_operator.allocation.values import Allocation, Sizes, Stage
+from streamrl_operator.allocation.choice import (
+    TOLERANCE,
+    Allocation,
+    Sizes,
+    Stage,
+    neighbours,
+    one_datacenter,
+    two_datacenters,
+)
+from streamrl_operator.allocation.stage_times import Replica, floor_seconds, generation_curve, training_curve
 from streamrl_operator.planning.estimate import estimate
 
 MOST_REPLICAS, MOST_PROCESSES = 1024, 64
 """What a job may ask for (`scaling`, `trainer.processesPerNode`)."""
 _OPTIONS = ("profile", "pool", "devices", "generator_devices", "trainer_devices", "device_memory")
 _MEASURE = "measure one: streamrl profile {file}"
+_COSTED_SAMPLES = 1000
+_NEAR_FLOOR = 1.1
+"""Generation within this of the longest answer's own time is not made faster by more generators."""
+_HEAD = (
+    *("GENERATORS", "PROCESSES", "GENERATION", "TRAINING", "STEP", "COST AN HOUR"),
+    *(f"COST OF {_COSTED_SAMPLES} SAMPLES", ""),
+)
+_TOO_MANY = "more devices than there are"
 _PERCENT = 100
 _COST_DIGITS = Decimal("0.000001")
 """Digits of a cost in a job file."""
@@ -66,6 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Stages:
     """What Alg. 1 chooses for."""
 
+    pool: GeneratorPool
+    """Whose size is chosen."""
+    samples: int
+    """Of a step."""
     generation: Stage
     training: Stage
     replica_devices: int
@@ -105,8 +123,7 @@ def check(args: argparse.Namespace) -> None:
 def optimise(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | None) -> tuple[RLJob, list[str]]:
     """The job with the chosen sizes, and why. `config` is the model's config.json where it is at hand.
 
-    Raises:
-        UserError, UserErrors: profile, job and devices do not fit together.
+    Raises `UserError` or `UserErrors`: profile, job and devices do not fit together.
     """
     if job.spec.trainer.nodes > 1:
         rule = "must be 1 with --optimize: training was measured on one machine"
@@ -116,40 +133,18 @@ def optimise(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] 
         rule = f"was measured with another model, for job {profile.job}"
         raise UserError(field="--profile", rule=rule, got=str(args.profile), fix=_MEASURE.format(file=args.file))
     stages = _stages(job, profile=profile, args=args, config=config)
-    tolerance = args.tolerance_percent / _PERCENT
+    cost, tolerance = stages.fixed_cost_per_hour, args.tolerance_percent / _PERCENT
+    both = (stages.generation, stages.training)
     if args.devices is not None:
-        chosen = one_datacenter(
-            stages.generation,
-            stages.training,
-            devices=args.devices,
-            tolerance=tolerance,
-            fixed_cost_per_hour=stages.fixed_cost_per_hour,
-        )
+        chosen = one_datacenter(*both, devices=args.devices, tolerance=tolerance, fixed_cost_per_hour=cost)
     else:
-        chosen = two_datacenters(
-            stages.generation,
-            stages.training,
-            generator_devices=args.generator_devices,
-            trainer_devices=args.trainer_devices,
-            tolerance=tolerance,
-            fixed_cost_per_hour=stages.fixed_cost_per_hour,
-        )
-    pool = _pool(job, args)
-    changes = _changes(job, pool=pool, chosen=chosen, replica_devices=stages.replica_devices)
-    beside = neighbours(chosen, stages.generation, stages.training, fixed_cost_per_hour=stages.fixed_cost_per_hour)
-    choice = Choice(
-        pool=pool.name,
-        chosen=chosen,
-        beside=beside,
-        replica_devices=stages.replica_devices,
-        given=(args.devices, args.generator_devices, args.trainer_devices),
-        samples=job.spec.pipeline.batch_groups * job.spec.task.group_size,
-        floor_s=stages.floor_s,
-        tolerance=tolerance,
-        notes=[*stages.notes, *_extrapolated(stages, chosen, file=args.file)],
-    )
+        devices = {"generator_devices": args.generator_devices, "trainer_devices": args.trainer_devices}
+        chosen = two_datacenters(*both, **devices, tolerance=tolerance, fixed_cost_per_hour=cost)
+    beside = neighbours(chosen, *both, fixed_cost_per_hour=cost)
+    changes = _changes(job, stages=stages, chosen=chosen)
     flags = " ".join(f"--set {shlex.quote(f'{path}={_text(value)}')}" for path, value in changes.items())
-    return _changed(job, changes), [*why(choice), f"to use it: streamrl submit {args.file} {flags}"]
+    told = [*_why(stages, chosen=chosen, beside=beside, args=args), *_extrapolated(stages, chosen, file=args.file)]
+    return _changed(job, changes), [*told, f"to use it: streamrl submit {args.file} {flags}"]
 
 
 def _pool(job: RLJob, args: argparse.Namespace) -> GeneratorPool:
@@ -186,17 +181,13 @@ def _stages(job: RLJob, *, profile: Profile, args: argparse.Namespace, config: M
     tokens = samples * sum(lengths) / len(lengths)
     training = training_curve(((p.processes, p.tokens, p.seconds) for p in trainer.points), tokens=tokens)
     processes = job.spec.trainer.processes_per_node
+    process_sizes = _process_sizes(job, memory=args.device_memory, config=config)
+    replica_cost, trainer_cost = float(pool.cost_per_hour), float(job.spec.trainer.cost_per_hour)
     return Stages(
-        generation=Stage(
-            seconds=generation.at,
-            sizes=sizes,
-            device_cost_per_hour=float(pool.cost_per_hour) / replica_devices,
-        ),
-        training=Stage(
-            seconds=training.at,
-            sizes=_process_sizes(job, memory=args.device_memory, config=config),
-            device_cost_per_hour=float(job.spec.trainer.cost_per_hour) / processes,
-        ),
+        pool=pool,
+        samples=samples,
+        generation=Stage(seconds=generation.at, sizes=sizes, device_cost_per_hour=replica_cost / replica_devices),
+        training=Stage(seconds=training.at, sizes=process_sizes, device_cost_per_hour=trainer_cost / processes),
         replica_devices=replica_devices,
         fixed_cost_per_hour=float(sum(Decimal(other.cost_per_hour) * other.scaling.initial for other in others)),
         floor_s=floor_seconds([replica, *beside], lengths=lengths),
@@ -223,7 +214,7 @@ def _extrapolated(stages: Stages, chosen: Allocation, *, file: Path) -> list[str
         return []
     wanted = ",".join(map(str, sorted({*known, processes})))
     told = f"numbers of processes that training was measured with: {', '.join(map(str, known))}; {processes} is extrapolated"
-    return [f"{told} (streamrl profile {file} --trainer --processes {wanted})"]
+    return [f"  {told} (streamrl profile {file} --trainer --processes {wanted})"]
 
 
 def _check_mode(job: RLJob) -> None:
@@ -284,14 +275,14 @@ def _process_sizes(job: RLJob, *, memory: str | None, config: Mapping[str, Any] 
     )
 
 
-def _changes(job: RLJob, *, pool: GeneratorPool, chosen: Allocation, replica_devices: int) -> dict[str, Any]:
+def _changes(job: RLJob, *, stages: Stages, chosen: Allocation) -> dict[str, Any]:
     """Path of each field that the choice sets -> its value."""
-    trainer, processes = job.spec.trainer, chosen.trainer_devices
+    trainer, processes, pool = job.spec.trainer, chosen.trainer_devices, stages.pool
     number = [one.name for one in job.spec.generators].index(pool.name)
     key = pool.scaling.key
     leaf = "replicas" if key == "static" else "initialReplicas"
     changes: dict[str, Any] = {
-        f"spec.generators[{number}].scaling.{key}.{leaf}": chosen.generator_devices // replica_devices,
+        f"spec.generators[{number}].scaling.{key}.{leaf}": chosen.generator_devices // stages.replica_devices,
         "spec.trainer.processesPerNode": processes,
     }
     if processes != trainer.processes_per_node:
@@ -325,3 +316,56 @@ def _gpus(amounts: Mapping[str, str]) -> int:
 def _is_gpu(name: str) -> bool:
     """Whether it is a device plug-in's resource, such as nvidia.com/gpu."""
     return "/" in name and name.rpartition("/")[2].startswith("gpu")
+
+
+def _why(
+    stages: Stages, *, chosen: Allocation, beside: Sequence[Allocation], args: argparse.Namespace
+) -> Iterator[str]:
+    """The choice beside its neighbours, and what bounds it."""
+    replicas, processes = chosen.generator_devices // stages.replica_devices, chosen.trainer_devices
+    yield f"WHY {_count(replicas, 'generator')} in pool {stages.pool.name} and {_count(processes, 'trainer process')}"
+    rows = sorted([chosen, *beside], key=lambda one: (one.generator_devices, one.trainer_devices))
+    remarks = ["<- chosen" if one == chosen else _TOO_MANY if not _fits(one, args) else "" for one in rows]
+    table = [_row(one, stages, remark=remark) for one, remark in zip(rows, remarks, strict=True)]
+    yield from (f"  {line}" for line in columns(_HEAD, table))
+    yield f"  {_bound(chosen, floor_s=stages.floor_s)}"
+    longer = args.tolerance_percent / _PERCENT
+    yield f"  the cheapest step among those at most {longer:.0%} longer than the best; {_devices(chosen, args)}"
+    yield from (f"  {note}" for note in stages.notes)
+
+
+def _row(one: Allocation, stages: Stages, *, remark: str) -> tuple[str, ...]:
+    times = (f"{seconds:.4g} s" for seconds in (one.generation_s, one.training_s, one.step_s))
+    cost = one.cost_of(_COSTED_SAMPLES, samples_per_step=stages.samples)
+    sizes = (str(one.generator_devices // stages.replica_devices), str(one.trainer_devices))
+    return (*sizes, *times, f"{one.cost_per_hour:.2f}", f"{cost:.4g}", remark)
+
+
+def _fits(one: Allocation, args: argparse.Namespace) -> bool:
+    if args.devices is not None:
+        return bool(one.generator_devices + one.trainer_devices <= args.devices)
+    return bool(one.generator_devices <= args.generator_devices and one.trainer_devices <= args.trainer_devices)
+
+
+def _bound(chosen: Allocation, *, floor_s: float) -> str:
+    times = f"generation {chosen.generation_s:.4g} s, training {chosen.training_s:.4g} s"
+    if chosen.bound == "training":
+        return f"training sets the time of a step: {times}"
+    if chosen.generation_s <= _NEAR_FLOOR * floor_s:
+        longest = f"the longest answer alone takes {floor_s:.4g} s, so more generators would not help"
+        return f"generation sets the time of a step: {times}; {longest}"
+    if chosen.bound == "generation":
+        return f"generation sets the time of a step: {times}"
+    return f"the stages are balanced: {times}"
+
+
+def _devices(chosen: Allocation, args: argparse.Namespace) -> str:
+    generating, training = chosen.generator_devices, chosen.trainer_devices
+    if args.devices is not None:
+        return f"{generating + training} of {args.devices} devices"
+    return f"{generating} of {args.generator_devices} devices generate, {training} of {args.trainer_devices} train"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"

@@ -11,9 +11,8 @@ from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import suggest
 from streamrl_cli import console
-from streamrl_cli.cluster.api import Cluster, Object, add_connection, connect
+from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.jobs import DELETING, ENDED, state
-from streamrl_cli.cluster.refusals import NotFoundError
 from streamrl_operator.kube.kinds import GENERATOR_POOL, RLJOB
 
 MOST = 1024
@@ -70,18 +69,18 @@ def _is_auto(index: int, replicas: int) -> UserError:
     return UserError(field=field, rule="sets the size by queue and pace; by hand it would not last", fix=fix)
 
 
-async def _scale_external(args: argparse.Namespace, *, cluster: Cluster) -> Any:  # noqa: ANN401 - a number as it is stored
+async def _scale_external(args: argparse.Namespace, *, cluster: ApiClient) -> Any:  # noqa: ANN401 - a number as it is stored
     name = names.pool(args.job, args.pool)
     try:
         pool = await cluster.get(GENERATOR_POOL, name)
-    except NotFoundError:
+    except ObjectNotFoundError:
         fix = f"see `streamrl status {args.job}`"
         raise UserError(field=f"generatorpool/{name}", rule="was not made by the operator yet", fix=fix) from None
-    await cluster.merge(GENERATOR_POOL, name, {"spec": {"replicas": args.replicas}}, subresource="scale")
+    await cluster.scale(GENERATOR_POOL, name, replicas=args.replicas)
     return pool["spec"]["replicas"]
 
 
-async def _scale_static(args: argparse.Namespace, *, index: int, scaling: Object, cluster: Cluster) -> Any:  # noqa: ANN401
+async def _scale_static(args: argparse.Namespace, *, index: int, scaling: Object, cluster: ApiClient) -> Any:  # noqa: ANN401
     path = f"/spec/generators/{index}"
     changes = [
         {"op": "test", "path": f"{path}/name", "value": args.pool},  # the list may have changed since

@@ -7,12 +7,9 @@ from datetime import UTC, datetime
 from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
-from streamrl_cli.cluster.api import Cluster, Object, add_connection, connect
-from streamrl_cli.cluster.describe import describe
-from streamrl_cli.cluster.dump import FORMS, dump
-from streamrl_cli.cluster.follow import INTERVAL_S
-from streamrl_cli.cluster.jobs import HEAD, row
-from streamrl_cli.cluster.table import columns
+from streamrl_cli.cluster.api import ApiClient, Object, add_connection, connect
+from streamrl_cli.cluster.jobs import HEAD, INTERVAL_S, describe, row
+from streamrl_cli.cluster.output import FORMS, columns, dump
 from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, POD, RLJOB
 
 
@@ -35,7 +32,7 @@ async def _status(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         if args.output:
             job = await cluster.get(RLJOB, args.job) if args.job else await cluster.find(RLJOB)
-            console.out(dump(job, form=args.output))
+            console.out(*dump(job, form=args.output).split("\n"))
         elif args.job:
             await _show_job(args.job, cluster=cluster, watch=args.watch)
         else:
@@ -43,7 +40,7 @@ async def _status(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-async def _show_table(*, cluster: Cluster, watch: bool) -> None:
+async def _show_table(*, cluster: ApiClient, watch: bool) -> None:
     """All jobs; then those that changed."""
     before: set[tuple[str, ...]] = set()
     while True:
@@ -51,7 +48,7 @@ async def _show_table(*, cluster: Cluster, watch: bool) -> None:
         lines = columns(HEAD, rows)
         fresh = [line for line, cells in zip(lines[1:], rows, strict=True) if cells[:-1] not in before]  # age aside
         if fresh:
-            console.out("\n".join([*([] if before else lines[:1]), *fresh]))
+            console.out(*([] if before else lines[:1]), *fresh)
         elif not watch:
             console.out(f"no jobs in namespace {cluster.namespace} of context {cluster.context}")
         if not watch:
@@ -60,7 +57,7 @@ async def _show_table(*, cluster: Cluster, watch: bool) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _show_job(name: str, *, cluster: Cluster, watch: bool) -> None:
+async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
     """One job; again when anything of it changed."""
     before: list[str] = []
     while True:
@@ -69,14 +66,14 @@ async def _show_job(name: str, *, cluster: Cluster, watch: bool) -> None:
         if versions != before:
             job, now = found["job"][0], datetime.now(UTC)
             lines = describe(job, pools=found["pools"], pods=found["pods"], events=found["events"], now=now)
-            console.out("\n".join([*([""] if before else []), *lines]))
+            console.out(*([""] if before else []), *lines)
         if not watch:
             return
         before = versions
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _look(name: str, *, cluster: Cluster) -> dict[str, list[Object]]:
+async def _look(name: str, *, cluster: ApiClient) -> dict[str, list[Object]]:
     job, labels = await cluster.get(RLJOB, name), f"{names.LABEL_JOB}={name}"
     regarding = f"regarding.name={name},regarding.uid={job['metadata']['uid']}"
     return {

@@ -13,12 +13,19 @@ from typing import Any
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli import console
-from streamrl_cli.cluster.api import Cluster, add_connection, connect
-from streamrl_cli.cluster.bundle import MIB, as_written, code_name, collect, config_map, owned, with_code
-from streamrl_cli.cluster.check import cluster_problems
-from streamrl_cli.cluster.follow import follow
-from streamrl_cli.cluster.refusals import NotFoundError
-from streamrl_cli.jobfile import base_dir_of, check_file
+from streamrl_cli.cluster.api import ApiClient, ObjectNotFoundError, add_connection, connect
+from streamrl_cli.cluster.bundle import (
+    MIB,
+    as_written,
+    cluster_problems,
+    code_name,
+    collect,
+    config_map,
+    owned,
+    with_code,
+)
+from streamrl_cli.cluster.jobs import follow
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file
 from streamrl_operator.kube.kinds import CONFIG_MAP, RLJOB
 
 _KIB = 1024
@@ -27,9 +34,7 @@ _KIB = 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("file", type=Path, metavar="FILE", help="job file; several documents are several jobs")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="change a field: spec.pipeline.steps=50"
-    )
+    add_overrides(parser)
     parser.add_argument(
         "--follow",
         action="store_true",
@@ -62,7 +67,7 @@ async def _submit(jobs: list[RLJob], args: argparse.Namespace) -> int:
         return await follow(jobs[0].metadata.name, cluster=cluster)
 
 
-def _check_namespace(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> None:
+def _check_namespace(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> None:
     own = job.metadata.namespace
     if own is not None and args.namespace is not None and own != args.namespace:
         rule = f"must be that of --namespace ({args.namespace})"
@@ -71,7 +76,7 @@ def _check_namespace(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) 
         cluster.namespace = own
 
 
-async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> None:
+async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> None:
     before = await _generation(job.metadata.name, cluster=cluster)
     document = as_written(job, namespace=cluster.namespace)
     bundle = collect(job, base_dir=base_dir_of(args.file))
@@ -98,23 +103,22 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: Cluster) -> N
         console.out(f"look: streamrl status {name} -n {cluster.namespace}")
 
 
-async def _generation(name: str, *, cluster: Cluster) -> int | None:
+async def _generation(name: str, *, cluster: ApiClient) -> int | None:
     """Of the job as it is stored; None: it is not there."""
     try:
         return int((await cluster.get(RLJOB, name))["metadata"]["generation"])
-    except NotFoundError:
+    except ObjectNotFoundError:
         return None
 
 
-async def _refuse_other_code(code: dict[str, Any], *, cluster: Cluster) -> None:
+async def _refuse_other_code(code: dict[str, Any], *, cluster: ApiClient) -> None:
     """The job is there: its code stays what it began with.
 
-    Raises:
-        UserError: a file differs from the one that is stored.
+    Raises `UserError`: a file differs from the one that is stored.
     """
     try:
         found = await cluster.get(CONFIG_MAP, code["metadata"]["name"])
-    except NotFoundError:
+    except ObjectNotFoundError:
         return
     ours, theirs = ({**one.get("data", {}), **one.get("binaryData", {})} for one in (code, found))
     changed = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
@@ -126,14 +130,14 @@ async def _refuse_other_code(code: dict[str, Any], *, cluster: Cluster) -> None:
         )
 
 
-async def _look_for_code(job: RLJob, *, cluster: Cluster) -> None:
+async def _look_for_code(job: RLJob, *, cluster: ApiClient) -> None:
     """Say so if the ConfigMap that the job names is not there: its trainer's pod would wait for it without a word."""
     code = job.spec.task.code
     if code is None:
         return
     try:
         await cluster.get(CONFIG_MAP, code.config_map_name)
-    except NotFoundError:
+    except ObjectNotFoundError:
         make = f"kubectl create configmap {code.config_map_name} -n {cluster.namespace} --from-file=FILE"
         console.err(f"configmap/{code.config_map_name} is not there yet, and the job's pods wait for it; {make}")
     except UserError:  # one who may not look is told nothing

@@ -1,4 +1,4 @@
-"""`streamrl suspend JOB`: take the job's pods away. Its volumes stay; `streamrl resume` goes on from there."""
+"""`streamrl suspend JOB`: take the job's pods away, its volumes stay. `streamrl resume JOB`: let it go on from its last checkpoint and journal."""
 
 import argparse
 import asyncio
@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Suspend the job."""
-    return asyncio.run(set_suspend(args, suspend=True))
+    """Suspend the job, or resume it."""
+    return asyncio.run(_set_suspend(args, suspend=args.command == "suspend"))
 
 
-async def set_suspend(args: argparse.Namespace, *, suspend: bool) -> int:
+async def _set_suspend(args: argparse.Namespace, *, suspend: bool) -> int:
     """Write `spec.suspend` of a job that has not ended."""
     word = "suspended" if suspend else "resumed"
     async with connect(args) as cluster:

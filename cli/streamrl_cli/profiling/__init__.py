@@ -1,6 +1,6 @@
 """`streamrl profile`: how fast a job's engine decodes and its trainer trains on this machine.
 
-    profile_command.py ─▶ measuring.py ══ probe.py (a process for each stage; the job's real engines) ─▶ decoding.py, training.py
+    profile_command.py ─▶ measuring.py ══ probe.py (a process for each stage; the job's real engines) ─▶ timing.py
               │                 ▲ JSON lines
               └─▶ record.py (profile.json) ─▶ `streamrl plan --optimize`
 

@@ -8,17 +8,15 @@
 Loop: `_lines` consumes a probe's JSON lines; waits for each at most as long as the deadline lets a probe take, and longer
 for the first (a model is loaded); unblocked by the line, the probe's end or the time limit, which ends the probe.
 
-Invariant: no probe outlives this process (lifeline) or its part of the measurement. One stage at a time has the machine,
+Invariant: no probe outlives this process (parent watch) or its part of the measurement. One stage at a time has the machine,
 with the cores and GPUs that `streamrl run` would give it.
 """
 
 import asyncio
 import json
-import os
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,19 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.generators import GeneratorPool
-from streamrl_cli.profiling.record import BatchPoint, Lengths, PoolProfile, Profile, StepPoint, TrainerProfile, model_of
-from streamrl_cli.runner.children import free_port, open_lifeline
-from streamrl_cli.runner.failure import failed
+from streamrl_cli.profiling.record import (
+    AnswerLengths,
+    BatchPoint,
+    PoolProfile,
+    Profile,
+    StepPoint,
+    TrainerProfile,
+    model_of,
+)
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.gpus import visible_gpus
-from streamrl_cli.runner.placement import usable_cpus
-from streamrl_cli.runner.plan import LOOPBACK, ProcessPlan, plan_run
-from streamrl_cli.runner.prepare import STREAM_LIMIT_BYTES, prepare_model
+from streamrl_cli.runner.plan import LOOPBACK, ProcessPlan, plan_run, usable_cpus, visible_gpus
+from streamrl_cli.runner.prepare import prepare_model
+from streamrl_cli.runner.workers import child, failed, free_port
 
 _PROBE = "streamrl_cli.profiling.probe"
 _RANK = "streamrl_workers.trainer"
@@ -48,7 +51,7 @@ _LENGTHS_WITHOUT_ANSWERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MeasuringPlan:
     """What is measured, and for how long."""
 
     pools: tuple[str, ...]
@@ -76,15 +79,14 @@ class Bench:
     """Progress of the model's preparation."""
 
 
-async def measure(job: RLJob, *, wanted: Wanted, bench: Bench, known: Profile | None = None) -> Profile:
+async def measure(job: RLJob, *, wanted: MeasuringPlan, bench: Bench, known: Profile | None = None) -> Profile:
     """Measure what is wanted; `known` has the lengths of answers if only the trainer is measured.
 
-    Raises:
-        UserError, RunFailedError: a probe refused the job, failed, or took too long.
+    Raises `UserError` or `RunFailedError`: a probe refused the job, failed, or took too long.
     """
     run = create_folder(job, base_dir=bench.base_dir, parent=bench.folder, path=bench.folder / "job")
     simulated = job.spec.trainer.engine.simulated is not None
-    model = "" if simulated else await prepare_model(run, report=bench.prepared)
+    model = "" if simulated else await prepare_model(run, report=bench.prepared, say=bench.say)
     pools = [pool for pool in job.spec.generators if pool.name in wanted.pools]
     measured = [await _pool(pool, run=run, model=model, wanted=wanted, bench=bench) for pool in pools]
     profile = Profile(job=job.metadata.name, model=model_of(job), pools=tuple(measured))
@@ -123,7 +125,7 @@ def _lengths(job: RLJob, known: Profile | None) -> tuple[int, ...]:
     return tuple(max(1, most * part // _LENGTHS_WITHOUT_ANSWERS) for part in parts)
 
 
-async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Wanted, bench: Bench) -> PoolProfile:
+async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: MeasuringPlan, bench: Bench) -> PoolProfile:
     task = {
         "pool": pool.name,
         "batches": batches_of(pool, given=wanted.batches),
@@ -136,30 +138,28 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Want
     log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
     points: list[BatchPoint] = []
     answers: Mapping[str, Any] = {}
-    with open_lifeline() as lifeline:
-        process = await _spawn(
-            _PROBE, "decode", json.dumps(task), env=_env(plan, run=run, model=model, lifeline=lifeline), log=log
-        )
-        async for event in _lines(process, log=log, what=f"pool {pool.name}", deadline_s=wanted.deadline_s):
-            if event["event"] == "answers":
-                answers = event
-                bench.say(f"pool {pool.name}: {len(event['lengths'])} answers, {event['unfinished']} of them cut off")
+    env = _env(plan, run=run, model=model)
+    async with child(_PROBE, "decode", json.dumps(task), env=env, log=log) as process:
+        async for what, fields in _lines(process, log=log, what=f"pool {pool.name}", deadline_s=wanted.deadline_s):
+            if what == "answers":
+                answers = fields
+                bench.say(f"pool {pool.name}: {len(fields['tokens'])} answers, {fields['unfinished']} of them cut off")
             else:
-                points.append(_batch_point(event))
-                bench.say(f"pool {pool.name}: batch {event['batch']}, {event['median']:.3g} ms a step")
+                points.append(point := BatchPoint(**fields))
+                bench.say(f"pool {pool.name}: batch {point.batch}, {point.milliseconds:.3g} ms a step")
     turns = 1 if run.job.spec.task.environment is None else run.job.spec.task.environment.max_turns
-    lengths = Lengths(tokens=tuple(answers["lengths"]), unfinished=answers["unfinished"], turns=turns)
+    lengths = AnswerLengths(tokens=tuple(answers["tokens"]), unfinished=answers["unfinished"], turns=turns)
     return PoolProfile(
         name=pool.name,
         engine=pool.engine.key,
         latency=tuple(points),
-        fill_milliseconds=answers["fill_ms"],
+        fill_milliseconds=answers["fill_milliseconds"],
         lengths=lengths,
     )
 
 
 async def _trainer(
-    job: RLJob, count: int, *, lengths: Sequence[int], model: str, wanted: Wanted, bench: Bench
+    job: RLJob, count: int, *, lengths: Sequence[int], model: str, wanted: MeasuringPlan, bench: Bench
 ) -> list[StepPoint]:
     """Steps with `count` processes."""
     run = create_folder(
@@ -176,21 +176,17 @@ async def _trainer(
     log = run.file(keys.DIR_LOGS, "trainer-0.log")
     what = f"trainer with {count} {'process' if count == 1 else 'processes'}"
     points: list[StepPoint] = []
-    with open_lifeline() as lifeline:
-        shared = {keys.ENV_MASTER_PORT: str(free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
-        envs = [_env(plan, run=run, model=model, lifeline=lifeline) | shared for plan in ranks]
-        others = [
-            await _spawn(_RANK, env=env, log=run.file(keys.DIR_LOGS, f"trainer-{rank}.log"))
-            for rank, env in enumerate(envs[1:], start=1)
-        ]
-        try:
-            process = await _spawn(_PROBE, "train", json.dumps(task), env=envs[0], log=log)
-            async for event in _lines(process, log=log, what=what, deadline_s=wanted.deadline_s):
-                if event["event"] == "step":
-                    points.append(_step_point(event, processes=count))
-                    bench.say(f"{what}: {event['tokens']} tokens, {event['median']:.3g} s a step")
-        finally:
-            await _end(others)
+    shared = {keys.ENV_MASTER_PORT: str(free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
+    envs = [_env(plan, run=run, model=model) | shared for plan in ranks]
+    async with AsyncExitStack() as stack:
+        for rank, env in enumerate(envs[1:], start=1):
+            other = run.file(keys.DIR_LOGS, f"trainer-{rank}.log")
+            await stack.enter_async_context(child(_RANK, env=env, log=other, tells=False))
+        process = await stack.enter_async_context(child(_PROBE, "train", json.dumps(task), env=envs[0], log=log))
+        async for kind, fields in _lines(process, log=log, what=what, deadline_s=wanted.deadline_s):
+            if kind == "step":
+                points.append(point := StepPoint(processes=count, **fields))
+                bench.say(f"{what}: {point.tokens} tokens, {point.seconds:.3g} s a step")
     return points
 
 
@@ -201,31 +197,8 @@ def with_processes(job: RLJob, count: int) -> RLJob:
     return parse_job(document)
 
 
-def _batch_point(event: Mapping[str, Any]) -> BatchPoint:
-    return BatchPoint(
-        batch=event["batch"],
-        milliseconds=event["median"],
-        lowest_milliseconds=event["lowest"],
-        highest_milliseconds=event["highest"],
-        steps=event["steps"],
-    )
-
-
-def _step_point(event: Mapping[str, Any], *, processes: int) -> StepPoint:
-    return StepPoint(
-        processes=processes,
-        samples=event["samples"],
-        tokens=event["tokens"],
-        seconds=event["median"],
-        lowest_seconds=event["lowest"],
-        highest_seconds=event["highest"],
-        repeats=event["repeats"],
-    )
-
-
-def _env(plan: ProcessPlan, *, run: RunFolder, model: str, lifeline: int) -> dict[str, str]:
+def _env(plan: ProcessPlan, *, run: RunFolder, model: str) -> dict[str, str]:
     return {
-        **os.environ,
         **plan.env,
         keys.ENV_RUN_DIR: str(run.path),
         keys.ENV_MODEL_PATH: model,
@@ -234,55 +207,27 @@ def _env(plan: ProcessPlan, *, run: RunFolder, model: str, lifeline: int) -> dic
         keys.ENV_TOKEN: "",
         keys.ENV_GRPC_PORT: "0",
         keys.ENV_SIGNALS_PORT: "0",
-        keys.ENV_LIFELINE_FD: str(lifeline),
-        "PYTHONHASHSEED": "0",  # as for `prepare`: the items of some data sets follow it
     }
-
-
-async def _spawn(module: str, *arguments: str, env: Mapping[str, str], log: Path) -> asyncio.subprocess.Process:
-    with log.open("ab") as errors:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, *arguments),
-            env=env,
-            pass_fds=(int(env[keys.ENV_LIFELINE_FD]),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE if module == _PROBE else errors,
-            stderr=errors,
-            limit=STREAM_LIMIT_BYTES,
-            start_new_session=True,  # Ctrl-C reaches us alone
-        )
 
 
 async def _lines(
     process: asyncio.subprocess.Process, *, log: Path, what: str, deadline_s: float
-) -> AsyncIterator[Mapping[str, Any]]:
-    """Events of a probe until its good end; it is ended in any case."""
+) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    """What a probe has measured, and its fields, until its good end."""
     assert process.stdout is not None
     limit_s = deadline_s + _START_S
-    try:
-        while True:
-            try:
-                async with asyncio.timeout(limit_s):
-                    line = await process.stdout.readline()
-            except TimeoutError:
-                rule = f"was overrun: {what} gave no number for {limit_s:g} s"
-                raise UserError(
-                    field="--deadline-seconds", rule=rule, fix="raise it, or measure less at once"
-                ) from None
-            if not line:
-                break
-            yield json.loads(line)
-            limit_s = 2 * deadline_s + _GRACE_S  # a point warms up within one deadline and is measured within another
-        code = await process.wait()
-    finally:
-        await _end([process])
+    while True:
+        try:
+            async with asyncio.timeout(limit_s):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            rule = f"was overrun: {what} gave no number for {limit_s:g} s"
+            raise UserError(field="--deadline-seconds", rule=rule, fix="raise it, or measure less at once") from None
+        if not line:
+            break
+        kind, fields = json.loads(line)
+        yield kind, fields
+        limit_s = 2 * deadline_s + _GRACE_S  # a point warms up within one deadline and is measured within another
+    code = await process.wait()
     if code != EXIT_DONE:
         raise failed(reason=f"{what} could not be measured (exit code {code})", exit_code=code, log=log)
-
-
-async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
-    for process in processes:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()

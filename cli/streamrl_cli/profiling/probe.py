@@ -23,10 +23,11 @@ from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, U
 from streamrl.keys import ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
-from streamrl_cli.profiling import decoding, training
-from streamrl_workers.generator.engine import Engine, Sampling
-from streamrl_workers.stream.environ import integer, pin_to_cpus, required
-from streamrl_workers.stream.lifeline import watch_lifeline
+from streamrl_cli import console
+from streamrl_cli.profiling import timing
+from streamrl_workers.generator.engines.base import Engine, EngineOptions, SamplingParams
+from streamrl_workers.process.environment_variables import integer, pin_to_cpus, required
+from streamrl_workers.process.shutdown import watch_parent
 
 _ENDLESS_TOKENS = 1_000_000
 """Answers of a simulated engine while its steps are timed: none ends."""
@@ -34,7 +35,8 @@ _PROMPTS = 64
 """Of the job's; more are asked with other seeds."""
 _SIMULATED_VOCABULARY = 256
 
-Say = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str, Mapping[str, Any]], None]
+"""Tells (what was measured, its fields as `record.py` names them)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,23 +72,23 @@ def main(argv: Sequence[str]) -> int:
     }
     try:
         pin_to_cpus(os.environ)
-        watch_lifeline(os.environ)
+        watch_parent(os.environ)
         with contextlib.redirect_stdout(sys.stderr):  # what user code prints must not get between our lines
-            measures[role](json.loads(task), lambda event: _say(event, output))
+            measures[role](json.loads(task), lambda what, fields: _say(what, fields, output))
     except (UserError, UserErrors) as error:
-        sys.stderr.write(f"{error}\n")
+        console.err(*error.lines)
         return EXIT_USER_ERROR
-    except (decoding.TooSlowError, training.TooSlowError) as error:
-        sys.stderr.write(f"--deadline-seconds: was too short: {error}; raise it, or measure less at once\n")
+    except timing.TooSlowError as error:
+        console.err(f"--deadline-seconds: was too short: {error}; raise it, or measure less at once")
         return EXIT_USER_ERROR
     except MemoryError as error:
-        sys.stderr.write(f"out of memory: {error}\n")
+        console.err(f"out of memory: {error}")
         return EXIT_FAULT
     return EXIT_DONE
 
 
-def _say(event: Mapping[str, Any], output: TextIO) -> None:
-    output.write(json.dumps(event) + "\n")
+def _say(what: str, fields: Mapping[str, Any], output: TextIO) -> None:
+    output.write(json.dumps([what, fields]) + "\n")
     output.flush()
 
 
@@ -94,61 +96,57 @@ def decode(task: DecodeTask, *, say: Say) -> None:
     """Answers of the initial model, then steps at each batch size."""
     spec = _spec()
     pool = next(pool for pool in spec.generators if pool.name == task.pool)
-    clock = decoding.Clock(now_s=_clock(spec), sleep=time.sleep)
+    clock = timing.WallClock(now_s=_clock(spec), sleep=time.sleep)
     prompts = _prompts(spec, base_dir=Path(task.base_dir))
-    source = decoding.Source(prompts=prompts, sampling=_sampling(spec), seed=spec.seed)
+    source = timing.RequestSource(prompts=prompts, sampling=_sampling(spec), seed=spec.seed)
     engine = _answering_engine(spec, pool)
-    answers = decoding.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
+    answers = timing.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
     lengths = [len(answer) for answer in answers.tokens]
-    say({"event": "answers", "lengths": lengths, "unfinished": answers.unfinished, "fill_ms": 1e3 * answers.fill_s})
+    say("answers", {"tokens": lengths, "unfinished": answers.unfinished, "fill_milliseconds": 1e3 * answers.fill_s})
     if pool.engine.simulated is not None:
         engine, source = _endless_engine(spec, pool), _endless(source)
     else:
         source = source.starting_within(answers.tokens)
     for batch in task.batches:
-        windows = decoding.measure_batch(
+        windows = timing.measure_batch(
             engine, source, batch=batch, windows=task.windows, deadline_s=task.deadline_s, clock=clock
         )
-        milliseconds = [1e3 * seconds for seconds in windows.seconds]
-        say({"event": "batch", "batch": batch, "steps": windows.steps, **_spread(milliseconds)})
+        milliseconds = _spread([1e3 * seconds for seconds in windows.seconds], unit="milliseconds")
+        say("batch", {"batch": batch, "steps": windows.steps, **milliseconds})
 
 
 def train(task: TrainTask, *, say: Say) -> None:
     """Steps of each number of groups."""
-    from streamrl_workers.trainer.engines import EngineSetup, engine_creator
-    from streamrl_workers.trainer.leading import Leading
+    from streamrl_workers.trainer.engines import create_engine
+    from streamrl_workers.trainer.engines.engine import EngineSetup
+    from streamrl_workers.trainer.engines.process_group import ProcessGroup
     from streamrl_workers.trainer.settings import read_settings
 
     settings = read_settings(os.environ)
     spec = settings.spec
-    leading = Leading(settings)
+    ranks = ProcessGroup(settings.rendezvous)
     try:
         setup = EngineSetup(
             spec=spec,
             model_path=settings.model_path,
             threads=settings.threads,
-            place=settings.place,
-            ranks=leading.gather(),
+            env=settings.env,
+            ranks=ranks.gather(),
         )
-        engine = engine_creator(spec.trainer.engine.key)(setup)
+        engine = create_engine(setup)
         shape = _shape(spec, task=task, model_path=settings.model_path)
-        say({"event": "ready", "prompt_tokens": shape.prompt_tokens})
-        for steps in training.measure_steps(
-            engine,
-            shape,
-            counts=task.groups,
-            repeats=task.repeats,
-            deadline_s=task.deadline_s,
-            now_s=_clock(spec),
+        say("ready", {"prompt_tokens": shape.prompt_tokens})
+        for steps in timing.measure_steps(
+            engine, shape, counts=task.groups, repeats=task.repeats, deadline_s=task.deadline_s, now_s=_clock(spec)
         ):
             measured = {"samples": steps.samples, "tokens": steps.tokens, "repeats": len(steps.seconds)}
-            say({"event": "step", **measured, **_spread(steps.seconds)})
+            say("step", {**measured, **_spread(steps.seconds, unit="seconds")})
     finally:
-        leading.end()
+        ranks.end()
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": median(values), "lowest": min(values), "highest": max(values)}
+def _spread(values: Sequence[float], *, unit: str) -> dict[str, float]:
+    return {unit: median(values), f"lowest_{unit}": min(values), f"highest_{unit}": max(values)}
 
 
 def _spec() -> RLJobSpec:
@@ -179,16 +177,16 @@ def _prompts(spec: RLJobSpec, *, base_dir: Path) -> list[str]:
     """Of the job's data set; a simulated engine does not read them, but draws a length for each."""
     if _is_simulated(spec):
         return [f"prompt {number}" for number in range(_PROMPTS)]
-    from streamrl_workers.tasks.registry import open_dataset
+    from streamrl_workers.tasks.dataset import open_dataset
 
     model_path = required(os.environ, ENV_MODEL_PATH)
     dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path)
     return [dataset.item("train", index).prompt for index in range(_PROMPTS)]
 
 
-def _sampling(spec: RLJobSpec) -> Sampling:
+def _sampling(spec: RLJobSpec) -> SamplingParams:
     given = spec.task.sampling
-    return Sampling(
+    return SamplingParams(
         temperature=given.temperature,
         top_p=given.top_p,
         top_k=given.top_k,
@@ -197,12 +195,12 @@ def _sampling(spec: RLJobSpec) -> Sampling:
     )
 
 
-def _endless(source: decoding.Source) -> decoding.Source:
+def _endless(source: timing.RequestSource) -> timing.RequestSource:
     given = source.sampling
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=given.temperature, top_p=given.top_p, top_k=given.top_k, max_tokens=_ENDLESS_TOKENS, stop=()
     )
-    return decoding.Source(prompts=source.prompts, sampling=sampling, seed=source.seed)
+    return timing.RequestSource(prompts=source.prompts, sampling=sampling, seed=source.seed)
 
 
 def _answering_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
@@ -221,7 +219,7 @@ def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine
 
     assert pool.engine.simulated is not None
     given = pool.engine.simulated.model_copy(update=changes)
-    engine = create_simulated(spec=given, slots=given.slots, seed=spec.seed)
+    engine = create_simulated(EngineOptions(spec=given, seed=spec.seed))
     engine.load_weights(version=0, tensors={})
     return engine
 
@@ -232,14 +230,14 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
     from streamrl_workers.models.load import load_model
 
     model_path = required(os.environ, ENV_MODEL_PATH)
-    engine = engine_creator(pool.engine.key)(
+    options = EngineOptions(
+        spec=pool.engine.value,
         model_path=model_path,
-        slots=pool.engine.value.slots,
-        max_total_tokens=None,
         threads=integer(os.environ, ENV_THREADS),
         add_special_tokens=spec.task.chat is None,
         precision=spec.trainer.precision,
     )
+    engine = engine_creator(pool.engine.key)(options)
     model = load_model(model_path)
     if spec.trainer.precision == "BF16":
         model.bfloat16()
@@ -247,10 +245,10 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
     return engine
 
 
-def _shape(spec: RLJobSpec, *, task: TrainTask, model_path: str | None) -> training.Shape:
+def _shape(spec: RLJobSpec, *, task: TrainTask, model_path: str | None) -> timing.Shape:
     group_size, seed = spec.task.group_size, spec.seed
     if model_path is None:
-        return training.Shape(
+        return timing.Shape(
             group_size=group_size, prompt_tokens=1, lengths=task.lengths, vocabulary=_SIMULATED_VOCABULARY, seed=seed
         )
     from streamrl_workers.models.load import load_config, load_tokenizer
@@ -260,7 +258,7 @@ def _shape(spec: RLJobSpec, *, task: TrainTask, model_path: str | None) -> train
     prompt_tokens = max(1, round(fmean(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)))
     config = load_config(model_path).get_text_config()
     room = getattr(config, "max_position_embeddings", _ENDLESS_TOKENS) - prompt_tokens
-    return training.Shape(
+    return timing.Shape(
         group_size=group_size,
         prompt_tokens=prompt_tokens,
         lengths=tuple(max(1, min(length, room)) for length in task.lengths),

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from streamrl.errors import UserError, UserErrors
+from streamrl.files import read_text, replace_file
 from streamrl.latency import LatencyCurve
 from streamrl.spec import RLJob
 from streamrl.spec.base import SpecModel, demand_different, demand_rising
@@ -36,7 +37,7 @@ class BatchPoint(Record):
     steps: int = Field(ge=1, description="Steps measured.")
 
 
-class Lengths(Record):
+class AnswerLengths(Record):
     """Answers of the initial model to the job's prompts."""
 
     tokens: tuple[int, ...] = Field(min_length=1, max_length=65_536, description="Of each answer (of its first turn).")
@@ -56,7 +57,7 @@ class PoolProfile(Record):
     engine: str = Field(description="Key of its engine.")
     latency: tuple[BatchPoint, ...] = Field(min_length=1, max_length=64, description="By rising batch.")
     fill_milliseconds: float = Field(ge=0, description="The batch waits so long while one sample is admitted.")
-    lengths: Lengths = Field(description="Of its answers.")
+    lengths: AnswerLengths = Field(description="Of its answers.")
 
     @model_validator(mode="after")
     def _batches_rise(self) -> Self:
@@ -109,9 +110,7 @@ class Profile(Record):
     def with_part(self, other: "Profile") -> "Profile":
         """With what `other`, of the same model, has measured in the place of what is here."""
         kept = [pool for pool in self.pools if other.pool(pool.name) is None]
-        return other.model_copy(
-            update={"pools": (*kept, *other.pools), "trainer": other.trainer or self.trainer},
-        )
+        return other.model_copy(update={"pools": (*kept, *other.pools), "trainer": other.trainer or self.trainer})
 
 
 def model_of(job: RLJob) -> dict[str, Any]:
@@ -124,28 +123,19 @@ def model_of(job: RLJob) -> dict[str, Any]:
 
 
 def write_profile(profile: Profile, *, path: Path) -> None:
-    """Write the file. Raises OSError where that cannot be."""
+    """Write the file. Raises `UserError` where that cannot be."""
     document = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def read_profile(path: Path) -> Profile:
     """Read it back.
 
-    Raises:
-        UserError: it cannot be read, or is no JSON.
-        UserErrors: it is not of this shape; one line for each mistake.
+    Raises `UserError`: it cannot be read, or is no JSON. Raises `UserErrors`: it is not of this shape; one line for each mistake.
     """
     fix = _FIX.format(path=path)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}", fix=fix) from None
-    if len(data) > _MAX_BYTES:
-        raise UserError(field=str(path), rule=f"must be at most {_MAX_BYTES} bytes", fix=fix)
-    try:
-        return Profile.model_validate_json(data)
+        return Profile.model_validate_json(read_text(path, most_bytes=_MAX_BYTES, fix=fix))
     except ValidationError as error:
         mistakes = [_explain(path, details["loc"], details["msg"], details["type"]) for details in error.errors()]
         raise UserErrors(mistakes) from None

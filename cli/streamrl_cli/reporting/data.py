@@ -1,25 +1,81 @@
-"""Reads the metrics of a run folder. Owns no presentation."""
+"""Reads the metrics of a run folder: the door between foreign files and the page. Owns no presentation.
+
+Owns names, types and bounds of what a report shows. Fields that it does not show are left out, and may be anything.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_cli.runner.folder import RunFolder, open_folder, read_json
+from streamrl.spec.schema import path_text
+from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.scaling import FILE_SCALING
-from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
-from streamrl_workers.metrics.sink import read_jsonl
+from streamrl_workers.metrics.bubbles import Part, ProcessWall, bubble_ratios
+from streamrl_workers.metrics.jsonl import read_jsonl
 
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+Number = Annotated[float, Field(ge=-1e100, le=1e100)]
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+ResizeRecord = TypedDict("ResizeRecord", {"time_s": Seconds, "pool": str, "from": Count, "to": Count, "reason": str})
+"""A line of `scaling.jsonl`."""
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
+MOST_PROCESSES = 1000
+_NO_PROCESSES = frozenset(("steps.jsonl", "evaluations.jsonl", FILE_SCALING))
 MOST_BINS = 120
 """Points of a timeline: as many as can be told apart on a screen."""
 SHORTEST_BIN_S = 1.0
 """Processes write their parts once a second."""
+RESIZE: TypeAdapter[ResizeRecord] = TypeAdapter(with_config(_STRICT)(ResizeRecord))
+Record = TypeVar("Record")
+
+
+@with_config(_STRICT)
+class StepRecord(TypedDict):
+    """A line of `steps.jsonl`."""
+
+    step: Count
+    reward_mean: Number
+    elapsed_s: Seconds
+    tokens: Count
+    time_s: NotRequired[Seconds]
+    length_mean: NotRequired[Number | None]
+    length_max: NotRequired[Number | None]
+    tokens_per_s: NotRequired[Number | None]
+    staleness_mean: NotRequired[Number | None]
+    staleness_max: NotRequired[Number | None]
+    queue: NotRequired[Count | None]
+    reward_parts: NotRequired[dict[str, Number | None]]
+    trainer: NotRequired[dict[str, Number | None]]
+    score_failures: NotRequired[dict[str, Count]]
+    dropped: NotRequired[dict[str, Count]]
+
+
+@with_config(_STRICT)
+class EvaluationRecord(TypedDict):
+    """A line of `evaluations.jsonl`."""
+
+    step: Count
+    mean_reward: Number | None
+
+
+@with_config(_STRICT)
+class WallRecord(TypedDict):
+    """A line of a process's bubbles (`metrics/jsonl.py` of the workers)."""
+
+    t: Seconds
+    instance: str
+    wall_s: Seconds
+    parts: dict[Part, Seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +127,11 @@ class RunData:
     """Everything that a report shows."""
 
     folder: RunFolder
-    steps: tuple[dict[str, Any], ...]
-    evaluations: tuple[dict[str, Any], ...]
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluationRecord, ...]
     timelines: tuple[Timeline, ...]
     result: dict[str, Any] | None
-    scaling: tuple[dict[str, Any], ...] = ()
+    scaling: tuple[ResizeRecord, ...] = ()
     """Lines of `scaling.jsonl` (`runner/scaling.py`), in the order in which they happened."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Reason -> groups, over all lines of `steps.jsonl`: a step that is trained again does not undo what was lost before."""
@@ -86,40 +142,42 @@ class RunData:
 def read_run(path: Path) -> RunData:
     """Read a run folder.
 
-    Raises:
-        UserError: it is not one, or nothing has been measured yet.
+    Raises `UserError`: it is not one, one of its files cannot be read, or nothing has been measured yet.
     """
     folder = open_folder(path)
     metrics = folder.file(keys.DIR_METRICS)
-    lines = list(read_jsonl(metrics / "steps.jsonl"))
-    steps = {int(line["step"]): line for line in lines}
-    evaluations = {int(line["step"]): line for line in read_jsonl(metrics / "evaluations.jsonl")}
+    lines = list(records(metrics / "steps.jsonl", STEP, beneath=folder.path))
+    steps = {line["step"]: line for line in lines}
+    held_out = records(metrics / "evaluations.jsonl", EVALUATION, beneath=folder.path)
+    evaluations = {line["step"]: line for line in held_out}
     if not steps and not evaluations:
         raise UserError(field=str(path), rule="has no steps to report yet", fix="wait for the first step, or see logs/")
-    result = folder.file(keys.FILE_RESULT)
     return RunData(
         folder=folder,
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
-        timelines=_timelines(metrics),
-        result=read_json(result) if result.exists() else None,
-        scaling=tuple(read_jsonl(metrics / FILE_SCALING)),
-        dropped=_total(lines, "dropped"),
-        score_failures=_total(lines, "score_failures"),
+        timelines=_timelines(folder),
+        result=folder.result(),
+        scaling=tuple(records(metrics / FILE_SCALING, RESIZE, beneath=folder.path)),
+        dropped=_total(line.get("dropped", {}) for line in lines),
+        score_failures=_total(line.get("score_failures", {}) for line in lines),
     )
 
 
-def _total(lines: list[dict[str, Any]], column: str) -> dict[str, int]:
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Counts of what happened at all, over all lines."""
     total: Counter[str] = Counter()
-    for line in lines:
-        total.update(line.get(column, {}))
+    for more in counts:
+        total.update(more)
     return {key: count for key, count in total.items() if count}
 
 
-def _timelines(metrics: Path) -> tuple[Timeline, ...]:
-    files = {path.stem: list(read_jsonl(path)) for path in sorted(metrics.glob("*.jsonl"))}
-    processes = {name: lines for name, lines in files.items() if lines and "parts" in lines[0]}
+def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:
+    files = sorted(path for path in folder.file(keys.DIR_METRICS).glob("*.jsonl") if path.name not in _NO_PROCESSES)
+    if len(files) > MOST_PROCESSES:
+        raise UserError(field=str(folder.file(keys.DIR_METRICS)), rule=f"must hold at most {MOST_PROCESSES} processes")
+    found = {path.stem: list(records(path, WALL, beneath=folder.path)) for path in files}
+    processes = {name: lines for name, lines in found.items() if lines}
     if not processes:
         return ()
     start_s = min(lines[0]["t"] - lines[0]["wall_s"] for lines in processes.values())
@@ -129,7 +187,7 @@ def _timelines(metrics: Path) -> tuple[Timeline, ...]:
     return tuple(_timeline(name, processes[name], bins=bins) for name in order)
 
 
-def _timeline(name: str, lines: list[dict[str, Any]], *, bins: Bins) -> Timeline:
+def _timeline(name: str, lines: list[WallRecord], *, bins: Bins) -> Timeline:
     """Spread the growth of each part between two lines over the bins it falls in."""
     seconds = {part: [0.0] * bins.count for part in PARTS}
     totals: dict[str, float] = {}
@@ -150,10 +208,10 @@ def _timeline(name: str, lines: list[dict[str, Any]], *, bins: Bins) -> Timeline
     )
 
 
-def _growth(lines: list[dict[str, Any]]) -> list[tuple[float, float, dict[str, float]]]:
+def _growth(lines: list[WallRecord]) -> list[tuple[float, float, dict[Part, float]]]:
     """(from, until, growth of each part) between consecutive lines of the same instance."""
-    rows: list[tuple[float, float, dict[str, float]]] = []
-    before: dict[str, Any] | None = None
+    rows: list[tuple[float, float, dict[Part, float]]] = []
+    before: WallRecord | None = None
     for line in lines:
         fresh = before is None or before["instance"] != line["instance"]
         base = {} if fresh or before is None else before["parts"]
@@ -171,9 +229,25 @@ def weighted_bubbles(run: RunData) -> dict[str, float]:
     rank_cost = float(spec.trainer.cost_per_hour) / spec.trainer.ranks
     return bubble_ratios(
         ProcessWall(
-            wall_s=line.wall_s,
-            parts=line.totals_s,
-            cost_per_hour=costs.get(line.process.rpartition("-")[0], rank_cost),
+            wall_s=line.wall_s, parts=line.totals_s, cost_per_hour=costs.get(line.process.rpartition("-")[0], rank_cost)
         )
         for line in run.timelines
     )
+
+
+STEP, EVALUATION, WALL = TypeAdapter(StepRecord), TypeAdapter(EvaluationRecord), TypeAdapter(WallRecord)
+
+
+def records(path: Path, shape: TypeAdapter[Record], *, beneath: Path) -> Iterator[Record]:
+    """The lines of a file of the run folder `beneath`.
+
+    Raises `UserError`: the file cannot be read, or a line is not of this shape.
+    """
+    for line in read_jsonl(path, beneath=beneath):
+        try:
+            yield shape.validate_python(line)
+        except ValidationError as error:
+            details = error.errors(include_url=False)[0]
+            field, rule = path_text(details["loc"]), details["msg"]
+            got = None if details["type"] == "missing" else details["input"]
+            raise UserError(field=f"{path}: {field}", rule=rule[:1].lower() + rule[1:], got=got) from None

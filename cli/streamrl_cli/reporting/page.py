@@ -1,30 +1,31 @@
-"""Binds the charts of a run into one self-contained HTML page. Pure."""
+"""The charts of a run (Plotly figures, plain dictionaries), and the page that binds them, from the templates beside it. Pure.
 
-import json
-from collections.abc import Mapping
-from html import escape
-
-from streamrl_cli.reporting.charts import COLOURS, Figure, all_charts, timeline
-from streamrl_cli.reporting.data import PARTS, RunData, Timeline, weighted_bubbles
-from streamrl_cli.runner.progress import bubble_shares, format_count, format_number, format_seconds
-
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#f4f6f8;margin:0}
-main{max-width:1180px;margin:0 auto;padding:28px 20px 60px}
-h1{font-size:26px;margin:0}h2{font-size:19px;margin:34px 0 8px}h3{font-size:15px;margin:0}
-p{margin:2px 0 8px;color:#52606d;font-size:13px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:20px 0}
-.card,.chart{background:#fff;border:1px solid #e1e6eb;border-radius:8px;padding:12px 16px}
-.card b{display:block;font-size:22px;font-weight:600}.card span{color:#52606d;font-size:13px}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(500px,1fr));gap:14px}
-table{border-collapse:collapse;background:#fff;border:1px solid #e1e6eb;border-radius:8px;width:100%}
-td,th{padding:6px 12px;text-align:right;border-bottom:1px solid #eef1f4;font-variant-numeric:tabular-nums}
-td:first-child,th:first-child{text-align:left}
-.text td,.text th{text-align:left}
-.key i{display:inline-block;width:11px;height:11px;margin:0 5px 0 14px;border-radius:2px}
+Whatever stands in a run folder is data: the templating library escapes all of it, figures travel as JSON that no script is made of, and
+the page's policy lets no script run but the two that it names by their hashes.
 """
 
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import cycle
+from textwrap import wrap
+from typing import Any, cast
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from streamrl_cli.reporting.data import PARTS, ResizeRecord, RunData, Timeline, weighted_bubbles
+from streamrl_cli.runner.progress import bubble_shares, format_count, format_number, format_seconds
+
+Figure = dict[str, Any]
+DRAW_JS = (
+    "JSON.parse(document.getElementById('figures').textContent)"
+    ".forEach((f,i)=>Plotly.newPlot('f'+i,f.data,f.layout,{displayModeBar:false,responsive:true}));"
+)
+_TEMPLATES = Environment(loader=PackageLoader("streamrl_cli.reporting"), autoescape=True, undefined=StrictUndefined)
+_TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 WHY_NO_SCORE = {
     "raised": "the reward or the environment raised",
     "timeout": "it took longer than timeoutSeconds",
@@ -39,26 +40,62 @@ WHY_DROPPED = {
     "too_stale": "older than maxStalenessSteps allows",
     "run_ended": "the run ended first",
 }
+COLOURS = {"busy": "#2a9d5c", "pipeline": "#e9b44c", "weights": "#4a7bd0", "skew": "#b8509e", "other": "#a8adb5"}
+INK, LINE, SOFT = "#1f2933", "#2563a8", "#9db8d6"
+SEVERAL = (LINE, "#d98a2b", "#2a9d5c", "#b8509e")
+"""Colours of lines that stand beside each other."""
+CHART_HEIGHT_PX = 300
+TIMELINE_HEIGHT_PX = 130
+FEW_REPLICAS = 10
+"""Up to so many the axis counts one by one."""
+REASON_CHARS = 60
+"""A line of a reason, as wide as fits beside the pointer."""
+SMOOTHING = 0.15
+"""Weight of the newest step in the smoothed line."""
+
+
+def render_page(template: str, *, title: str, figures: Sequence[Figure], plotly_js: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
+    """A page as HTML text, of a template that extends `page.html`."""
+    scripts = {"plotly_js": plotly_js, "draw_js": DRAW_JS}
+    page = _TEMPLATES.get_template(template).render(
+        title=title,
+        figures=figures,
+        policy=_policy(scripts.values()),
+        **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704 - our own
+        **values,
+    )
+    return page.encode(errors="replace").decode()  # half a surrogate pair has no UTF-8
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """Content-Security-Policy: these scripts and no others, no connection. Plotly sets styles of elements."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def render(run: RunData, *, plotly_js: str) -> str:
-    """The page as HTML text."""
-    figures: list[Figure] = []
-    charts = "".join(_chart(title, text, figure, into=figures) for title, text, figure in all_charts(run))
-    timelines = "".join(_timeline(line, into=figures) for line in run.timelines)
-    name = escape(run.folder.job.metadata.name)
-    job = escape(json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name} - StreamRL</title><style>{STYLE}</style></head>'
-        f"<body><main><h1>{name}</h1><p>{escape(run.folder.name)}</p>{_cards(run)}"
-        f'<h2>Learning</h2><div class="grid">{charts}</div>{_sizes(run)}{_lost(run)}'
-        f"<h2>Bubbles</h2><p>Where each process's wall time went.{_key()}</p>{_table(run)}{timelines}"
-        f"<h2>Job</h2><details><summary>the resolved RLJob</summary><pre>{job}</pre></details></main>"
-        f"<script>{plotly_js}</script><script>{_script(figures)}</script></body></html>"
+    """The page of a run as HTML text."""
+    charts = all_charts(run)
+    job = run.folder.job
+    return render_page(
+        "report.html",
+        title=job.metadata.name,
+        figures=[*(figure for _, _, figure in charts), *map(timeline, run.timelines)],
+        plotly_js=plotly_js,
+        folder=run.folder.name,
+        cards=_cards(run),
+        charts=[(name, text) for name, text, _ in charts],
+        sizes=list(_sizes(run)),
+        lost=list(_lost(run)),
+        key={part: COLOURS[part] for part in PARTS},
+        walls=list(_walls(run)),
+        processes=[line.process for line in run.timelines],
+        job=json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     )
 
 
-def _cards(run: RunData) -> str:
+def _cards(run: RunData) -> dict[str, str]:
     evaluations, steps = run.evaluations, run.steps
     elapsed_s = steps[-1]["elapsed_s"] if steps else None
     held_out = (
@@ -67,41 +104,18 @@ def _cards(run: RunData) -> str:
         else "–"
     )
     tokens = sum(line["tokens"] for line in steps)
-    cards = {
+    return {
         "held-out reward": held_out,
         "steps": f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
         "time of training": format_seconds(elapsed_s),
         "tokens trained": format_count(tokens),
         "tokens/s": format_count(tokens / elapsed_s if elapsed_s else None),
-        "ended": str(run.result["status"]) if run.result else "not yet",
+        "ended": run.result["status"] if run.result else "not yet",
     }
-    return (
-        '<div class="cards">'
-        + "".join(f'<div class="card"><span>{k}</span><b>{escape(v)}</b></div>' for k, v in cards.items())
-        + "</div>"
-    )
 
 
-def _chart(title: str, text: str, figure: Figure, *, into: list[Figure]) -> str:
-    into.append(figure)
-    return f'<div class="chart"><h3>{escape(title)}</h3><p>{escape(text)}</p><div id="f{len(into) - 1}"></div></div>'
-
-
-def _timeline(line: Timeline, *, into: list[Figure]) -> str:
-    into.append(timeline(line))
-    return f'<div class="chart" style="margin-top:12px"><h3>{escape(line.process)}</h3><div id="f{len(into) - 1}"></div></div>'
-
-
-def _key() -> str:
-    return (
-        '<span class="key">'
-        + "".join(f'<i style="background:{COLOURS[part]}"></i>{part}' for part in PARTS)
-        + "</span>"
-    )
-
-
-def _table(run: RunData) -> str:
-    rows = []
+def _walls(run: RunData) -> Iterator[tuple[str, ...]]:
+    """Process, wall, share of each part, main cause of `pipeline`."""
     for line in run.timelines:
         shares = bubble_shares(line.totals_s, wall_s=line.wall_s)
         causes = {
@@ -110,53 +124,187 @@ def _table(run: RunData) -> str:
             if cause.startswith("pipeline_") and s > 0
         }
         main = max(causes, key=lambda cause: causes[cause]) if causes else "–"
-        cells = "".join(f"<td>{shares[part]:.1%}</td>" for part in PARTS)
-        rows.append(
-            f"<tr><td>{escape(line.process)}</td><td>{format_seconds(line.wall_s)}</td>{cells}<td>{escape(main)}</td></tr>"
-        )
+        yield (line.process, format_seconds(line.wall_s), *(f"{shares[part]:.1%}" for part in PARTS), main)
     ratios = weighted_bubbles(run)
-    cells = "".join(f"<td>{ratios[part]:.1%}</td>" for part in PARTS)
-    rows.append(f"<tr><td>all, weighted by costPerHour</td><td></td>{cells}<td></td></tr>")
-    head = "".join(f"<th>{part}</th>" for part in PARTS)
-    return f"<table><tr><th>process</th><th>wall</th>{head}<th>pipeline, main cause</th></tr>{''.join(rows)}</table>"
+    yield ("all, weighted by costPerHour", "", *(f"{ratios[part]:.1%}" for part in PARTS), "")
 
 
-def _sizes(run: RunData) -> str:
+def _sizes(run: RunData) -> Iterator[tuple[str, ...]]:
     """Every change of a pool's size with its reason."""
-    if not run.scaling:
-        return ""
-    start_s = run.scaling[0]["time_s"]
-    rows = "".join(
-        f"<tr><td>{escape(line['pool'])}</td><td>{format_seconds(line['time_s'] - start_s)}</td>"
-        f"<td>{line['from']} → {line['to']}</td><td>{escape(line['reason'])}</td></tr>"
-        for line in run.scaling
-    )
-    head = "<tr><th>pool</th><th>after</th><th>generators</th><th>reason</th></tr>"
-    return (
-        f"<details><summary>Sizes of the generator pools, with reasons</summary><table>{head}{rows}</table></details>"
-    )
+    for line in run.scaling:
+        after = format_seconds(line["time_s"] - run.scaling[0]["time_s"])
+        yield line["pool"], after, f"{line['from']} → {line['to']}", line["reason"]
 
 
-def _lost(run: RunData) -> str:
+def _lost(run: RunData) -> Iterator[tuple[str, str, int, str]]:
     """Scores that failed by kind and groups that were dropped by reason, with their meaning."""
-    title = "<h2>Failed scores and dropped groups</h2>"
-    rows = [("scores failed", WHY_NO_SCORE, key, count) for key, count in _largest_first(run.score_failures)]
-    rows += [("groups dropped", WHY_DROPPED, key, count) for key, count in _largest_first(run.dropped)]
-    if not rows:
-        return f"{title}<p>None.</p>"
-    cells = "".join(
-        f"<tr><td>{what}</td><td>{escape(key)}</td><td>{count}</td><td>{escape(meaning.get(key, ''))}</td></tr>"
-        for what, meaning, key, count in rows
-    )
-    text = "<p>Over the whole run; held-out answers count too. A sample whose score failed is left out of the loss.</p>"
-    head = "<tr><th></th><th>why</th><th>count</th><th>meaning</th></tr>"
-    return f'{title}{text}<table class="text">{head}{cells}</table>'
+    for key, count in _largest_first(run.score_failures):
+        yield "scores failed", key, count, WHY_NO_SCORE.get(key, "")
+    for key, count in _largest_first(run.dropped):
+        yield "groups dropped", key, count, WHY_DROPPED.get(key, "")
 
 
 def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _script(figures: list[Figure]) -> str:
-    data = json.dumps(figures, separators=(",", ":")).replace("</", "<\\/")
-    return f"const F={data};F.forEach((f,i)=>Plotly.newPlot('f'+i,f.data,f.layout,{{displayModeBar:false,responsive:true}}));"
+def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
+    """(title, what it says, figure), in the order of the page."""
+    charts = [
+        ("Reward", "Mean reward of the step's samples, and of greedy answers to held-out prompts.", reward(run)),
+        ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
+        ("Length of completions", "Tokens: mean and longest of each step.", lengths(run)),
+        ("Throughput", "Tokens trained a second.", _lines_of(run, {"tokens/s": "tokens_per_s"})),
+        (
+            "Staleness",
+            "Age in steps of the samples of each step.",
+            _lines_of(run, {"mean": "staleness_mean", "max": "staleness_max"}),
+        ),
+        ("Queue", "Samples that wait for a slot, at the end of each step.", _lines_of(run, {"waiting": "queue"})),
+        ("Generators", "Replicas wanted of each elastic pool; the reason stands at each change.", replicas(run)),
+        ("Gradient norm", "Before clipping.", _gradient_norm(run)),
+    ]
+    return [chart for chart in charts if any(value is not None for trace in chart[2]["data"] for value in trace["y"])]
+
+
+def reward(run: RunData) -> Figure:
+    """Training reward by step, smoothed too, with the held-out evaluations."""
+    steps = [line["step"] + 1 for line in run.steps]
+    values = [line["reward_mean"] for line in run.steps]
+    held_out = {"x": [e["step"] for e in run.evaluations], "y": [e["mean_reward"] for e in run.evaluations]}
+    return figure(
+        [
+            trace(steps, values, name="train", colour=SOFT, width=1),
+            trace(steps, _smooth(values), name="train, smoothed", colour=LINE, width=2.5),
+            {
+                **held_out,
+                "name": "held-out",
+                "mode": "lines+markers",
+                "line": {"color": "#c2452d", "width": 2},
+                "marker": {"size": 8},
+            },
+        ]
+    )
+
+
+def reward_parts(run: RunData) -> Figure:
+    """Mean of each part of the reward by step, smoothed; no lines where one reward is all there is."""
+    names = [part.name for part in run.folder.job.spec.task.rewards]
+    if len(names) == 1:
+        return figure([])
+    return figure([_part(run, name, colour=colour) for name, colour in zip(names, cycle(SEVERAL), strict=False)])
+
+
+def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
+    rows = [(line["step"] + 1, line.get("reward_parts", {}).get(name)) for line in run.steps]
+    known = [(step, mean) for step, mean in rows if mean is not None]
+    means = _smooth([mean for _, mean in known])
+    return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
+
+
+def lengths(run: RunData) -> Figure:
+    """Mean and longest completion by step."""
+    return _lines_of(run, {"mean": "length_mean", "longest": "length_max"})
+
+
+def replicas(run: RunData) -> Figure:
+    """Wanted replicas of each elastic pool over time in minutes, as stairs, with the reason of each change."""
+    if not run.scaling:
+        return figure([])
+    start_s, end_s = run.scaling[0]["time_s"], max(line.get("time_s", 0.0) for line in (*run.steps[-1:], *run.scaling))
+    pools = dict.fromkeys(line["pool"] for line in run.scaling)
+    traces = [
+        _stairs(
+            [line for line in run.scaling if line["pool"] == pool], name=pool, colour=colour, within=(start_s, end_s)
+        )
+        for pool, colour in zip(pools, cycle(SEVERAL), strict=False)
+    ]
+    found = figure(traces, x_title="minutes")
+    found["layout"]["yaxis"] |= {"dtick": 1} if max(line["to"] for line in run.scaling) <= FEW_REPLICAS else {}
+    found["layout"] |= {"hovermode": "closest", "showlegend": True}
+    return found
+
+
+def label(text: str) -> str:
+    """A text of others as a label: Plotly reads some HTML in them (links, line breaks)."""
+    return escape(text, quote=False)
+
+
+def _stairs(changes: Sequence[ResizeRecord], *, name: str, colour: str, within: tuple[float, float]) -> Figure:
+    start_s, end_s = within
+    rows = [(line["time_s"], line["to"], line["reason"]) for line in changes]
+    rows.append((end_s, rows[-1][1], ""))
+    return {
+        "x": [round((at_s - start_s) / 60, 4) for at_s, _, _ in rows],
+        "y": [replicas for _, replicas, _ in rows],
+        "text": ["<br>".join(map(label, wrap(reason, REASON_CHARS))) for _, _, reason in rows],
+        "hovertemplate": "%{y} generators<br>%{text}",
+        "name": label(name),
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": 2, "shape": "hv"},
+    }
+
+
+def timeline(line: Timeline) -> Figure:
+    """Stacked shares of the wall over time for one process."""
+    shared = {"type": "bar", "x": line.minutes, "width": line.bin_minutes, "showlegend": False}
+    bars = [{**shared, "y": line.shares[part], "name": part, "marker": {"color": COLOURS[part]}} for part in PARTS]
+    found = figure(bars, x_title="minutes", height_px=TIMELINE_HEIGHT_PX)
+    found["layout"] |= {"barmode": "stack", "bargap": 0}
+    found["layout"]["yaxis"] |= {"range": [0, 1], "tickformat": ".0%", "nticks": 3}
+    return found
+
+
+def _lines_of(run: RunData, columns: Mapping[str, str]) -> Figure:
+    steps = [line["step"] + 1 for line in run.steps]
+    colours = (LINE, "#d98a2b")
+    return figure(
+        [
+            trace(
+                steps, [cast(float | None, line.get(column)) for line in run.steps], name=name, colour=colour, width=1.8
+            )
+            for (name, column), colour in zip(columns.items(), colours, strict=False)
+        ]
+    )
+
+
+def _gradient_norm(run: RunData) -> Figure:
+    if run.folder.job.spec.trainer.engine.simulated is not None:
+        return figure([])  # it says 0 at each step, since it has no gradient
+    return _trainer_line(run, "gradient_norm")
+
+
+def _trainer_line(run: RunData, column: str) -> Figure:
+    rows = [(line["step"] + 1, line["trainer"][column]) for line in run.steps if column in line.get("trainer", {})]
+    return figure(
+        [trace([step for step, _ in rows], [value for _, value in rows], name=column, colour=LINE, width=1.5)]
+    )
+
+
+def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:
+    """A line."""
+    return {"x": list(x), "y": list(y), "name": label(name), "mode": "lines", "line": {"color": colour, "width": width}}
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    smoothed: list[float] = []
+    for value in values:
+        before = smoothed[-1] if smoothed else value
+        smoothed.append(before + SMOOTHING * (value - before))
+    return smoothed
+
+
+def figure(traces: list[dict[str, Any]], *, x_title: str = "step", height_px: int = CHART_HEIGHT_PX) -> Figure:
+    """Traces on axes in the dress of the page."""
+    layout = {
+        "height": height_px,
+        "margin": {"l": 56, "r": 16, "t": 8, "b": 40},
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "xaxis": {"title": {"text": x_title}, "gridcolor": "#eef1f4", "zeroline": False},
+        "yaxis": {"gridcolor": "#eef1f4", "zeroline": False, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": 1.12, "x": 0},
+        "hovermode": "x unified",
+    }
+    return {"data": traces, "layout": layout}

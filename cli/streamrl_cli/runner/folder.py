@@ -1,19 +1,27 @@
-"""The run folder: everything that a run leaves behind, in one directory.
+"""The run folder: everything that a run leaves behind, in one directory, used by one runner at a time.
 
-job.json  run.json  journal.sqlite  metrics/  logs/  endpoints/  checkpoints/  model/  result.json  report.html
+job.json  run.json  lock  journal.sqlite  metrics/  logs/  endpoints/  checkpoints/  model/  result.json  report.html
+
+All of it is its owner's alone (`private_files`): prompts, answers and weights may be confidential, and logs may hold a secret of the user's.
+The lock is advisory and dies with its holder.
 """
 
-import json
+import fcntl
+import os
 import secrets
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl.spec import RLJob, parse_job
-from streamrl_workers.stream.files import write_json_atomically
+from streamrl.files import MissingFileError, open_regular, read_json
+from streamrl.spec import RLJob, read_job
+from streamrl_workers.stream.run_folder import write_json_atomically
 
 FILE_RUN = "run.json"
 """{"base_dir", "created_s"}: where relative paths of the job start. Written once by the runner."""
@@ -38,19 +46,37 @@ class RunFolder:
     @property
     def has_succeeded(self) -> bool:
         """Whether the scheduler has said that the run ended well; a run that failed can be resumed."""
-        result = self.file(keys.FILE_RESULT)
-        return result.exists() and read_json(result)["status"] == "succeeded"
+        result = self.result()
+        return result is not None and result["status"] == "succeeded"
+
+    def result(self) -> dict[str, Any] | None:
+        """What `result.json` says, with a `status`; None: the run has not ended. Raises `UserError`: it is no result."""
+        path = self.file(keys.FILE_RESULT)
+        try:
+            result = read_json(path, beneath=self.path)
+        except MissingFileError:
+            return None
+        return _mapping(result, path=path, key="status")
 
     def file(self, *parts: str) -> Path:
         """Path of something in the folder."""
         return self.path.joinpath(*parts)
 
 
+@contextmanager
+def private_files() -> Iterator[int]:
+    """Files that are made in the block, and by processes that are started in it, are their owner's alone. Gives the umask before."""
+    before = os.umask(0o077)
+    try:
+        yield before
+    finally:
+        os.umask(before)
+
+
 def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None = None) -> RunFolder:
     """Make a new run folder under `parent` (or exactly `path`) and store the job in it.
 
-    Raises:
-        UserError: the folder exists and is not empty, or cannot be written.
+    Raises `UserError`: the folder exists and is not empty, or cannot be written.
     """
     folder = path or parent / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
@@ -72,38 +98,90 @@ def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None
 
 
 def open_folder(path: Path) -> RunFolder:
-    """Open an existing run folder.
+    """Open an existing run folder. What is in it may be foreign: nothing of it is run, and no link in it is followed.
 
-    Raises:
-        UserError: it is not a run folder, or its files do not parse.
+    Raises `UserError`: it is not a run folder, or its files do not parse. Raises `UserErrors`: its job is not valid.
     """
-    job_file, run_file = path / keys.FILE_JOB, path / FILE_RUN
-    for file in (job_file, run_file):
-        if not file.is_file():
-            raise UserError(
-                field=str(path),
-                rule=f"is not a run folder ({file.name} is missing)",
-                fix="name a folder that `streamrl run` made",
-            )
-    job = parse_job(read_json(job_file))
-    return RunFolder(path=path.resolve(), job=job, base_dir=Path(read_json(run_file)["base_dir"]))
+    try:
+        run = read_json(path / FILE_RUN, beneath=path)
+        job = read_job(path / keys.FILE_JOB, beneath=path)
+    except MissingFileError as error:
+        raise UserError(
+            field=str(path),
+            rule=f"is not a run folder ({Path(error.field).name} is missing)",
+            fix="name a folder that `streamrl run` made",
+        ) from None
+    base_dir = Path(_mapping(run, path=path / FILE_RUN, key="base_dir")["base_dir"])
+    return RunFolder(path=path.resolve(), job=job, base_dir=base_dir)
+
+
+def check_code_dir(folder: RunFolder) -> None:
+    """Refuse to run the code that a run folder names where it cannot be the code of this user's own run.
+
+    Raises `UserError`: the folder is another user's, or the directory is none, or lies in the folder itself.
+    """
+    file = folder.file(FILE_RUN)
+    with open_regular(file, beneath=folder.path) as opened:
+        owner = os.fstat(opened.fileno()).st_uid
+    if owner not in (0, owner_of_new_files(folder.path)):
+        raise UserError(
+            field=str(file),
+            rule=f"belongs to another user (uid {owner}), and resuming runs the code that it names",
+            fix="copy the folder once you trust it",
+        )
+    directory = folder.base_dir
+    if not directory.is_absolute() or not directory.is_dir():
+        rule, fix = (
+            "base_dir must be a directory that exists, by its absolute path",
+            "write where the job file lies now",
+        )
+    elif directory.resolve().is_relative_to(folder.path):
+        rule, fix = "base_dir must not lie in the run folder, which holds no code", "write where the job file lies"
+    else:
+        return
+    raise UserError(field=str(file), rule=rule, got=str(directory), fix=fix)
+
+
+def owner_of_new_files(directory: Path) -> int:
+    """Who owns a file that this process makes there: not always this user, on a network's file system. Raises `UserError`."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError as error:
+        raise UserError(
+            field=str(directory), rule=f"cannot be written: {error.strerror}", fix="check the run folder"
+        ) from None
 
 
 def newest_folder(parent: Path) -> Path:
-    """The run folder under `parent` that was made last.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The run folder under `parent` that was made last. Raises `UserError`: there is none."""
     runs = [child for child in parent.glob("*") if (child / FILE_RUN).is_file()]
     if not runs:
         raise UserError(field="--resume", rule=f"found no run in {parent}", fix="name the run folder")
     return max(runs, key=lambda run: (run / FILE_RUN).stat().st_mtime)
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
-    """Parse a JSON file; a broken one is the user's to repair."""
+def _mapping(document: object, *, path: Path, key: str) -> dict[str, Any]:
+    """`document` if it is an object whose `key` is a text."""
+    if not isinstance(document, dict) or not isinstance(document.get(key), str):
+        raise UserError(field=str(path), rule=f"must be an object with a text {key}", got=document)
+    return document
+
+
+@contextmanager
+def hold(path: Path, *, run: str) -> Iterator[None]:
+    """Hold the lock file `path`. Raises `UserError`: another process holds it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(field=str(path), rule=f"cannot be read as JSON ({error})") from None
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise UserError(
+            field=str(path), rule=f"cannot be written: {error.strerror}", fix="check the run folder"
+        ) from None
+    with os.fdopen(handle, "r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                field=run, rule="is in use by another `streamrl run`", fix="wait for it to end, or stop it with Ctrl-C"
+            ) from None
+        yield

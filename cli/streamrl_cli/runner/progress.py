@@ -1,22 +1,42 @@
-"""What a run looks like from outside: the scheduler's numbers and the metrics files, read, never written."""
+"""What a run looks like from outside: the scheduler's status endpoint and the metrics files, read, never written; and a line when nothing moves.
 
+Owns what counts as progress: whatever goes beyond its highest so far (attempts, steps, checkpoints, evaluations, groups with
+all their samples, tokens of running samples). What a process waits for is the part of its wall that grew most since there
+was progress (`metrics/bubbles.py`). Nobody is ended for a stall.
+"""
+
+import asyncio
 import json
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 from streamrl import keys
+from streamrl.files import MissingFileError, open_regular, parse_json
 from streamrl_cli.runner.folder import RunFolder
-from streamrl_cli.runner.numbers_page import fetch_numbers
 
 MOST_POINTS = 1000
 """Of a curve that is kept for the eyes: far more than a terminal is wide."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
+STATUS_TIMEOUT_S = 2.0
+"""One read of the scheduler's numbers; a busy scheduler is asked again a second later."""
+_MOST_BYTES = 1 << 20
+"""Of a page, as the operator reads it: it has some hundred bytes for each generator."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""`http_proxy` of the environment is for the world outside, not for the loopback address."""
+STEPS_LONG = 3
+"""A step may take so many times the usual before it is worth a line."""
+_WHOLE = ("finished", "scored", "delivered", "consumed", "dropped")
+"""States of groups with all their samples, and after."""
+_LONGEST_GAP_S = 10.0
+"""Between two looks: more has passed only if this process was stopped too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,16 +48,18 @@ class LineReader:
 
     def new_lines(self) -> Iterator[dict[str, Any]]:
         """Parsed lines since the last call; a line still being written waits for the next."""
-        if not self.path.exists():
+        try:
+            file = open_regular(self.path)
+        except MissingFileError:
             return
-        with self.path.open("rb") as file:
+        with file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
                 self.offset += len(line)
                 with suppress(ValueError):  # half a line that a full disk left
-                    yield json.loads(line)
+                    yield parse_json(line.decode())
 
 
 @dataclass(slots=True)
@@ -70,7 +92,7 @@ class ThinnedCurve:
 
 
 @dataclass(slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """State of a run as it is shown to people."""
 
     folder: RunFolder
@@ -81,8 +103,7 @@ class Progress:
     score_failures: Counter[str] = field(default_factory=Counter)
     """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    started_s: float = field(default_factory=time.monotonic)
+    status: Mapping[str, Any] = field(default_factory=dict)
     _readers: dict[str, LineReader] = field(default_factory=dict)
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -91,7 +112,7 @@ class Progress:
         for line in steps:
             self._take_step(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
-        self.numbers = await fetch_numbers(self.folder) or self.numbers  # while there are none, the last ones stay
+        self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
         return steps, evaluations
 
     def _take_step(self, line: dict[str, Any]) -> None:
@@ -118,7 +139,7 @@ class Progress:
 
     def replicas(self) -> dict[str, int]:
         """Pool -> generators that are connected."""
-        connected = Counter(str(one["pool"]) for one in self.numbers.get("generators", ()))
+        connected = Counter(str(one["pool"]) for one in self.status.get("generators", ()))
         return {pool.name: connected[pool.name] for pool in self.folder.job.spec.generators}
 
     def recent(self) -> list[dict[str, Any]]:
@@ -130,13 +151,17 @@ class Progress:
         values = [line[key] for line in self.recent() if line.get(key) is not None]
         return sum(values) / len(values) if values else None
 
-    def eta_s(self) -> float | None:
-        """Seconds until the last step at the recent speed."""
+    def step_s(self) -> float | None:
+        """Seconds that a step takes, over the last few."""
         recent = self.recent()
         if len(recent) < 2:  # noqa: PLR2004 - a speed needs two points
             return None
-        pace_s = (recent[-1]["time_s"] - recent[0]["time_s"]) / (len(recent) - 1)
-        return max(0.0, float(pace_s) * (self.total_steps - self.done_steps))
+        return float(recent[-1]["time_s"] - recent[0]["time_s"]) / (len(recent) - 1)
+
+    def eta_s(self) -> float | None:
+        """Seconds until the last step at the recent speed."""
+        step_s = self.step_s()
+        return None if step_s is None else max(0.0, step_s * (self.total_steps - self.done_steps))
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -187,3 +212,107 @@ def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, flo
     for part, seconds in parts.items():
         shares[part.split("_", 1)[0]] += seconds / wall_s
     return shares
+
+
+async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:
+    """The page; None while the scheduler starts, restarts, is too busy to answer or is gone."""
+    return await asyncio.to_thread(_fetch, folder)
+
+
+def _fetch(folder: RunFolder) -> Mapping[str, Any] | None:
+    until_s = time.monotonic() + STATUS_TIMEOUT_S
+    try:
+        address = json.loads(folder.file(keys.DIR_ENDPOINTS, "scheduler.json").read_text())["signals"]
+        with _DIRECT.open(f"http://{address}/numbers", timeout=STATUS_TIMEOUT_S) as reply:
+            page = json.loads(_body(reply, until_s=until_s))
+    except (OSError, ValueError, KeyError, TypeError, HTTPException, RecursionError):
+        return None
+    return page if isinstance(page, dict) else None
+
+
+def _body(reply: HTTPResponse, *, until_s: float) -> bytes:
+    """All of it, if it is bounded in bytes and there in time."""
+    body = bytearray()
+    while chunk := reply.read1(1 << 16):
+        body += chunk
+        if len(body) > _MOST_BYTES or time.monotonic() > until_s:
+            raise ValueError("too long")
+    return bytes(body)
+
+
+@dataclass(slots=True, kw_only=True)
+class StallWatch:
+    """Follows a run's status."""
+
+    first_s: float
+    """No progress for so long is worth a line; the next comes after twice the time."""
+    looked_s: float
+    """When it looked last, or the start."""
+    _still_s: float = 0.0
+    _told_s: float = 0.0
+    """Silence at the last line."""
+    _highest: dict[str, float] = field(default_factory=dict)
+    _then: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers when there was progress last."""
+
+    def look(self, status: Mapping[str, Any], *, now_s: float, step_s: float | None) -> str:
+        """Take the newest status, and how long a step usually takes; the line to say now, "" if there is none."""
+        passed_s, self.looked_s = min(now_s - self.looked_s, _LONGEST_GAP_S), now_s
+        if self._has_moved(status):
+            self._still_s = self._told_s = 0.0
+            self._then = status
+            return ""
+        self._still_s += passed_s
+        due_s = max(self.first_s, STEPS_LONG * (step_s or 0.0), 2 * self._told_s)
+        if self._still_s < due_s:
+            return ""
+        self._told_s = self._still_s
+        return f"no progress for {self._still_s:.0f} s, though every process is alive: {'; '.join(_waits(self._then, status))}"
+
+    def _has_moved(self, status: Mapping[str, Any]) -> bool:
+        moved = False
+        for name, value in _counters(status):
+            if value > self._highest.get(name, -1.0):
+                self._highest[name], moved = value, True
+        return moved
+
+
+def _counters(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    if not status:
+        return
+    groups = status["groups"]
+    yield "groups", sum(groups[state] for state in _WHOLE)
+    yield "tokens", sum(one["tokens"] for one in status["generators"])
+    for name in ("attempt", "step", "checkpoint_step"):
+        yield name, status[name] or 0
+    yield "evaluation", (status["last_evaluation"] or {}).get("step", -1)
+
+
+def _waits(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What each process did since then, and where the groups are."""
+    if not now:
+        yield "the scheduler has not answered yet"
+        return
+    if now["trainer"] is None:
+        yield "the trainer is not connected"
+    if not now["generators"]:
+        yield "no generator is connected"
+    before = dict(_parts(then))
+    for name, parts in _parts(now):
+        grown = {part: seconds - before.get(name, {}).get(part, 0.0) for part, seconds in parts.items()}
+        most = max(grown, key=lambda part: grown[part], default="other")
+        yield (
+            f"{name} waits ({most.removeprefix('pipeline_')})"
+            if most.startswith("pipeline_")
+            else f"{name} is at work ({most})"
+        )
+    groups = ", ".join(
+        f"{count} {state}" for state, count in now["groups"].items() if count and state not in ("consumed", "dropped")
+    )
+    yield f"groups: {groups or 'none'}"
+
+
+def _parts(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, float]]]:
+    for one in (status.get("trainer"), *status.get("generators", ())):
+        if one is not None:
+            yield str(one["id"]), one["bubbles"]

@@ -4,7 +4,7 @@
                                 └──▶ metrics/scaling.jsonl, a line for the eyes
 
 Loop:
-  run  consumes: the scheduler's numbers; produces: sizes; waits for: the numbers, at most `NUMBERS_TIMEOUT_S`, and the
+  run  consumes: the scheduler's status; produces: sizes; waits for: that, at most `STATUS_TIMEOUT_S`, and the
        next poll; unblocked by: the clock. Ended by its owner, `run.py`.
 
 Invariants: level-triggered: every poll asks for the wanted size again, so what was missed once is done later. Without
@@ -21,11 +21,10 @@ from typing import Any
 from streamrl import keys
 from streamrl.spec.generators import GeneratorPool
 from streamrl_cli.runner.folder import RunFolder
-from streamrl_cli.runner.numbers_page import fetch_numbers
+from streamrl_cli.runner.progress import fetch_status
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.observation import observe
-from streamrl_operator.autoscaler.values import State
-from streamrl_workers.metrics.sink import JsonlFile
+from streamrl_operator.autoscaler.values import ScalingState, observe
+from streamrl_workers.metrics.jsonl import JsonlFile
 
 POLL_S = 2.0
 """How often a pool's size is decided on: heartbeats, which the decision rests on, come every few seconds."""
@@ -49,7 +48,7 @@ class Scaler:
     async def run(self) -> None:
         """Until cancelled."""
         elastic = [pool for pool in self.pools if pool.scaling.key != "static"]
-        states = {pool.name: State(wanted=pool.scaling.initial) for pool in elastic}
+        states = {pool.name: ScalingState(wanted=pool.scaling.initial) for pool in elastic}
         if not elastic:
             return
         with JsonlFile(self.folder.file(keys.DIR_METRICS, FILE_SCALING)) as file:
@@ -57,15 +56,15 @@ class Scaler:
                 self._record(file, pool=pool.name, sizes=(0, pool.scaling.initial), reason="initialReplicas")
             while True:
                 await asyncio.sleep(POLL_S)
-                numbers = await fetch_numbers(self.folder)
+                status = await fetch_status(self.folder)
                 for pool in elastic:
-                    states[pool.name] = self._decide(pool, state=states[pool.name], numbers=numbers, file=file)
+                    states[pool.name] = self._decide(pool, state=states[pool.name], status=status, file=file)
 
     def _decide(
-        self, pool: GeneratorPool, *, state: State, numbers: Mapping[str, Any] | None, file: JsonlFile
-    ) -> State:
+        self, pool: GeneratorPool, *, state: ScalingState, status: Mapping[str, Any] | None, file: JsonlFile
+    ) -> ScalingState:
         now_s = time.monotonic()
-        seen = observe(numbers, pool=pool.name, wanted=state.wanted, now_s=now_s)
+        seen = observe(status, pool=pool.name, wanted=state.wanted, now_s=now_s)
         decision, after = POLICIES[pool.scaling.key](pool.scaling, state=state, seen=seen, now_s=now_s)
         if decision.replicas != state.wanted:
             self._record(file, pool=pool.name, sizes=(state.wanted, decision.replicas), reason=decision.reason)

@@ -4,7 +4,7 @@
                        ▲   └─ every unit is watched by a task of its own (unit.py); processes: workers.py
         scaling.py ────┘ resize(pool, replicas)
 
-Loops (all owned by `Supervisor.run`): a watch for each unit (`unit.py`); a farewell for each generator that was told to
+Loops (all owned by `Supervisor.run`): a watch for each unit (`unit.py`) and one for frozen workers (`workers.py`); a farewell for each generator that was told to
 leave: waits for its end, unblocked by its exit or, after `LEAVE_GRACE_S`, by SIGKILL.
 
 Invariants: restarts of all workers together stay within the failure policy; the scheduler comes back on the port it
@@ -21,14 +21,14 @@ from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_cli.runner.failure import RunFailedError
-from streamrl_cli.runner.folder import RunFolder, read_json
+from streamrl.files import read_json
+from streamrl_cli.runner.folder import RunFolder
 from streamrl_cli.runner.plan import ProcessPlan, RunPlan
 from streamrl_cli.runner.unit import Failures, Unit
-from streamrl_cli.runner.workers import Workers
+from streamrl_cli.runner.workers import Liveness, RunFailedError, Workers
 
-START_TIMEOUT_S = 60.0
-"""The scheduler is ready in about a second; a minute allows for a very busy machine."""
+START_TIMEOUT_S = 900.0
+"""The scheduler is ready in about a second, but it reads a journal of many gigabytes first. One that is frozen is noticed before (`workers.py`)."""
 POLL_S = 0.05
 """How often the endpoint file is looked for."""
 END_TIMEOUT_S = 10.0
@@ -51,6 +51,7 @@ class Supervisor:
     plan: RunPlan
     workers: Workers
     failures: Failures
+    liveness: Liveness
     generators: dict[str, Unit] = field(default_factory=dict)
     """By name; those that are leaving included."""
     _group: asyncio.TaskGroup | None = None
@@ -65,12 +66,14 @@ class Supervisor:
         plan: RunPlan,
         shared_env: dict[str, str],
         max_restarts: int,
+        liveness_s: float,
         say: Callable[[str], None],
     ) -> "Supervisor":
         """A supervisor that has started nothing yet."""
         workers = Workers(folder=folder, shared_env=shared_env)
         failures = Failures(workers=workers, max_restarts=max_restarts, say=say)
-        return cls(folder=folder, plan=plan, workers=workers, failures=failures)
+        liveness = Liveness(workers=workers, bound_s=liveness_s, say=say)
+        return cls(folder=folder, plan=plan, workers=workers, failures=failures, liveness=liveness)
 
     async def run(self, *, replicas: Mapping[str, int], scaling: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start everybody, each pool with so many generators, and return when the run has ended well.
@@ -87,9 +90,11 @@ class Supervisor:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 self._endpoint.unlink(missing_ok=True)  # an earlier scheduler's
+                watchdog = group.create_task(self.liveness.run(), name="watch for frozen workers")
                 scheduler = group.create_task(self._unit(self.plan.scheduler).watch(), name="watch the scheduler")
                 if await self._scheduler_listens(scheduler):
                     await self._until_end(scheduler, replicas=replicas, scaling=scaling)
+                watchdog.cancel()
         except* (RunFailedError, UserError) as failures:
             refusals.extend(failures.exceptions)
         finally:
@@ -194,10 +199,6 @@ class Supervisor:
 
 
 def check_port(port: int, *, flag: str) -> None:
-    """A port that the user names must be one that can exist.
-
-    Raises:
-        UserError: it is not between 0 and 65535.
-    """
+    """A port that the user names must be one that can exist. Raises `UserError`: it is not between 0 and 65535."""
     if not 0 <= port <= 65_535:  # noqa: PLR2004 - the range of TCP ports
         raise UserError(field=flag, rule="must be between 0 and 65535", got=port, fix="0 takes any free port")

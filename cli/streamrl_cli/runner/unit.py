@@ -1,5 +1,7 @@
 """Processes that live and die together: the ranks of a trainer; every other worker is a unit of its own.
 
+Owns what follows from an end: another start, the end of the unit, or the end of the run, by the failure policy.
+
 Loop:
   watch  consumes: the first end among the unit's processes; produces: a restart of all of them, or the end of the run;
          waits for: the processes; unblocked by: an exit.
@@ -14,19 +16,33 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from streamrl import keys
-from streamrl.errors import EXIT_USER_ERROR
-from streamrl_cli.runner.children import free_port
-from streamrl_cli.runner.failure import failed
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
 from streamrl_cli.runner.plan import ProcessPlan
-from streamrl_cli.runner.restarts import QUICK_DEATH_S, Verdict, judge_exit
-from streamrl_cli.runner.workers import Workers, wait_for_ends
+from streamrl_cli.runner.workers import Workers, failed, free_port, wait_for_ends
 
+Action = Literal["finish", "restart", "fail"]
 SETTLE_S = 1.0
 """Ranks that fail of the same cause end at nearly the same time; the one that says most is reported."""
 GROUP_END_S = 5.0
 """Between SIGTERM and SIGKILL for ranks whose group is broken: one that is stuck in a collective hears nothing."""
+FIRST_BACKOFF_S = 0.25
+"""Wait before a restart; doubles with each further quick death of the same process."""
+LONGEST_BACKOFF_S = 10.0
+"""A process that keeps dying is not tried more often than this."""
+QUICK_DEATH_S = 60.0
+"""A process that has lived longer has shown that it can; its next death is a first one again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartDecision:
+    """What to do about a process that ended, and why."""
+
+    action: Action
+    reason: str
+    backoff_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,11 +59,10 @@ class Failures:
         """Whether the scheduler has written the run's result, good or bad."""
         return self.workers.folder.file(keys.FILE_RESULT).exists()
 
-    def judge(self, name: str, *, exit_code: int, quick_deaths: int, processes: int = 1) -> Verdict:
+    def judge(self, name: str, *, exit_code: int, quick_deaths: int, processes: int = 1) -> RestartDecision:
         """What to do about an end in a unit of so many processes; a restart is counted and told.
 
-        Raises:
-            RunFailedError: the run cannot go on.
+        Raises `RunFailedError`: the run cannot go on.
         """
         verdict = judge_exit(
             name=name,
@@ -90,11 +105,7 @@ class Unit:
             self._running[plan.name] = await self.workers.spawn(plan, env=env)
 
     async def watch(self) -> None:
-        """Until it has ended for good.
-
-        Raises:
-            RunFailedError: the run cannot go on.
-        """
+        """Until it has ended for good. Raises `RunFailedError`: the run cannot go on."""
         quick_deaths = 0
         while not self._is_let_go():
             if not self._running:
@@ -144,3 +155,42 @@ class Unit:
         codes = {other: self._running[other].returncode for other in others}
         await self.workers.end(others, by=signal.SIGTERM, grace_s=GROUP_END_S)
         return next(((other, EXIT_USER_ERROR) for other in others if codes[other] == EXIT_USER_ERROR), (name, code))
+
+
+def judge_exit(
+    *, name: str, exit_code: int, run_ended: bool, quick_deaths: int, restarts: int, max_restarts: int
+) -> RestartDecision:
+    """Decide on a process that ended by itself.
+
+    Args:
+        name: of the process.
+        exit_code: as `asyncio.subprocess` gives it; negative = killed by that signal.
+        run_ended: the scheduler has written the run's result, good or bad.
+        quick_deaths: deaths of this process in a row, each within `QUICK_DEATH_S` of its start, this one included.
+        restarts: restarts of all processes so far.
+        max_restarts: `failurePolicy.maxRestarts`.
+    """
+    if run_ended and exit_code != EXIT_USER_ERROR:  # that is how the scheduler ends when the result is bad
+        return RestartDecision(action="finish", reason=f"{name} is done")
+    how = _describe(exit_code)
+    if exit_code == EXIT_USER_ERROR:
+        return RestartDecision(action="fail", reason=f"{name} refused its input")
+    if restarts >= max_restarts:
+        return RestartDecision(
+            action="fail", reason=f"{name} {how} after {restarts} restarts (failurePolicy.maxRestarts)"
+        )
+    backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(max(0, quick_deaths - 1), 10))
+    return RestartDecision(action="restart", reason=f"{name} {how}", backoff_s=backoff_s)
+
+
+def _describe(exit_code: int) -> str:
+    if exit_code < 0:
+        try:
+            return f"was killed by {signal.Signals(-exit_code).name}"
+        except ValueError:
+            return f"was killed by signal {-exit_code}"
+    if exit_code == EXIT_DONE:
+        return "left before the run had ended"
+    if exit_code == EXIT_RETRY:
+        return "asked to be started again"
+    return f"ended with exit code {exit_code}"

@@ -1,6 +1,7 @@
-"""Progress as a live picture in the terminal (rich)."""
+"""Progress for people: a live picture in the terminal (rich), or plain lines for logs, pipes and CI."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console, Group
@@ -10,8 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from streamrl.text import plain
 from streamrl_cli.runner.progress import (
-    Progress,
+    RunProgress,
     bubble_shares,
     failures_text,
     format_count,
@@ -24,12 +26,14 @@ SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
 BAR_WIDTH = 40
 PART_STYLES = {"busy": "green", "pipeline": "yellow", "weights": "blue", "skew": "magenta", "other": "bright_black"}
+LINE_EVERY_STEPS = 10
+"""A line for each step would fill a log; evaluations are always shown."""
 
 
 class LiveView:
     """A panel that is drawn again every second; what is said stays above it."""
 
-    def __init__(self, progress: Progress, *, console: Console) -> None:
+    def __init__(self, progress: RunProgress, *, console: Console) -> None:
         self.progress = progress
         self.console = console
         self.warm_up: Mapping[str, Any] | None = None
@@ -44,7 +48,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """A line above the panel."""
-        self.console.print(Text(text))
+        self.console.print(_text(text))
 
     def prepare(self, event: Mapping[str, Any]) -> None:
         """Progress of the warm-up."""
@@ -62,20 +66,20 @@ class LiveView:
         event = self.warm_up or {}
         bar = ProgressBar(total=event["steps"], completed=event["step"], width=BAR_WIDTH)
         text = Text(f"supervised warm-up  {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
-        return Panel(Group(text, bar), title=self.progress.folder.job.metadata.name, border_style="cyan")
+        return Panel(Group(text, bar), title=_text(self.progress.folder.job.metadata.name), border_style="cyan")
 
     def _panel(self) -> Panel:
         progress = self.progress
         bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
         head = Text(f"step {progress.done_steps}/{progress.total_steps}   eta {format_seconds(progress.eta_s())}")
         return Panel(
-            Group(head, bar, Text(), self._numbers(), Text(), self._bubbles()),
-            title=progress.folder.job.metadata.name,
-            subtitle=str(progress.folder.path),
+            Group(head, bar, Text(), self._figures(), Text(), self._bubbles()),
+            title=_text(progress.folder.job.metadata.name),
+            subtitle=_text(progress.folder.path),
             border_style="cyan",
         )
 
-    def _numbers(self) -> Table:
+    def _figures(self) -> Table:
         progress, last = self.progress, (self.progress.recent() or [{}])[-1]
         held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
         table = Table.grid(padding=(0, 2))
@@ -88,26 +92,30 @@ class LiveView:
             sparkline([value for value in held_out if value is not None]),
         )
         if failures := failures_text(progress.score_failures):
-            table.add_row("", Text(failures, style="bold red"))
+            table.add_row("", _text(failures, style="bold red"))
         table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
         table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
-        table.add_row("queue", str(progress.numbers.get("queue", "–")))
-        table.add_row("generators", replicas_text(progress))
-        table.add_row(
-            "staleness", f"{format_number(last.get('staleness_mean'), digits=2)} (max {last.get('staleness_max', '–')})"
-        )
+        table.add_row("queue", _text(progress.status.get("queue", "–")))
+        table.add_row("generators", _text(replicas_text(progress)))
+        staleness = f"{format_number(last.get('staleness_mean'), digits=2)} (max {last.get('staleness_max', '–')})"
+        table.add_row("staleness", _text(staleness))
         return table
 
     def _bubbles(self) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row("", Text("share of the wall", style="dim"), legend())
-        for name, parts, wall_s in process_bubbles(self.progress.numbers):
+        for name, parts, wall_s in process_bubbles(self.progress.status):
             shares = bubble_shares(parts, wall_s=wall_s)
-            table.add_row(name, share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
+            table.add_row(_text(name), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
         return table
 
 
-def replicas_text(progress: Progress) -> str:
+def _text(value: object, *, style: str = "") -> Text:
+    """What others may have written: neither rich's markup nor the terminal's control characters count in it."""
+    return Text(plain(str(value)), style=style)
+
+
+def replicas_text(progress: RunProgress) -> str:
     """Connected generators by pool, with the bounds of pools that change: `math 2 (1 to 4), code 1`."""
     pools = {pool.name: pool.scaling for pool in progress.folder.job.spec.generators}
     bounds = {
@@ -117,13 +125,13 @@ def replicas_text(progress: Progress) -> str:
     return ", ".join(f"{name} {count}{bounds[name]}" for name, count in progress.replicas().items())
 
 
-def process_bubbles(numbers: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float], float]]:
+def process_bubbles(status: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float], float]]:
     """(process, parts in seconds, wall in seconds) of the trainer and each generator."""
     rows = []
-    trainer = numbers.get("trainer")
+    trainer = status.get("trainer")
     if trainer:
         rows.append(("trainer", trainer["bubbles"], trainer["wall_s"]))
-    rows.extend((one["id"], one["bubbles"], one["wall_s"]) for one in numbers.get("generators", ()))
+    rows.extend((one["id"], one["bubbles"], one["wall_s"]) for one in status.get("generators", ()))
     return rows
 
 
@@ -154,3 +162,59 @@ def sparkline(values: list[float], *, width: int = SPARK_WIDTH) -> Text:
     low, high = min(means), max(means)
     scale = (len(SPARK) - 1) / (high - low) if high > low else 0.0
     return Text("".join(SPARK[round((mean - low) * scale)] for mean in means), style="cyan")
+
+
+class PlainView:
+    """Writes a line now and then."""
+
+    def __init__(self, progress: RunProgress, *, say: Callable[[str], None]) -> None:
+        """`say` writes a line."""
+        self.progress = progress
+        self.say = say
+        self.warm_up_tenths = 0
+        self.failures: Counter[str] = Counter()
+        """Scores that failed since the last line that told of them."""
+        self.has_told_failures = False
+
+    def __enter__(self) -> "PlainView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def prepare(self, event: Mapping[str, Any]) -> None:
+        """Progress of the warm-up."""
+        if event.get("event") != "warmup":
+            return
+        tenth = 10 * event["step"] // event["steps"]
+        if tenth > self.warm_up_tenths:
+            self.warm_up_tenths = tenth
+            self.say(f"warm-up {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
+
+    def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
+        """Show what is new."""
+        for line in evaluations:
+            self.say(held_out_text(line))
+        for line in steps:
+            self.failures.update(line.get("score_failures", {}))
+            if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
+                self.say(self._step_text(line) + self._new_failures(before="  "))
+        if not self.has_told_failures and (text := self._new_failures()):
+            self.say(text)  # the first ones at once: a mistake in a reward is found early
+
+    def _new_failures(self, *, before: str = "") -> str:
+        text = failures_text(self.failures)
+        self.has_told_failures |= bool(text)
+        self.failures.clear()
+        return before + text if text else ""
+
+    def _step_text(self, line: Mapping[str, Any]) -> str:
+        return (
+            f"step {line['step'] + 1}/{self.progress.total_steps}"
+            f"  reward {format_number(line['reward_mean'])}"
+            f"  {format_count(line['tokens_per_s'])} tok/s"
+            f"  length {format_number(line['length_mean'], digits=1)}"
+            f"  staleness {format_number(line['staleness_mean'], digits=2)}"
+            f"  queue {line['queue']}"
+            f"  eta {format_seconds(self.progress.eta_s())}"
+        )

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from streamrl_workers.metrics.step_times import Steps, bucket_of
+from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 
 
-class Engine:
+class ModelledEngine:
     """The active sequences of one replica."""
 
     def __init__(self, step_s: Sequence[float], *, kv_s: float) -> None:
@@ -34,7 +34,7 @@ class Engine:
         """By active sequences."""
         self._counts: dict[int, list[float]] = {}
         """Bucket -> steps, tokens, seconds, since the start."""
-        self._told: dict[int, Steps] = {}
+        self._told: dict[int, StepCounts] = {}
         """The same as it was last told, but for the buckets that have grown since."""
         self._paused = False
         self._ends: list[tuple[float, int]] = []
@@ -98,11 +98,11 @@ class Engine:
             self._drop(lease, left=0.0)
         return ended
 
-    def step_times(self, *, unit: int) -> dict[int, Steps]:
+    def step_times(self, *, unit: int) -> dict[int, StepCounts]:
         """What a generator's heartbeat says of its steps, in steps of so many tokens of each sample."""
         for bucket, (steps, tokens, seconds) in self._counts.items():
             if bucket not in self._told:
-                self._told[bucket] = Steps(steps / unit, tokens / unit, seconds)
+                self._told[bucket] = StepCounts(steps / unit, tokens / unit, seconds)
         return dict(self._told)
 
     # ---- inside

@@ -1,7 +1,7 @@
 """A modelled generator: what a generator process says and does, with an engine that only takes time.
 
 Owns one replica's life: it connects, fetches and loads weights, makes what is issued, drains, dies. The part of the wall
-that it is in follows the generator's own rule (`generator/activity.py`). Does not own which replicas there are
+that it is in follows the generator's own rule (`metrics/bubbles.py`). Does not own which replicas there are
 (`replicas.py`), nor the core (`shell.py`).
 
 Differences to the process (docs/simulator.md): progress is told when a sample ends, and on the way only where the
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.simulation.engine import Engine
+from streamrl_cli.simulation.engine import ModelledEngine
 from streamrl_cli.simulation.pool_model import PoolModel
 from streamrl_cli.simulation.shell import Shell
-from streamrl_workers.generator.activity import Situation, activity
-from streamrl_workers.metrics.bubbles import WallPartition
-from streamrl_workers.metrics.step_times import Steps
+from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
+from streamrl_workers.metrics.step_times import StepCounts
 from streamrl_workers.scheduler.effects import GeneratorInfo
 
 PARTIALS_INTERVAL_S = 1.0
@@ -46,11 +45,11 @@ class _Running:
     told: int = 0  # units behind the prefix
 
 
-class Generator:
+class ModelledGenerator:
     """One replica, from its start to its end."""
 
     def __init__(
-        self, shell: Shell, *, name: str, instance: str, pool: PoolModel, gone: Callable[["Generator"], None]
+        self, shell: Shell, *, name: str, instance: str, pool: PoolModel, gone: Callable[["ModelledGenerator"], None]
     ) -> None:
         """`gone` is called when this replica is no more."""
         self.name = name
@@ -62,7 +61,7 @@ class Generator:
         self._measures = shell.measures
         self._instance = instance
         self._gone = gone
-        self._engine = Engine(pool.step_s, kv_s=pool.kv_s)
+        self._engine = ModelledEngine(pool.step_s, kv_s=pool.kv_s)
         self._running: dict[int, _Running] = {}
         self._versions: list[tuple[float, pb.VersionName]] = []
         """(`made` from which on it is in the engine, version), as far back as a running sample reaches."""
@@ -86,7 +85,7 @@ class Generator:
         """Version in the engine; None: none yet."""
         return self._versions[-1][1].step if self._versions else None
 
-    def step_times(self) -> dict[int, Steps]:
+    def step_times(self) -> dict[int, StepCounts]:
         """How long steps took, in the units that the scheduler is told."""
         self._advance()
         return self._engine.step_times(unit=self._shell.unit)
@@ -310,7 +309,7 @@ class Generator:
     # ---- weights
 
     def _announced(self, version: pb.VersionName) -> None:
-        """Fetch it now, or after the one that is on its way (as `generator/puller.py`)."""
+        """Fetch it now, or after the one that is on its way (as `weights/pull.py`)."""
         if self._fetching is not None:
             self._next = None if version == self._fetching else version
         else:
@@ -380,7 +379,7 @@ class Generator:
             states = self.pool.queued_states if self._queued else self.pool.lonely_states
             self.wall.enter(states[active - 1], now_s=self._now_s)
             return
-        situation = Situation(
+        situation = GeneratorState(
             connected=self.connected,
             usable=bool(self._versions),
             swapping=self._swapping,
@@ -391,7 +390,7 @@ class Generator:
             queued=self._queued,
             idle_cause=self._idle_cause,
         )
-        self.wall.enter(activity(situation), now_s=self._now_s)
+        self.wall.enter(generator_wall(situation), now_s=self._now_s)
 
 
 _CACHED_UNITS = 4096

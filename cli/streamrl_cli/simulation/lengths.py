@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from statistics import NormalDist
 
-from streamrl_cli.simulation.lengths_spec import GrowthPoint, QuantilePoint
-from streamrl_cli.simulation.scenario import Scenario
+from streamrl_cli.simulation.scenario import GrowthPoint, QuantilePoint, Scenario
 
 _NORMAL = NormalDist()
 _PRIME = 1_000_003
@@ -24,7 +23,6 @@ _MAX_EXPONENT = 50.0
 _TEXT = "prompt "
 _KEPT_GROUPS = 4096
 """Lengths of groups that are being generated are asked for once a sample."""
-
 Rows = Sequence[Sequence[int]]
 
 

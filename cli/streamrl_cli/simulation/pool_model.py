@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from streamrl.latency import LatencyCurve
 from streamrl.spec.base import parse_bytes
-from streamrl_cli.simulation.scenario import Pool
-from streamrl_workers.metrics.bubbles import State, generating
+from streamrl_cli.simulation.scenario import ScenarioPool
+from streamrl_workers.metrics.bubbles import WallState, generating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class PoolModel:
     """One way between scheduler and replica."""
     start_s: float
     cost_per_hour: float
-    queued_states: Sequence[State]
+    queued_states: Sequence[WallState]
     """By active sequences from 1 on, while samples wait for a slot somewhere."""
-    lonely_states: Sequence[State]
+    lonely_states: Sequence[WallState]
     """The same while none waits: empty slots are skew."""
 
     @classmethod
-    def of(cls, pool: Pool, *, weight_bytes: int) -> "PoolModel":
+    def of(cls, pool: ScenarioPool, *, weight_bytes: int) -> "PoolModel":
         """Of a scenario's pool."""
         curve = LatencyCurve.of_milliseconds((point.batch, point.milliseconds) for point in pool.latency)
         active = range(1, pool.slots + 1)

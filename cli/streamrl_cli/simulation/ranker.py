@@ -16,7 +16,7 @@ from random import Random
 from statistics import NormalDist
 
 from streamrl_cli.simulation.lengths import LengthModel
-from streamrl_cli.simulation.scenario import ModelledRanker as Spec
+from streamrl_cli.simulation.scenario import ScenarioRanker
 
 TAIL = 0.2
 _NORMAL = NormalDist()
@@ -29,7 +29,7 @@ _HALVINGS = 40
 class ModelledRanker:
     """What the signal `Ranker` asks; learns nothing."""
 
-    def __init__(self, spec: Spec, *, lengths: LengthModel, seed: int, step: Callable[[], int]) -> None:
+    def __init__(self, spec: ScenarioRanker, *, lengths: LengthModel, seed: int, step: Callable[[], int]) -> None:
         """`step`: steps that are recorded now."""
         self._spec = spec
         self._lengths = lengths

@@ -10,19 +10,18 @@ from functools import partial
 from typing import Any
 
 from streamrl_cli.runner.scaling import POLL_S
-from streamrl_cli.simulation.generator import Generator
-from streamrl_cli.simulation.measures import SizeChange
+from streamrl_cli.simulation.generator import ModelledGenerator
 from streamrl_cli.simulation.pool_model import PoolModel
-from streamrl_cli.simulation.scenario import Pool, Scenario, pool_of
+from streamrl_cli.simulation.results import SizeChange
+from streamrl_cli.simulation.scenario import Scenario, ScenarioPool, pool_of
 from streamrl_cli.simulation.shell import Shell
-from streamrl_cli.simulation.trainer import Trainer
+from streamrl_cli.simulation.trainer import ModelledTrainer
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.observation import generator_name, observe
-from streamrl_operator.autoscaler.values import State
+from streamrl_operator.autoscaler.values import ScalingState, generator_name, observe
 from streamrl_workers.metrics.bubbles import ProcessWall, WallPartition
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.effects import Effect
-from streamrl_workers.scheduler.shell.dispatch_page import dispatch_numbers
+from streamrl_workers.scheduler.server.prediction_status import dispatch_status
 
 BEATS_PER_LEASE = 4
 """As the link of a generator that generates nothing sends them; one that generates sends one each second, which tells the same, only earlier."""
@@ -32,9 +31,9 @@ BEATS_PER_LEASE = 4
 class _Sized:
     """One pool and how large it is to be."""
 
-    spec: Pool
+    spec: ScenarioPool
     model: PoolModel
-    state: State
+    state: ScalingState
     missing: set[str] = field(default_factory=set)
     """Replicas that do not come back."""
 
@@ -42,10 +41,10 @@ class _Sized:
 class Replicas:
     """All pools of a run."""
 
-    def __init__(self, shell: Shell, scenario: Scenario, *, trainer: Trainer) -> None:
+    def __init__(self, shell: Shell, scenario: Scenario, *, trainer: ModelledTrainer) -> None:
         self._shell = shell
         self._trainer = trainer
-        self._replicas: dict[str, Generator] = {}
+        self._replicas: dict[str, ModelledGenerator] = {}
         self._instances = 0
         self._lease_s = scenario.scheduling.lease_seconds
         self._beats: dict[str, dict[str, Any]] = {}
@@ -54,7 +53,7 @@ class Replicas:
             pool.name: _Sized(
                 pool,
                 PoolModel.of(pool, weight_bytes=scenario.trainer.weight_bytes),
-                State(wanted=pool.scaling.initial),
+                ScalingState(wanted=pool.scaling.initial),
             )
             for pool in scenario.pools
         }
@@ -86,13 +85,13 @@ class Replicas:
 
     def kill(self, name: str, *, returns: bool) -> None:
         """The replica dies, if there is one."""
-        self._go(name, returns=returns, how=Generator.die)
+        self._go(name, returns=returns, how=ModelledGenerator.die)
 
     def leave(self, name: str, *, returns: bool) -> None:
         """The replica is told to go, if there is one."""
-        self._go(name, returns=returns, how=Generator.leave)
+        self._go(name, returns=returns, how=ModelledGenerator.leave)
 
-    def _go(self, name: str, *, returns: bool, how: Callable[[Generator], None]) -> None:
+    def _go(self, name: str, *, returns: bool, how: Callable[[ModelledGenerator], None]) -> None:
         pool, generator = self._pools[pool_of(name) or ""], self._replicas.get(name)
         if not returns:
             pool.missing.add(name)
@@ -104,20 +103,20 @@ class Replicas:
     def _launch(self, pool: _Sized, ordinal: int, *, delay_s: float) -> None:
         self._instances += 1
         name = generator_name(pool.spec.name, ordinal=ordinal)
-        generator = Generator(
+        generator = ModelledGenerator(
             self._shell, name=name, instance=f"{name} {self._instances}", pool=pool.model, gone=self._gone
         )
         self._replicas[name] = generator
         self._shell.timeline.after(delay_s, generator.connect)
 
-    def _gone(self, generator: Generator) -> None:
+    def _gone(self, generator: ModelledGenerator) -> None:
         """Its process has ended; another one takes its place if the pool is to have it."""
         self._wall_ends(generator)
         del self._replicas[generator.name]
         self._beats.pop(generator.name, None)
         self._fill(self._pools[generator.pool.name])
 
-    def _wall_ends(self, generator: Generator) -> None:
+    def _wall_ends(self, generator: ModelledGenerator) -> None:
         now_s = self._shell.timeline.now_s
         wall = ProcessWall(
             wall_s=generator.wall.wall_s(now_s=now_s),
@@ -179,7 +178,7 @@ class Replicas:
             "queue": view.waiting_samples,
             "generators": lines,
             "trainer": self._beats.get("trainer") if self._trainer.connected else None,
-            "dispatch": dispatch_numbers(view.plan, view.speeds),
+            "dispatch": dispatch_status(view.order, view.speeds),
             "scaling": {"since_step_s": now_s - (steps[-1].at_s if steps else 0.0)},
         }
 
@@ -190,7 +189,7 @@ class Replicas:
         self._shell.measures.resized(change)
 
 
-def _alive(generator: Generator, core: Core, now_s: float) -> list[Effect]:
+def _alive(generator: ModelledGenerator, core: Core, now_s: float) -> list[Effect]:
     """A heartbeat, with what the scheduler's service reads out of it."""
     return core.generator_alive(generator.name, now_s=now_s, reading=generator.step_times())
 

@@ -1,24 +1,195 @@
-"""What a simulation gave, in numbers: the content of the table, of the JSON file and of the plot. Pure.
+"""What a simulation gave: what is noted while it runs, its numbers at the end, and a trace. Decides nothing.
 
-Everything is in virtual time and follows from scenario and seed alone; how fast the simulator was is not in here.
-Bubbles are those of docs/concepts.md, over all processes of a pool, weighted by cost over all.
+Everything is in virtual time and follows from scenario and seed alone; how fast the simulator was is not in here. A *sample
+event* is a sample's issue, end or score: what a scheduler has to decide about. Bubbles are those of docs/concepts.md, over
+all processes of a pool, weighted by cost over all.
+
+The trace is what Perfetto and chrome://tracing read (Trace Event Format, JSON): a process for each replica and one for the
+trainer; a track for each slot, one for weights; times in microseconds.
 """
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
 from typing import Any
 
-from streamrl_cli.simulation.measures import Measures, StepRow
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
+from streamrl_workers.scheduler.feed.accounting import StepSummary
 
-_HOUR_S = 3600.0
+_US = 1e6
+_WEIGHTS_TRACK = 0
+"""Slots are the tracks from 1 on."""
 TRAINER = "trainer"
+_HOUR_S = 3600.0
+
+
+class ChromeTrace:
+    """Spans as they become known."""
+
+    def __init__(self) -> None:
+        self._spans: list[dict[str, Any]] = []
+        self._processes: dict[str, int] = {}
+        self._free: dict[str, list[int]] = {}
+        self._tracks: dict[str, int] = {}
+        self._open: dict[tuple[str, tuple[int, int]], tuple[int, float]] = {}
+
+    def began(self, process: str, sample: tuple[int, int], *, now_s: float) -> None:
+        """A sample takes the lowest free slot."""
+        free = self._free.setdefault(process, [])
+        if not free:
+            self._tracks[process] = self._tracks.get(process, 0) + 1
+        track = heappop(free) if free else self._tracks[process]
+        self._open[process, sample] = (track, now_s)
+
+    def ended(self, process: str, sample: tuple[int, int], *, tokens: int | None, now_s: float) -> None:
+        """It is finished, or lost (`tokens` None)."""
+        opened = self._open.pop((process, sample), None)
+        if opened is None:
+            return
+        track, begun_s = opened
+        heappush(self._free[process], track)
+        group, index = sample
+        name = f"{group}.{index}" if tokens is not None else f"{group}.{index} lost"
+        self._add(process, name, track=track, begun_s=begun_s, seconds=now_s - begun_s, args={"tokens": tokens})
+
+    def span(self, process: str, name: str, *, begun_s: float, seconds: float) -> None:
+        """Something else that takes time."""
+        self._add(process, name, track=_WEIGHTS_TRACK, begun_s=begun_s, seconds=seconds, args={})
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        names = [
+            {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": process}}
+            for process, number in self._processes.items()
+        ]
+        document = {"displayTimeUnit": "ms", "traceEvents": [*names, *self._spans]}
+        path.write_text(json.dumps(document, separators=(",", ":")), encoding="utf-8")
+
+    def _add(
+        self, process: str, name: str, *, track: int, begun_s: float, seconds: float, args: dict[str, Any]
+    ) -> None:
+        number = self._processes.setdefault(process, len(self._processes) + 1)
+        span = {"name": name, "ph": "X", "pid": number, "tid": track, "ts": begun_s * _US, "dur": seconds * _US}
+        self._spans.append(span | {"args": args} if args else span)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepRow:
+    """One recorded step."""
+
+    summary: StepSummary
+    at_s: float
+    """When its record was durable."""
+    makespan_s: float
+    """From the first admission to the last end of its samples."""
+    tokens: int
+    trusted: bool
+    """Whether dispatch may use predicted lengths."""
+    dispatch: str
+    """How it goes, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeChange:
+    """A pool's size, and why."""
+
+    at_s: float
+    pool: str
+    replicas: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Measures:
+    """Counters and rows."""
+
+    trace: ChromeTrace | None = None
+    issued: int = 0
+    ended: int = 0
+    scored: int = 0
+    lost_samples: int = 0
+    """Taken from a replica before their end: it died, or the group was dropped."""
+    tokens: int = 0
+    """Of ended samples."""
+    steps: list[StepRow] = field(default_factory=list)
+    sizes: list[SizeChange] = field(default_factory=list)
+    walls: dict[str, list[ProcessWall]] = field(default_factory=dict)
+    """Pool, or `trainer` -> its processes."""
+    compositions: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Step -> groups, as last recorded."""
+    _spans: dict[int, tuple[float, float, int]] = field(default_factory=dict)
+    """Group -> first admission, last end, tokens ended."""
+    _last: StepSummary | None = None
+
+    @property
+    def sample_events(self) -> int:
+        """Issues, ends and scores."""
+        return self.issued + self.ended + self.scored
+
+    def began(self, process: str, sample: tuple[int, int], *, now_s: float) -> None:
+        """A sample is in an engine."""
+        self.issued += 1
+        if sample[0] not in self._spans:
+            self._spans[sample[0]] = (now_s, now_s, 0)
+        if self.trace is not None:
+            self.trace.began(process, sample, now_s=now_s)
+
+    def finished(self, process: str, sample: tuple[int, int], *, tokens: int, now_s: float) -> None:
+        """It has all its tokens."""
+        self.ended += 1
+        self.tokens += tokens
+        first_s, _, before = self._spans[sample[0]]
+        self._spans[sample[0]] = (first_s, now_s, before + tokens)
+        if self.trace is not None:
+            self.trace.ended(process, sample, tokens=tokens, now_s=now_s)
+
+    def lost(self, process: str, sample: tuple[int, int], *, now_s: float) -> None:
+        """It has left the engine before its end."""
+        self.lost_samples += 1
+        if self.trace is not None:
+            self.trace.ended(process, sample, tokens=None, now_s=now_s)
+
+    def took(self, process: str, what: str, *, seconds: float, now_s: float) -> None:
+        """Something that takes so many seconds from now: weights, a step, a checkpoint."""
+        if self.trace is not None and seconds > 0:
+            self.trace.span(process, what, begun_s=now_s, seconds=seconds)
+
+    def composed(self, step: int, group_ids: Sequence[int]) -> None:
+        """A step's record is written."""
+        self.compositions[step] = tuple(group_ids)
+
+    def recorded(self, summary: StepSummary | None, *, trusted: bool, dispatch: str, now_s: float) -> None:
+        """The newest recorded step may be another than before."""
+        if summary is None or summary is self._last:
+            return
+        self._last = summary
+        spans = [self._spans[group_id] for group_id in self.compositions[summary.step]]
+        makespan_s = max(last_s for _, last_s, _ in spans) - min(first_s for first_s, _, _ in spans)
+        row = StepRow(
+            summary=summary,
+            at_s=now_s,
+            makespan_s=makespan_s,
+            tokens=sum(tokens for _, _, tokens in spans),
+            trusted=trusted,
+            dispatch=dispatch,
+        )
+        self.steps.append(row)
+
+    def resized(self, change: SizeChange) -> None:
+        """A pool's size is decided."""
+        self.sizes.append(change)
+
+    def process_ended(self, kind: str, wall: ProcessWall) -> None:
+        """A process is no more, or the run is over."""
+        self.walls.setdefault(kind, []).append(wall)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult:
     """A run that has ended."""
 
     scenario: Scenario
@@ -52,7 +223,7 @@ class Outcome:
         return self.measures.walls
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: SimulationResult) -> dict[str, Any]:
     """Everything, as plain data: the JSON file."""
     rows = _history(outcome.steps)
     samples = sum(row.summary.samples for row in rows)

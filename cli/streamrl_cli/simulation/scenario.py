@@ -1,7 +1,7 @@
 """A scenario: everything that a simulation is made of, as users write it.
 
 Owns fields, units, bounds and rules. Parts that an RLJob has too (pipeline, scheduling, scaling) are the contract's own
-models. Does not own reading (`reading.py`).
+models. Does not own reading (`reading.py`), nor the drawing of lengths (`lengths.py`).
 """
 
 from itertools import pairwise
@@ -13,13 +13,104 @@ from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, dem
 from streamrl.spec.generators import PoolName, PtlPoint, Scaling
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.training import Pipeline
-from streamrl_cli.simulation.lengths_spec import MOST_TOKENS, Lengths
+
+MOST_TOKENS = 1_048_576
+"""As the contract's `maxTokens`."""
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+FilePath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+
+class LogNormal(SpecModel):
+    """Log-normal lengths."""
+
+    median_tokens: float = Field(ge=1, le=MOST_TOKENS, description="Median, in tokens.")
+    sigma: float = Field(default=0.8, ge=0, le=4, description="Standard deviation of the logarithm.")
+
+
+class QuantilePoint(SpecModel):
+    """A point of a distribution: so many percent are at most so long."""
+
+    percent: float = Field(ge=0, le=100, description="Share of completions.")
+    tokens: int = Field(ge=1, le=MOST_TOKENS, description="Their largest length.")
+
+
+class Quantiles(SpecModel):
+    """Lengths by quantiles, linear between the points."""
+
+    points: tuple[QuantilePoint, ...] = Field(min_length=2, max_length=64, description="By rising percent, 0 to 100.")
+
+    @model_validator(mode="after")
+    def _points_rise(self) -> Self:
+        percents = [point.percent for point in self.points]
+        if percents != sorted(set(percents)) or percents[0] != 0 or percents[-1] != 100:  # noqa: PLR2004 - all of them
+            raise ValueError(f"points must rise from percent 0 to percent 100, got {percents}")
+        if any(one.tokens > other.tokens for one, other in pairwise(self.points)):
+            raise ValueError(f"tokens of points must not fall, got {[point.tokens for point in self.points]}")
+        return self
+
+
+class LengthTable(SpecModel):
+    """Lengths as they are written down: one list for each prompt, one length for each sample; shorter lists come round again."""
+
+    rows: tuple[Annotated[tuple[Tokens, ...], Field(min_length=1, max_length=1024)], ...] = Field(
+        min_length=1, max_length=100_000, description="Tokens of the samples of prompt 0, 1, ..."
+    )
+
+
+class LengthFile(SpecModel):
+    """The same from a file."""
+
+    path: FilePath = Field(
+        description="JSON Lines beside the scenario: a list of lengths in tokens for each prompt, one prompt a line."
+    )
+
+
+class GrowthPoint(SpecModel):
+    """Factor on all lengths at one step."""
+
+    step: int = Field(ge=0, le=10_000_000, description="Step for which the group is planned.")
+    factor: float = Field(gt=0, le=1000, description="Factor on all lengths.")
+
+
+class ScenarioLengths(OneOf):
+    """How long completions are."""
+
+    one_of = ("log_normal", "quantiles", "table", "file")
+
+    log_normal: LogNormal | None = Field(default=None, description="Log-normal.")
+    quantiles: Quantiles | None = Field(default=None, description="By quantiles.")
+    table: LengthTable | None = Field(default=None, description="By prompt, written down here.")
+    file: LengthFile | None = Field(default=None, description="By prompt, in a file.")
+    within_group_percent: float = Field(
+        default=30.0,
+        ge=0,
+        le=100,
+        description="Share of the spread that is between the samples of a group; the rest is between prompts.",
+    )
+    drift_percent: float = Field(
+        default=0.0, ge=0, le=100, description="Share of the spread between prompts that is drawn anew each epoch."
+    )
+    prompts_per_epoch: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Prompts before they come round again; absent = never (table: its rows).",
+    )
+    growth: tuple[GrowthPoint, ...] = Field(
+        default=(), max_length=256, description="Factor on all lengths, linear between the points, by rising step."
+    )
+
+    @model_validator(mode="after")
+    def _growth_rises(self) -> Self:
+        demand_rising("growth", by="step", values=(point.step for point in self.growth))
+        return self
+
 
 ReplicaName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=64)]
 _DAY_S = 86_400.0
 
 
-class Pool(SpecModel):
+class ScenarioPool(SpecModel):
     """Generators of one kind."""
 
     name: PoolName = Field(description="Name of the pool, at most 11 characters.")
@@ -61,7 +152,7 @@ class Pool(SpecModel):
         return self
 
 
-class Trainer(SpecModel):
+class ScenarioTrainer(SpecModel):
     """Takes time, learns nothing."""
 
     seconds_per_token: float = Field(default=0.0, ge=0, le=1, description="Time of one trained token of a completion.")
@@ -78,7 +169,7 @@ class Trainer(SpecModel):
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost; weighs its bubbles.")
 
 
-class Rewards(SpecModel):
+class ScenarioRewards(SpecModel):
     """Scoring."""
 
     seconds: float = Field(
@@ -86,7 +177,7 @@ class Rewards(SpecModel):
     )
 
 
-class Journal(SpecModel):
+class ScenarioJournal(SpecModel):
     """The scheduler's record."""
 
     commit_seconds: float = Field(
@@ -114,7 +205,7 @@ class RestartTrainer(SpecModel):
     down_seconds: float = Field(default=10.0, ge=0, le=_DAY_S, description="Until the new one connects.")
 
 
-class ModelledRanker(SpecModel):
+class ScenarioRanker(SpecModel):
     """Orders prompts never seen, as well as it is said to."""
 
     recall_percent: float = Field(
@@ -124,7 +215,7 @@ class ModelledRanker(SpecModel):
     flips_at_step: int | None = Field(default=None, ge=0, description="From this step on its order is reversed.")
 
 
-class Event(OneOf):
+class ScenarioEvent(OneOf):
     """Something that happens to the run from outside."""
 
     one_of = ("kill", "leave", "restart_trainer")
@@ -157,9 +248,9 @@ class Scenario(SpecModel):
         "have a version for it, as where a trainer updates the weights and then asks for a batch; else when the scheduler asks.",
     )
     scheduling: Scheduling = Field(default_factory=Scheduling, description="As in an RLJob.")
-    pools: tuple[Pool, ...] = Field(min_length=1, max_length=64, description="Generator pools.")
-    lengths: Lengths = Field(description="How long completions are.")
-    ranker: ModelledRanker | None = Field(
+    pools: tuple[ScenarioPool, ...] = Field(min_length=1, max_length=64, description="Generator pools.")
+    lengths: ScenarioLengths = Field(description="How long completions are.")
+    ranker: ScenarioRanker | None = Field(
         default=None, description="A modelled ranker behind scheduling.lengthSignals; absent = none."
     )
     curves_known: bool = Field(
@@ -172,10 +263,10 @@ class Scenario(SpecModel):
             "With scheduling.rebalance it is always so."
         ),
     )
-    trainer: Trainer = Field(default=Trainer(), description="The trainer.")
-    rewards: Rewards = Field(default=Rewards(), description="Scoring.")
-    journal: Journal = Field(default=Journal(), description="The scheduler's record.")
-    events: tuple[Event, ...] = Field(default=(), max_length=10_000, description="What happens from outside.")
+    trainer: ScenarioTrainer = Field(default=ScenarioTrainer(), description="The trainer.")
+    rewards: ScenarioRewards = Field(default=ScenarioRewards(), description="Scoring.")
+    journal: ScenarioJournal = Field(default=ScenarioJournal(), description="The scheduler's record.")
+    events: tuple[ScenarioEvent, ...] = Field(default=(), max_length=10_000, description="What happens from outside.")
     limit_seconds: float = Field(
         default=1e8, gt=0, le=1e12, description="In virtual time; a run that is not over by then is an error."
     )

@@ -1,32 +1,145 @@
-"""Around the core: what the scheduler's shell does with events and effects, in virtual time.
+"""Around the core: virtual time, the core's settings, and what the scheduler's shell does with events and effects.
 
-Owns the order of effects, the delays of journal and rewards, and who is connected. Does not own what peers do.
+Owns the order of events and effects, the delays of journal and rewards, and who is connected. Does not own what peers do.
+The scheduler reads its settings out of the RLJob of the same run (`Settings.from_job`), so that a field of `scheduling`
+means here what it means there. Held-out evaluation is left out: it is the same load in every setting that is compared.
 
 Invariant, as of the real shell: all effects of one event are carried out before the next event reaches the core. So peers
 only take note when they are told something; they act in `settle`, when the moment's effects are done.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
+from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.simulation.core_settings import core_settings, known_curves, predictions
+from streamrl.spec.base import SpecModel, parse_bytes
+from streamrl.spec.rljob import RLJobSpec
 from streamrl_cli.simulation.lengths import LengthModel
-from streamrl_cli.simulation.measures import Measures
+from streamrl_cli.simulation.ranker import ModelledRanker
+from streamrl_cli.simulation.results import Measures
 from streamrl_cli.simulation.scenario import Scenario
-from streamrl_cli.simulation.timeline import Timeline
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.replay import replay
+from streamrl_workers.scheduler.dispatch.speeds import Curves
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
+from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 
+Act = Callable[[Any], None]
+_Entry = tuple[float, int, Act, Any, bool]
 Call = Callable[[Core, float], list[fx.Effect]]
 """An event of the core: (core, now in seconds) -> effects."""
 
 
-class Peer(Protocol):
+class VirtualClock:
+    """Events to come."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events = 0
+        """Events that have happened."""
+        self.coming = 0
+        """Events to come that are not in the background."""
+        self._heap: list[_Entry] = []
+        self._serial = 0
+
+    def at(self, at_s: float, act: Act, what: Any = None, *, background: bool = False) -> None:  # noqa: ANN401 - the act's own
+        """`act(what)` happens at `at_s`, or now if that is past."""
+        self._serial += 1
+        if not background:
+            self.coming += 1
+        heappush(self._heap, (max(at_s, self.now_s), self._serial, act, what, background))
+
+    def after(self, delay_s: float, act: Act, what: Any = None, *, background: bool = False) -> None:  # noqa: ANN401 - as above
+        """The same so many seconds from now."""
+        self.at(self.now_s + delay_s, act, what, background=background)
+
+    @property
+    def next_s(self) -> float:
+        """When the next event happens."""
+        return self._heap[0][0]
+
+    def step(self) -> None:
+        """The next event happens."""
+        self.now_s, _, act, what, background = heappop(self._heap)
+        self.events += 1
+        if not background:
+            self.coming -= 1
+        act(what)
+
+
+def core_settings(scenario: Scenario) -> SchedulerSettings:
+    """The core's settings; bytes and tokens are in the scenario's units of `resolutionTokens`."""
+    unit = scenario.resolution_tokens
+    settings = SchedulerSettings.from_job(RLJobSpec.model_validate_json(json.dumps(_job(scenario))))
+    return replace(
+        settings,
+        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=-(-scenario.max_tokens // unit)),
+        evaluation_prompts=0,
+        max_buffer_bytes=max(1, parse_bytes(scenario.scheduling.max_buffer_bytes) // unit),
+    )
+
+
+def predictions(scenario: Scenario, *, lengths: LengthModel, step: Callable[[], int]) -> Lengths:
+    """What predicts lengths: the signals of `scheduling`, and behind them the modelled ranker if there is one.
+
+    Args:
+        scenario: what is simulated.
+        lengths: the true lengths, of which the ranker knows as much as it is said to.
+        step: steps that are recorded now.
+    """
+    signals: tuple[str, ...] = scenario.scheduling.length_signals
+    ranker = None
+    if scenario.ranker is not None:
+        signals = (*signals, "Ranker")
+        ranker = ModelledRanker(scenario.ranker, lengths=lengths, seed=scenario.seed, step=step)
+    return Lengths(LengthHistory(), signals=signals, ranker=ranker)
+
+
+def known_curves(scenario: Scenario) -> Curves | None:
+    """The pools' curves, if the scheduler is to know them; per unit of `resolutionTokens`, as it is told lengths."""
+    if not scenario.curves_known:
+        return None
+    unit = scenario.resolution_tokens
+    return Curves(
+        {
+            pool.name: LatencyCurve.of_milliseconds(((p.batch, p.milliseconds) for p in pool.latency), scale=unit)
+            for pool in scenario.pools
+        }
+    )
+
+
+def _job(scenario: Scenario) -> dict[str, Any]:
+    """The smallest job with the scenario's scheduling; what the core does not look at is of no account."""
+    return {
+        "seed": scenario.seed,
+        "model": {"scratch": {}},
+        "task": {
+            "dataset": {"jsonl": {"path": "none.jsonl"}},
+            "groupSize": scenario.group_size,
+            "sampling": {"maxTokens": 1},
+            "rewards": [{"name": "answer", "exactMatch": {}}],
+        },
+        "pipeline": _plain(scenario.pipeline),
+        "scheduling": _plain(scenario.scheduling),
+        "generators": [{"name": "sim", "engine": {"simulated": {}}}],
+        "trainer": {"engine": {"simulated": {}}},
+    }
+
+
+def _plain(model: SpecModel) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ModelledPeer(Protocol):
     """Somebody who is told commands."""
 
     name: str
@@ -35,7 +148,7 @@ class Peer(Protocol):
         """Act on what this moment brought."""
 
 
-class GeneratorPeer(Peer, Protocol):
+class GeneratorPeer(ModelledPeer, Protocol):
     """A replica, as the shell knows it."""
 
     link_s: float
@@ -48,13 +161,13 @@ class GeneratorPeer(Peer, Protocol):
         """A command has arrived."""
 
 
-class TrainerPeer(Peer, Protocol):
+class TrainerPeer(ModelledPeer, Protocol):
     """The trainer, as the shell knows it."""
 
     def take(self, command: pb.TrainerCommand) -> None:
         """A command has arrived."""
 
-    def hand(self, group: fx.HandGroup) -> None:
+    def deliver(self, group: fx.DeliverGroup) -> None:
         """A group has arrived."""
 
 
@@ -62,11 +175,11 @@ class Shell:
     """The core and everything between it and its peers."""
 
     def __init__(self, scenario: Scenario, *, lengths: LengthModel, measures: Measures) -> None:
-        self.timeline = Timeline()
+        self.timeline = VirtualClock()
         self.lengths = lengths
         self.measures = measures
         self.predictions = predictions(scenario, lengths=lengths, step=lambda: len(measures.compositions))
-        self.core = Core(core_settings(scenario), replay([]), lengths=self.predictions, curves=known_curves(scenario))
+        self.core = Core(core_settings(scenario), Recovered(), lengths=self.predictions, curves=known_curves(scenario))
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens
         self.prompt_tokens = scenario.prompt_tokens
@@ -78,12 +191,12 @@ class Shell:
         self.generators: dict[str, GeneratorPeer] = {}
         """Those that are connected."""
         self.trainer: TrainerPeer | None = None
-        self.touched: dict[str, Peer] = {}
+        self.touched: dict[str, ModelledPeer] = {}
         """Peers that this moment has brought something to."""
         self._reward_s = scenario.rewards.seconds
         self._commit_s = scenario.journal.commit_seconds
-        self._scores: list[fx.ScoreSample] = []
-        self._prompts: list[fx.NeedPrompts] = []
+        self._scores: list[ScoreSample] = []
+        self._prompts: list[NeedPrompts] = []
         """Asked for and not given, by rising index."""
         self._batch_groups = scenario.pipeline.batch_groups
         self._batch_samples = scenario.pipeline.batch_groups * scenario.group_size
@@ -94,10 +207,10 @@ class Shell:
         self._carry_out: dict[type, Callable[[Any], None]] = {
             fx.ToGenerator: self._to_generator,
             fx.ToTrainer: self._to_trainer,
-            fx.HandGroup: self._hand_group,
+            fx.DeliverGroup: self._deliver_group,
             fx.Write: self._write,
-            fx.NeedPrompts: self._prompts.append,
-            fx.ScoreSample: self._scores.append,
+            NeedPrompts: self._prompts.append,
+            ScoreSample: self._scores.append,
             fx.Finished: self._finish,
             fx.Failed: self._fail,
         }
@@ -164,19 +277,19 @@ class Shell:
     def _answer_prompts(self) -> None:
         there = self._prompts_there()
         asked, self._prompts[:] = self._prompts.copy(), []
-        prompts: list[fx.Prompt] = []
+        prompts: list[Prompt] = []
         for need in asked:
             given = int(min(max(0, there - need.first_index), need.count))
             indices = range(need.first_index, need.first_index + given)
-            prompts += [fx.Prompt(split=need.split, index=i, text=self.lengths.text_of(i)) for i in indices]
+            prompts += [Prompt(split=need.split, index=i, text=self.lengths.text_of(i)) for i in indices]
             if given < need.count:
                 rest = need.count - given
                 self._prompts.append(replace(need, first_index=need.first_index + given, count=rest))
         self.tell(lambda core, _: core.prompts_arrived(prompts))
 
-    def _score(self, asked: Sequence[fx.ScoreSample]) -> None:
+    def _score(self, asked: Sequence[ScoreSample]) -> None:
         self._scoring = False
-        scores = [fx.Score(group_id=ask.group_id, sample_index=ask.sample_index, reward=1.0, parts={}) for ask in asked]
+        scores = [Score(group_id=ask.group_id, sample_index=ask.sample_index, reward=1.0, parts={}) for ask in asked]
         self.measures.scored += len(scores)
         self.tell(lambda core, _: core.scores_arrived(scores))
 
@@ -184,7 +297,7 @@ class Shell:
         self._committing = False
         self._durable = sequence
         self.tell(lambda core, _: core.committed(sequence))
-        dispatch = self.core.plan.why
+        dispatch = self.core.order.why
         self.measures.recorded(
             self.core.last_step, trusted=self.predictions.trusted, dispatch=dispatch, now_s=self.timeline.now_s
         )
@@ -204,13 +317,13 @@ class Shell:
         if self.trainer is not None:
             self.trainer.take(effect.command)
 
-    def _hand_group(self, effect: fx.HandGroup) -> None:
+    def _deliver_group(self, effect: fx.DeliverGroup) -> None:
         if self.trainer is not None:
-            self.trainer.hand(effect)
+            self.trainer.deliver(effect)
 
     def _write(self, effect: fx.Write) -> None:
         self._written = effect.sequence
-        if isinstance(effect.record, fx.StepTaken):
+        if isinstance(effect.record, rec.StepTaken):
             self.measures.composed(effect.record.step, effect.record.group_ids)
 
     def _finish(self, _: fx.Finished) -> None:

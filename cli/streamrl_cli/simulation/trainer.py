@@ -1,4 +1,4 @@
-"""A modelled trainer: the step story of `trainer/loop.py`, with an engine that only takes time.
+"""A modelled trainer: the step story of `trainer/step_loop.py`, with an engine that only takes time.
 
 One step:
 1. take groups as they come and work on their tokens, while others arrive;
@@ -16,17 +16,17 @@ from functools import partial
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_cli.simulation.shell import Shell
-from streamrl_workers.metrics.bubbles import State, WallPartition, idle
-from streamrl_workers.scheduler.effects import HandGroup
+from streamrl_workers.metrics.bubbles import WallPartition, WallState, idle
+from streamrl_workers.scheduler.effects import DeliverGroup
 
 CREDIT_BYTES = 1 << 50
 """The window of groups on their way is not modelled: the simulated trainer takes them at once."""
-_BUSY = State(part="busy")
-_WEIGHTS = State(part="weights")
-_OTHER = State(part="other")
+_BUSY = WallState(part="busy")
+_WEIGHTS = WallState(part="weights")
+_OTHER = WallState(part="other")
 
 
-class Trainer:
+class ModelledTrainer:
     """The trainer of a run, and its checkpoints."""
 
     def __init__(self, shell: Shell, scenario: Scenario) -> None:
@@ -39,7 +39,7 @@ class Trainer:
         self._checkpoint = 0
         self._lives = 0
         self._step = self._attempt = 0
-        self._inbox: deque[HandGroup] = deque()
+        self._inbox: deque[DeliverGroup] = deque()
         self._gathered: list[int] = []
         self._unrecorded: int | None = None
         self._cause = "no_samples"
@@ -96,7 +96,7 @@ class Trainer:
                 raise AssertionError(f"the scheduler refuses the trainer's history: {command.restart.reason}")
         self._shell.touched[self.name] = self
 
-    def hand(self, group: HandGroup) -> None:
+    def deliver(self, group: DeliverGroup) -> None:
         """A group has arrived."""
         assert group.step == self._step, f"a group of step {group.step} in step {self._step}"
         self._inbox.append(group)
@@ -207,7 +207,7 @@ class Trainer:
 
     # ---- time
 
-    def _during(self, state: State, seconds: float, then: Callable[[], None], *, what: str) -> None:
+    def _during(self, state: WallState, seconds: float, then: Callable[[], None], *, what: str) -> None:
         """In this state for so long, then go on."""
         self._enter(state)
         self._at_work = True
@@ -221,5 +221,5 @@ class Trainer:
             self._at_work = False
             then()
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: WallState) -> None:
         self.wall.enter(state, now_s=self._shell.timeline.now_s)

@@ -6,18 +6,16 @@ Owns the loop. Does not own what happens in it.
 from functools import partial
 
 from streamrl.errors import UserError
-from streamrl_cli.simulation.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.lengths import LengthModel, Rows
-from streamrl_cli.simulation.measures import Measures
 from streamrl_cli.simulation.replicas import Replicas
-from streamrl_cli.simulation.results import Outcome
-from streamrl_cli.simulation.scenario import Event, Kill, Leave, RestartTrainer, Scenario
+from streamrl_cli.simulation.results import ChromeTrace, Measures, SimulationResult
+from streamrl_cli.simulation.scenario import Kill, Leave, RestartTrainer, Scenario, ScenarioEvent
 from streamrl_cli.simulation.shell import Shell
-from streamrl_cli.simulation.trainer import Trainer
+from streamrl_cli.simulation.trainer import ModelledTrainer
 from streamrl_workers.metrics.bubbles import ProcessWall
 
 
-def simulate(scenario: Scenario, *, rows: Rows | None = None, trace: ChromeTrace | None = None) -> Outcome:
+def simulate(scenario: Scenario, *, rows: Rows | None = None, trace: ChromeTrace | None = None) -> SimulationResult:
     """Run the scenario.
 
     Args:
@@ -40,7 +38,7 @@ class World:
         self._scenario = scenario
         self.measures = Measures(trace=trace)
         self._shell = Shell(scenario, lengths=LengthModel(scenario, rows=rows), measures=self.measures)
-        self._trainer = Trainer(self._shell, scenario)
+        self._trainer = ModelledTrainer(self._shell, scenario)
         self._replicas = Replicas(self._shell, scenario, trainer=self._trainer)
         self._busy_s = 0.0
         """When anything but heartbeats and polls last happened."""
@@ -61,9 +59,9 @@ class World:
             shell.settle()
         self._close()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulationResult:
         """What became of it."""
-        return Outcome(
+        return SimulationResult(
             scenario=self._scenario,
             measures=self.measures,
             wall_s=self._shell.timeline.now_s,
@@ -81,7 +79,7 @@ class World:
         for event in self._scenario.events:
             shell.timeline.at(event.at_seconds, partial(self._happen, event))
 
-    def _happen(self, event: Event, _: object) -> None:
+    def _happen(self, event: ScenarioEvent, _: object) -> None:
         match event.value:
             case Kill() as kill:
                 self._replicas.kill(kill.generator, returns=kill.returns)
@@ -96,8 +94,7 @@ class World:
         wall = self._trainer.wall
         cost = float(self._scenario.trainer.cost_per_hour)
         self.measures.process_ended(
-            "trainer",
-            ProcessWall(wall_s=wall.wall_s(now_s=now_s), parts=wall.parts(now_s=now_s), cost_per_hour=cost),
+            "trainer", ProcessWall(wall_s=wall.wall_s(now_s=now_s), parts=wall.parts(now_s=now_s), cost_per_hour=cost)
         )
 
     def _stuck(self, why: str) -> UserError:
@@ -114,6 +111,6 @@ class World:
             causes = ", ".join(f"{cause} ({count})" for cause, count in view.fleet.idle.items() if count)
             awaited = f"a generator that takes waiting samples: {view.waiting_samples}, {causes or 'no slot is free'}"
         else:
-            awaited = f"the trainer, which holds groups: {view.handed_groups}"
+            awaited = f"the trainer, which holds groups: {view.delivered_groups}"
         rule = f"{why} in step {view.step} of {view.steps}; it waits for {awaited}"
         return UserError(field="simulation", rule=rule)

@@ -6,6 +6,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Frame(_message.Message):
+    __slots__ = ("data", "more")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    more: bool
+    def __init__(self, data: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
+
 class VersionName(_message.Message):
     __slots__ = ("attempt", "step", "hash")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -160,7 +168,7 @@ class Segment(_message.Message):
     reward: float
     def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ...) -> None: ...
 
-class Trajectory(_message.Message):
+class Sample(_message.Message):
     __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -500,16 +508,18 @@ class TrainerWelcome(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("group_id", "step", "trajectories", "size_bytes")
+    __slots__ = ("group_id", "step", "samples", "size_bytes", "more")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    TRAJECTORIES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     step: int
-    trajectories: _containers.RepeatedCompositeFieldContainer[Trajectory]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
     size_bytes: int
-    def __init__(self, group_id: _Optional[int] = ..., step: _Optional[int] = ..., trajectories: _Optional[_Iterable[_Union[Trajectory, _Mapping]]] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    more: bool
+    def __init__(self, group_id: _Optional[int] = ..., step: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class StepRecorded(_message.Message):
     __slots__ = ("step",)

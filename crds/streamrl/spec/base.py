@@ -134,7 +134,6 @@ FunctionName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$", max_length=253)
 ]
 """`module:function`, importable from the job file's directory."""
-DnsName = StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
 
 
 def parse_bytes(quantity: str) -> int:

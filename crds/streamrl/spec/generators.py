@@ -10,7 +10,7 @@ from streamrl.spec.pod import Pod
 PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=11)]
 
 
-class HfEngine(SpecModel):
+class HfEngineSpec(SpecModel):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
@@ -23,7 +23,7 @@ class PtlPoint(SpecModel):
     milliseconds: float = Field(gt=0, le=60_000, description="Time of one decoding step, in milliseconds.")
 
 
-class SimulatedEngine(SpecModel):
+class SimulatedEngineSpec(SpecModel):
     """An engine that only takes time: per-token latency by batch size, drawn lengths."""
 
     slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
@@ -58,8 +58,8 @@ class SimulatedEngine(SpecModel):
 class GeneratorEngine(OneOf):
     """What generates."""
 
-    hf: HfEngine | None = Field(default=None, description="transformers with continuous batching.")
-    simulated: SimulatedEngine | None = Field(default=None, description="Takes time, generates noise.")
+    hf: HfEngineSpec | None = Field(default=None, description="transformers with continuous batching.")
+    simulated: SimulatedEngineSpec | None = Field(default=None, description="Takes time, generates noise.")
 
 
 class StaticScaling(SpecModel):

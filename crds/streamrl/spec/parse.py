@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from streamrl.errors import UserError, UserErrors
+from streamrl.files import read_json
 from streamrl.spec.phrases import allowed
 from streamrl.spec.rljob import RLJob
 from streamrl.spec.schema import Schema, children, path_text, plain_schema, schema_at
@@ -22,11 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_job(document: object) -> RLJob:
-    """Validate `document` as an RLJob.
-
-    Raises:
-        UserErrors: one `UserError` for each mistake.
-    """
+    """Validate `document` as an RLJob. Raises `UserErrors`: one `UserError` for each mistake."""
     return parse_document(document, model=RLJob, rule="must be a mapping with apiVersion, kind, metadata, spec")
 
 
@@ -49,7 +46,7 @@ def parse_document(document: object, *, model: type[Model], rule: str, fix: str 
     except ValidationError as error:
         root = plain_schema(model)
         raise UserErrors([_explain(details, root=root) for details in _own_mistakes(error.errors())]) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserErrors([UserError(field=DOCUMENT, rule=f"must be plain data: {error}")]) from None
 
 
@@ -88,6 +85,8 @@ def _explain(details: ErrorDetails, *, root: Schema) -> UserError:
     field = path_text(location) or DOCUMENT
     kind = details["type"]
     schema = schema_at(path_text(location), root=root)
+    if kind == "json_invalid":  # half of a surrogate pair: the one text that JSON writes and UTF-8 cannot
+        return UserError(field=DOCUMENT, rule=f"must be plain data: {details['msg']}")
     if kind == "missing":
         return UserError(field=field, rule="is required", fix=f"give {allowed(schema or {})}")
     if kind == "extra_forbidden":
@@ -117,17 +116,9 @@ def _remedy(schema: Schema, got: object) -> str:
     return ""
 
 
-def read_job(path: Path) -> RLJob:
-    """The job that the runner stored in a run folder, as every worker reads it.
+def read_job(path: Path, *, beneath: Path | None = None) -> RLJob:
+    """The job that the runner stored in a run folder, as every worker reads it; `beneath` as of `open_regular`.
 
-    Raises:
-        UserError: the file cannot be read, or is not JSON.
-        UserErrors: it is not a valid job.
+    Raises `UserError`: the file cannot be read, or is not JSON. Raises `UserErrors`: it is not a valid job.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(field=str(path), rule=f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(field=str(path), rule=f"is not JSON: {error}") from None
-    return parse_job(document)
+    return parse_job(read_json(path, beneath=beneath))

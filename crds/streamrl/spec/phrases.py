@@ -1,8 +1,9 @@
 """A field's type, bounds and unit in plain words, from its schema. Used by errors, `explain` and the reference."""
 
 from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN
-from streamrl.spec.pod import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN
+from streamrl.spec.pod import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 from streamrl.spec.schema import Schema, children
+from streamrl.spec.task import VARIABLE_PATTERN
 
 _PATTERNS = {
     BYTES_PATTERN: "a byte quantity (such as 64Mi)",
@@ -16,7 +17,9 @@ _PATTERNS |= {
     OBJECT_PATTERN: "the name of an object (a-z, 0-9, '-' and '.')",
     QUANTITY_PATTERN: "an amount in quotes (such as '500m', '8Gi')",
     LABEL_PATTERN: "the value of a label (letters, digits, '-', '_' and '.')",
-    PATH_PATTERN: "an absolute path without ':'",
+    PATH_PATTERN: "an absolute path without ':', '//', '.', '..' or a '/' at its end",
+    SUB_PATH_PATTERN: "a path in the volume without '//', '.', '..' or a '/' at its ends",
+    VARIABLE_PATTERN: "REWARD_TOKEN or REWARD_TOKEN_NAME (capital letters, digits and '_')",
 }
 _UNITS = {
     "Steps": "steps",

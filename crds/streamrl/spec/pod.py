@@ -20,11 +20,25 @@ LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
-PATH_PATTERN = r"^/[^:]*$"
+
+
+def _segment(barred: str) -> str:
+    """Pattern of one part of a path: neither empty nor `.` nor `..`, so that each directory has one spelling."""
+    free, start = rf"[^/{barred}\x00-\x1f\x7f]", rf"[^/.{barred}\x00-\x1f\x7f]"
+    return rf"(\.?{start}{free}*|\.\.{free}+)"
+
+
+PATH_PATTERN = rf"^(/{_segment(':')})+$"
 AbsolutePath = Annotated[str, StringConstraints(pattern=PATH_PATTERN, max_length=1024)]
+"""Of a directory in a container; what compares paths can compare their text."""
+SUB_PATH_PATTERN = rf"^{_segment('')}(/{_segment('')})*$"
+SubPath = Annotated[str, StringConstraints(pattern=SUB_PATH_PATTERN, max_length=1024)]
+"""Of a directory in a volume; it does not leave it."""
 
 OWN_PREFIX = "STREAMRL_"
 """Environment variables that the operator sets."""
+OWN_DIRS = ("/etc/streamrl/", "/var/lib/streamrl/")
+"""Directories in which the operator mounts: job, certificates, code, run, checkpoints."""
 
 
 class Resources(SpecModel):
@@ -136,24 +150,28 @@ class Volume(OneOf):
     )
 
 
+_NOT_OURS = "mountPath must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's"
+
+
 class VolumeMount(SpecModel):
     """Where the containers of the pod see a volume."""
 
     name: Word = Field(description="Name of the volume.")
     mount_path: AbsolutePath = Field(description="Directory in the container.")
-    sub_path: str | None = Field(default=None, max_length=1024, description="Directory in the volume; absent = all.")
+    sub_path: SubPath | None = Field(default=None, description="Directory in the volume; absent = all.")
     read_only: bool = Field(default=False, description="For reading only.")
 
     @model_validator(mode="after")
     def _not_ours(self) -> Self:
-        if f"{self.mount_path}/".startswith(("/etc/streamrl/", "/var/lib/streamrl/")):
-            raise ValueError("mountPath must not lie in /etc/streamrl or /var/lib/streamrl: those are the operator's")
+        path = f"{self.mount_path}/"
+        if any(path.startswith(own) or own.startswith(path) for own in OWN_DIRS):
+            raise ValueError(_NOT_OURS)
         return self
 
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
         (
-            "!(self.mountPath + '/').startsWith('/etc/streamrl/') && !(self.mountPath + '/').startsWith('/var/lib/streamrl/')",
-            "mountPath must not lie in /etc/streamrl or /var/lib/streamrl: those are the operator's",
+            f"{list(OWN_DIRS)}.all(own, !(self.mountPath + '/').startsWith(own) && !own.startsWith(self.mountPath + '/'))",
+            _NOT_OURS,
         ),
     )
 

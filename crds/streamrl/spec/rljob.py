@@ -10,7 +10,7 @@ from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.task import Task
 from streamrl.spec.training import (
-    Algorithm,
+    AlgorithmSpec,
     FailurePolicy,
     Pipeline,
     Storage,
@@ -36,8 +36,8 @@ class RLJobSpec(SpecModel):
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of prompts, sampling and initial weights.")
     model: Model = Field(description="The model that is trained.")
     task: Task = Field(description="What is learned.")
-    algorithm: Algorithm = Field(
-        default_factory=lambda: Algorithm.model_validate({"grpo": {}}), description="The learning rule."
+    algorithm: AlgorithmSpec = Field(
+        default_factory=lambda: AlgorithmSpec.model_validate({"grpo": {}}), description="The learning rule."
     )
     pipeline: Pipeline = Field(description="How generation and training overlap, and for how long.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Who generates what and when.")

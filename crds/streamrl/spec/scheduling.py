@@ -11,52 +11,33 @@ class Fifo(SpecModel):
     """First planned, first issued; of the generators with a free slot the fastest takes it."""
 
 
-class LateBinding(SpecModel):
-    """One central queue; a slot that frees takes the longest predicted sample."""
+class LongestFirst(SpecModel):
+    """The longest predicted of a batch first, where the modelled makespan says that it is faster."""
 
 
 class SkewAware(SpecModel):
-    """Algorithm 2 of StreamRL: generators of their own for the longest predicted samples of a batch, longest first inside."""
+    """Length pools: generators of their own for the longest predicted samples of a batch. A generator that has nothing left steals."""
 
-    tail_percent: int = Field(default=20, ge=1, le=50, description="Share of a batch's prompts that is its tail.")
-    objective: Literal["Max", "Sum"] = Field(
-        default="Max",
-        description="What the split of the generators makes least. Max: the slower of the two sides. Sum: both added, as printed in the paper.",
+    split: Literal["Algorithm2", "Searched"] = Field(
+        default="Algorithm2",
+        description="How generators are split. Algorithm2: as in StreamRL. Searched: by the modelled makespan, which also chooses how many samples are long.",
     )
-
-
-class TailIsolation(SpecModel):
-    """Few generators take the longest predicted samples alone, where all samples fit at once and maxStalenessSteps is 0; else as lateBinding."""
-
-    gain_percent: float = Field(
-        default=0.5,
-        ge=0,
-        le=50,
-        description="Least modelled gain, in percent of the makespan, before a tail is isolated, or on other generators.",
+    long_percent: int = Field(
+        default=20, ge=1, le=50, description="Share of a batch's prompts that is long. Algorithm2 only."
     )
 
 
 class Auto(SpecModel):
-    """The policy whose modelled makespan is least: fifo, lateBinding, tailIsolation, or static sides as skewAware has them, chosen by the model."""
-
-    gain_percent: float = Field(
-        default=0.5,
-        ge=0,
-        le=50,
-        description="Least modelled gain, in percent of the makespan, before a tail gets generators of its own, or others.",
-    )
+    """For each batch the order with the least modelled makespan: fifo, longestFirst or skewAware with Searched."""
 
 
 class Dispatch(OneOf):
     """Which waiting sample a free slot takes. Where length predictions do not prove good, each of them is fifo."""
 
     fifo: Fifo | None = Field(default=None, description="First planned, first issued.")
-    late_binding: LateBinding | None = Field(default=None, description="Longest predicted first.")
+    longest_first: LongestFirst | None = Field(default=None, description="Longest predicted first.")
     skew_aware: SkewAware | None = Field(
-        default=None, description="Static sides for long and short samples (Algorithm 2 of StreamRL)."
-    )
-    tail_isolation: TailIsolation | None = Field(
-        default=None, description="Longest predicted samples alone on few generators, where nothing queues."
+        default=None, description="Length pools, with generators of their own for long samples."
     )
     auto: Auto | None = Field(default=None, description="Which of them pays now, by modelled makespan.")
 
@@ -70,32 +51,22 @@ class Rebalance(SpecModel):
         le=50,
         description="Least modelled gain, in percent of the time until both generators are done, before samples move.",
     )
-    max_moves: int = Field(default=2, ge=1, le=10, description="A sample moves at most so often.")
+    max_moves: int = Field(default=2, ge=1, le=10, description="Maximum moves per sample.")
 
 
 LengthSignal = Literal["History", "Siblings", "Ranker"]
-RankerPath = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-"""A file or folder that `streamrl rank` wrote; a relative path begins at the job file's directory."""
 
 
-class HashingRanker(SpecModel):
+class HashingRankerSpec(SpecModel):
     """A linear model on hashed features of the prompt's text; it learns from every finished group of the run."""
-
-    path: RankerPath | None = Field(
-        default=None, description="File of `streamrl rank fit` to start from; absent = it starts knowing nothing."
-    )
-
-
-class ScoresRanker(SpecModel):
-    """A table of scores, made before the run by any ranker; it learns nothing."""
-
-    path: RankerPath = Field(description="File of `streamrl rank score --out`.")
 
 
 class LanguageModelRanker(SpecModel):
-    """A small fine-tuned transformers model in a process of its own; it is tuned on with finished groups while the run goes on."""
+    """A small fine-tuned transformers model; it is tuned on with finished groups while the run goes on."""
 
-    path: RankerPath = Field(description="Folder of `streamrl rank fit --ranker languageModel`.")
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1024)] = Field(
+        description="Folder that `streamrl ranker fit` wrote; a relative path begins at the job file's directory."
+    )
     cpu_percent: int = Field(
         default=20,
         ge=0,
@@ -107,22 +78,12 @@ class LanguageModelRanker(SpecModel):
     )
 
 
-class PolicyFeaturesRanker(SpecModel):
-    """A regression on features of a frozen model, in a process of its own; it learns nothing during the run."""
+class RankerSpec(OneOf):
+    """What orders prompts by the expected length of their completions, in a process of its own."""
 
-    path: RankerPath = Field(description="Folder of `streamrl rank fit --ranker policyFeatures`.")
-
-
-class Ranker(OneOf):
-    """What orders prompts by the expected length of their completions."""
-
-    hashing: HashingRanker | None = Field(default=None, description="A light model that learns during the run.")
-    scores: ScoresRanker | None = Field(default=None, description="A table made before the run.")
+    hashing: HashingRankerSpec | None = Field(default=None, description="A light model that learns during the run.")
     language_model: LanguageModelRanker | None = Field(
-        default=None, description="A small language model in a process of its own, tuned during the run."
-    )
-    policy_features: PolicyFeaturesRanker | None = Field(
-        default=None, description="A regression on features of the frozen policy, in a process of its own."
+        default=None, description="A small language model, tuned during the run."
     )
 
 
@@ -137,11 +98,11 @@ class Scheduling(SpecModel):
             "Siblings: finished samples of the same group. Ranker: what scheduling.ranker says of prompts never seen."
         ),
     )
-    ranker: Ranker | None = Field(
+    ranker: RankerSpec | None = Field(
         default=None, description="Orders prompts by expected length; goes with Ranker in lengthSignals."
     )
     dispatch: Dispatch = Field(
-        default_factory=lambda: Dispatch.model_validate({"lateBinding": {}}),
+        default_factory=lambda: Dispatch.model_validate({"longestFirst": {}}),
         description="Which waiting sample a free slot takes.",
     )
     rebalance: Rebalance | None = Field(

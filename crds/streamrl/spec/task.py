@@ -11,6 +11,8 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
+VARIABLE_PATTERN = r"^REWARD_TOKEN(_[A-Z0-9_]+)?$"
+"""A job file may come from somebody else: it cannot name just any secret of the environment for just any address."""
 WHOLE_PERCENT = 100
 
 
@@ -96,7 +98,7 @@ class Chat(SpecModel):
     )
 
 
-class Environment(OneOf):
+class EnvironmentSpec(OneOf):
     """What answers the model's turns: a game, a tool, a simulator."""
 
     one_of: ClassVar[tuple[str, ...]] = ("python",)
@@ -163,11 +165,14 @@ class HttpReward(SpecModel):
     retries: int = Field(
         default=2, ge=0, le=10, description="Further tries after a refused connection or a status of 429 or 5xx."
     )
+    concurrency: int = Field(
+        default=32, ge=1, le=1024, description="Requests at once; with several such rewards the least of them counts."
+    )
     token_variable: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        pattern=VARIABLE_PATTERN,
         max_length=128,
-        description="Environment variable whose value is sent as a bearer token; absent = none.",
+        description="Environment variable whose value is sent as a bearer token: `REWARD_TOKEN` or `REWARD_TOKEN_NAME`; no other leaves the process. Absent = none.",
     )
 
 
@@ -227,6 +232,13 @@ class Code(SpecModel):
     )
 
 
+MAX_SAMPLE_TOKENS = 2**24
+"""Of all turns: a sample goes to the trainer, and into the journal, as one message."""
+_SAMPLES_FIT = (
+    f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}"
+)
+
+
 class Task(SpecModel):
     """What is learned."""
 
@@ -240,7 +252,7 @@ class Task(SpecModel):
         description="Modules that functions of this task are in, on Kubernetes; absent = the image has them.",
     )
     chat: Chat | None = Field(default=None, description="Use the tokenizer's chat template; absent = plain text.")
-    environment: Environment | None = Field(
+    environment: EnvironmentSpec | None = Field(
         default=None, description="Several turns with an environment; absent = one completion."
     )
     group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
@@ -269,6 +281,15 @@ class Task(SpecModel):
             raise ValueError("evaluation.split needs dataset.huggingFace")
         return self
 
+    @model_validator(mode="after")
+    def _samples_fit(self) -> Self:
+        turns = self.environment
+        if turns is not None:
+            most = turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
+            if most > MAX_SAMPLE_TOKENS:
+                raise ValueError(f"{_SAMPLES_FIT}, got {most}")
+        return self
+
     cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
         ("self.rewards.map(r, r.weightPercent).sum() == 100", "weightPercent of rewards must sum to 100"),
         ("self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))", "names of rewards must differ"),
@@ -279,5 +300,10 @@ class Task(SpecModel):
         (
             "!has(self.evaluation.split) || has(self.dataset.huggingFace)",
             "evaluation.split needs dataset.huggingFace",
+        ),
+        (
+            "!has(self.environment) || self.environment.maxTurns * "
+            f"(self.sampling.maxTokens + self.environment.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
+            _SAMPLES_FIT,
         ),
     )

@@ -38,7 +38,7 @@ class Clip(SpecModel):
     reference_kl: ReferenceKlField = None
 
 
-class Grpo(Clip):
+class GrpoSpec(Clip):
     """Group relative policy optimisation (arXiv 2402.03300) on streamed, possibly stale samples."""
 
     normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
@@ -47,7 +47,7 @@ class Grpo(Clip):
     )
 
 
-class DrGrpo(Clip):
+class DrGrpoSpec(Clip):
     """GRPO without its length and difficulty biases (arXiv 2503.20783): no division by length or deviation."""
 
 
@@ -58,7 +58,7 @@ class Overlong(SpecModel):
     penalty: float = Field(default=1.0, gt=0, le=100, description="Punishment of a completion of full length.")
 
 
-class DynamicSampling(SpecModel):
+class DynamicSamplingSpec(SpecModel):
     """Groups whose rewards are all equal teach nothing: they are dropped, and others take their places."""
 
     max_draws_per_step: int = Field(
@@ -69,21 +69,21 @@ class DynamicSampling(SpecModel):
     )
 
 
-class Dapo(Clip):
+class DapoSpec(Clip):
     """Decoupled clip and dynamic sampling (arXiv 2503.14476): higher upper bound, token-level loss."""
 
     clip_high: float = Field(default=0.28, gt=0, le=10, description="As in `grpo`.")
     overlong: Overlong | None = Field(default=None, description="Punishment of long completions; absent = none.")
-    dynamic_sampling: DynamicSampling = Field(
-        default=DynamicSampling(), description="Groups with equal rewards are drawn again."
+    dynamic_sampling: DynamicSamplingSpec = Field(
+        default=DynamicSamplingSpec(), description="Groups with equal rewards are drawn again."
     )
 
 
-class Rloo(Clip):
+class RlooSpec(Clip):
     """REINFORCE with the mean of the other samples as baseline (arXiv 2402.14740)."""
 
 
-class Gspo(Clip):
+class GspoSpec(Clip):
     """Group sequence policy optimisation (arXiv 2507.18071): one ratio for a whole sequence."""
 
     clip_low: float = Field(default=3e-4, gt=0, lt=1, description="As in `grpo`, for the sequence's ratio.")
@@ -98,7 +98,7 @@ class Updates(Clip):
     mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a pass.")
 
 
-class ReinforcePP(Updates):
+class ReinforcePlusPlusSpec(Updates):
     """REINFORCE++ (arXiv 2501.03262): advantages normalised over the whole batch; divergence in the reward."""
 
     discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
@@ -116,7 +116,7 @@ class Critic(SpecModel):
     )
 
 
-class Ppo(Updates):
+class PpoSpec(Updates):
     """Proximal policy optimisation (arXiv 1707.06347) with a critic and generalised advantages (arXiv 1506.02438)."""
 
     discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
@@ -152,20 +152,20 @@ class Correction(OneOf):
     decoupled_ppo: DecoupledPpo | None = Field(default=None, description="Full importance weights before the clip.")
 
 
-class Algorithm(OneOf):
+class AlgorithmSpec(OneOf):
     """The learning rule."""
 
     one_of: ClassVar[tuple[str, ...]] = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "gspo")
 
-    grpo: Grpo | None = Field(default=None, description="Group relative policy optimisation.")
-    dr_grpo: DrGrpo | None = Field(default=None, description="GRPO without its length and difficulty biases.")
-    dapo: Dapo | None = Field(default=None, description="Clip-higher, token-level loss, dynamic sampling.")
-    rloo: Rloo | None = Field(default=None, description="REINFORCE with a leave-one-out baseline.")
-    reinforce_pp: ReinforcePP | None = Field(
+    grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
+    dr_grpo: DrGrpoSpec | None = Field(default=None, description="GRPO without its length and difficulty biases.")
+    dapo: DapoSpec | None = Field(default=None, description="Clip-higher, token-level loss, dynamic sampling.")
+    rloo: RlooSpec | None = Field(default=None, description="REINFORCE with a leave-one-out baseline.")
+    reinforce_pp: ReinforcePlusPlusSpec | None = Field(
         default=None, alias="reinforcePP", description="REINFORCE with batch-normalised advantages."
     )
-    ppo: Ppo | None = Field(default=None, description="Proximal policy optimisation with a critic.")
-    gspo: Gspo | None = Field(default=None, description="Sequence-level ratios.")
+    ppo: PpoSpec | None = Field(default=None, description="Proximal policy optimisation with a critic.")
+    gspo: GspoSpec | None = Field(default=None, description="Sequence-level ratios.")
     correction: Correction = Field(
         default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
         description="Correction for samples of another policy.",
@@ -183,7 +183,7 @@ class Pipeline(SpecModel):
 
     mode: Mode = Field(
         default="StreamAsync",
-        description="Colocated: generators and trainer take turns on the same devices. Batch: apart, whole batches handed over. "
+        description="Colocated: generators and trainer take turns on the same devices. Batch: apart, whole batches delivered. "
         "StreamSync: samples stream, strictly on-policy. StreamAsync: samples stream and may be `maxStalenessSteps` old.",
     )
     max_staleness_steps: int | None = Field(
@@ -384,7 +384,7 @@ class Checkpoints(Claim):
     )
 
 
-class Journal(Claim):
+class JournalSpec(Claim):
     """The scheduler's journal: on a volume of its own, never on a network file system."""
 
 
@@ -392,7 +392,7 @@ class Storage(SpecModel):
     """What is written to disk."""
 
     checkpoints: Checkpoints = Field(default=Checkpoints(), description="Checkpoints.")
-    journal: Journal = Field(default=Journal(), description="The scheduler's journal.")
+    journal: JournalSpec = Field(default=JournalSpec(), description="The scheduler's journal.")
 
 
 class FailureRule(SpecModel):

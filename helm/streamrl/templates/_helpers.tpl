@@ -45,13 +45,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) }}
 {{- end }}
 {{- end -}}
 
-{{/* "streamrl.image" (list $ .Values.images.operator) */}}
+{{/* "streamrl.image" (list $ .Values.images.operator). A name without a registry would be pulled from a public one, where it is anybody's. */}}
 {{- define "streamrl.image" -}}
-{{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- $root := index . 0 -}}{{- $image := index . 1 -}}{{- $name := $image.repository -}}
+{{- if not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" $name) -}}
+{{- if not $root.Values.images.registry -}}
+{{- fail (printf "images.registry: is required for the image %q, which names no registry; set it to where your images are: --set images.registry=registry.example.com/rl" $name) -}}
+{{- end -}}
+{{- $name = printf "%s/%s" (trimSuffix "/" $root.Values.images.registry) $name -}}
+{{- end -}}
 {{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- printf "%s@%s" $name $image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" $image.repository (default $root.Chart.AppVersion $image.tag) -}}
+{{- printf "%s:%s" $name (default $root.Chart.AppVersion $image.tag) -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,15 +1,35 @@
 """How many generators a pool should have. Pure: the local runner and the cluster's operator run the same code.
 
-numbers page ─ observation.py ─▶ Observation ─┐
-                                              ├─ balance.py (pace.py, growth.py, shrinking.py) ─▶ Decision, next State
-                       State of the last call ─┘
+    numbers page ─ values.observe ─▶ PoolObservation ─┐
+                                                      ├─ a policy (balance.py, by the paces of pace.py) ─▶ Decision, next state
+                        ScalingState of the last call ─┘
 
 Owns the registry of scaling policies. Does not own how replicas are started or ended, nor where the state is kept.
 Invariants: clock and state are parameters; a decision is within the pool's bounds; without data nothing is taken away.
 """
 
-from streamrl_operator.autoscaler import balance, external, static
-from streamrl_operator.autoscaler.values import Policy
+from dataclasses import replace
 
-POLICIES: dict[str, Policy] = {"static": static.decide, "auto": balance.decide, "external": external.decide}
+from streamrl.spec.generators import Scaling
+from streamrl_operator.autoscaler import balance
+from streamrl_operator.autoscaler.values import Curve, Decision, PoolObservation, ScalingPolicy, ScalingState, inverse
+
+
+def _static(
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+) -> tuple[Decision, ScalingState]:
+    """The number of the specification, whatever is seen."""
+    del seen, now_s, curve
+    return Decision(replicas=scaling.initial, reason="scaling.static.replicas"), replace(state, wanted=scaling.initial)
+
+
+def _external(
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+) -> tuple[Decision, ScalingState]:
+    """The number that is wanted already: an HPA, KEDA or a person decides."""
+    del scaling, seen, now_s, curve
+    return Decision(replicas=state.wanted, reason="scaling.external"), state
+
+
+POLICIES: dict[str, ScalingPolicy] = {"static": _static, "auto": balance.decide, "external": _external}
 """Key of `scaling` in a pool, as users write it -> what decides."""

@@ -1,24 +1,36 @@
-"""Keeps generation as fast as training: one replica more or less at a time, at most once a cool-down.
+"""The policy `auto`: keeps generation as fast as training, one replica more or less at a time, at most once a cool-down.
 
 What is decided, in this order: bounds; is everything known; has the cool-down passed; growth, if it is worth it; shrinking.
-A window of measurement begins with the first end of a step that all wanted replicas have seen, and ends with each pace
-that could be measured: whether the pool is too small or too large rests on newer steps alone. What a replica brings is
-predicted and judged by the last windows together.
+A window of measurement begins with the first end of a step that all wanted replicas have seen, and ends with each pace that could be measured.
+
+Growth is the paper's (StreamRL, section 4): Δ = T_gen - T_train, Δ' = predicted fall of T_gen by one more unit; add it when Δ ≥ Δ'. Ours: what
+is seen of the run must promise a part of an even split, and what was added before must have brought it (`pace.py`). The prediction: while
+samples wait for a slot, n replicas of m do n/m of the work; while none waits, another number of replicas changes the batch alone:
+
+    T_gen(m) = T_gen(n) (w n/m + (1 - w) PTL(a n/m) / PTL(a))
+
+with w the share of the time in which samples wait, and a the mean batch of the rest. Where no PTL is known, all splits evenly.
 """
 
 from dataclasses import replace
 
 from streamrl.spec.generators import AutoScaling, Scaling
-from streamrl_operator.autoscaler import gains, growth, shrinking
-from streamrl_operator.autoscaler.pace import blended, has_begun_again, measure
-from streamrl_operator.autoscaler.splitting import curve_of
-from streamrl_operator.autoscaler.values import Curve, Decision, Gains, Observation, Pace, State, inverse
+from streamrl_operator.autoscaler.pace import asked, blended, busy_share, has_begun_again, judged, measure
+from streamrl_operator.autoscaler.values import (
+    Curve,
+    Decision,
+    Gains,
+    PoolObservation,
+    ScalingState,
+    StagePace,
+    inverse,
+)
 
 
 def decide(
-    scaling: Scaling, *, state: State, seen: Observation | None, now_s: float, curve: Curve = inverse
-) -> tuple[Decision, State]:
-    """The decision for a pool with `scaling.auto`; see `Policy`."""
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+) -> tuple[Decision, ScalingState]:
+    """The decision for a pool with `scaling.auto`; see `ScalingPolicy`."""
     auto = scaling.value
     assert isinstance(auto, AutoScaling), "the registry maps `auto` to this policy"
     bounded = min(max(state.wanted, auto.min_replicas), auto.max_replicas)
@@ -46,13 +58,15 @@ def decide(
         return _stay(after, f"cool-down for another {cooling_s:.3g} s")
     if pace is None:
         last_s = None if state.pace is None else state.pace.interval_s
-        wanted, reason = growth.by_queue(base, seen, interval_s=last_s)
+        wanted, reason = by_queue(base, seen, interval_s=last_s)
         return _grow(state, auto=auto, now_s=now_s, reason=reason) if wanted else _stay(state, reason)
     return _by_pace(pace, auto=auto, state=state, now_s=now_s, curve=curve)
 
 
-def _measured(base: Observation, seen: Observation, *, state: State) -> tuple[Pace | None, State]:
-    """The pace of the window if it ends now, and what is remembered of this look."""
+def _measured(
+    base: PoolObservation, seen: PoolObservation, *, state: ScalingState
+) -> tuple[StagePace | None, ScalingState]:
+    """The pace of the window if it ends now, and what is remembered of this reconcile."""
     looks, queued = state.looks + 1, state.queued + (seen.waiting > 0)
     pace = measure(base, seen, waits=(queued + 1) / (looks + 1))  # few looks are no proof that nothing waits
     if pace is None:
@@ -60,49 +74,134 @@ def _measured(base: Observation, seen: Observation, *, state: State) -> tuple[Pa
     return pace, replace(state, base=seen, pace=blended(state.pace, pace), looks=0, queued=0)
 
 
-def _by_pace(pace: Pace, *, auto: AutoScaling, state: State, now_s: float, curve: Curve) -> tuple[Decision, State]:
+def _by_pace(
+    pace: StagePace, *, auto: AutoScaling, state: ScalingState, now_s: float, curve: Curve
+) -> tuple[Decision, ScalingState]:
     recent = state.pace or pace
-    state = replace(state, gains=gains.judged(state.gains, recent))
-    wanted, why = growth.by_pace(pace, curve=curve)
-    held = (state.gains.why or growth.too_little(recent, curve=curve_of(recent))) if wanted else ""
+    state = replace(state, gains=judged(state.gains, recent))
+    wanted, why = by_pace(pace, curve=curve)
+    held = (state.gains.why or too_little(recent, curve=curve_of(recent))) if wanted else ""
     state = replace(state, held=held)
     if held:
         return _stay(replace(state, slack_windows=0), f"{why}, but {held}")
     if wanted:
         return _grow(replace(state, slack_windows=0), auto=auto, now_s=now_s, reason=why)
-    enough, why_less = shrinking.has_slack(pace, curve=curve)
+    enough, why_less = has_slack(pace, curve=curve)
     if not enough:
         return _stay(replace(state, slack_windows=0), f"{why}; {why_less}")
     if state.wanted <= auto.min_replicas:
         return _stay(state, f"{why_less}, but minReplicas is {auto.min_replicas}")
     windows = state.slack_windows + 1
-    if windows < shrinking.PATIENCE_WINDOWS:
-        told = f"{why_less}, in {windows} of {shrinking.PATIENCE_WINDOWS} windows"
-        return _stay(replace(state, slack_windows=windows), told)
+    if windows < PATIENCE_WINDOWS:
+        reported = f"{why_less}, in {windows} of {PATIENCE_WINDOWS} windows"
+        return _stay(replace(state, slack_windows=windows), reported)
     return _change(state.wanted - 1, state=state, now_s=now_s, reason=why_less)
 
 
-def _grow(state: State, *, auto: AutoScaling, now_s: float, reason: str) -> tuple[Decision, State]:
+def _grow(state: ScalingState, *, auto: AutoScaling, now_s: float, reason: str) -> tuple[Decision, ScalingState]:
     if state.wanted >= auto.max_replicas:
         return _stay(state, f"{reason}, but maxReplicas is {auto.max_replicas}")
     expecting = state.gains
     if state.pace is not None:
-        fall_s = growth.fall_s(state.pace, curve=curve_of(state.pace))
-        expecting = gains.asked(state.gains, pace=state.pace, fall_s=fall_s)
+        predicted_s = fall_s(state.pace, curve=curve_of(state.pace))
+        expecting = asked(state.gains, pace=state.pace, fall_s=predicted_s)
     return _change(state.wanted + 1, state=state, now_s=now_s, reason=reason, expecting=expecting)
 
 
-def _fresh(state: State) -> State:
+def _fresh(state: ScalingState) -> ScalingState:
     """Without a window: what was measured was of other replicas, or too old."""
     return replace(state, base=None, aligned=False, looks=0, queued=0, slack_windows=0)
 
 
-def _stay(state: State, reason: str) -> tuple[Decision, State]:
+def _stay(state: ScalingState, reason: str) -> tuple[Decision, ScalingState]:
     return Decision(replicas=state.wanted, reason=reason, held=state.held), state
 
 
 def _change(
-    replicas: int, *, state: State, now_s: float, reason: str, expecting: Gains | None = None
-) -> tuple[Decision, State]:
+    replicas: int, *, state: ScalingState, now_s: float, reason: str, expecting: Gains | None = None
+) -> tuple[Decision, ScalingState]:
     after = replace(_fresh(state), wanted=replicas, changed_s=now_s, gains=expecting or Gains(), held="")
     return Decision(replicas=replicas, reason=reason), after
+
+
+OVERDUE_INTERVALS = 2.0
+"""A step that takes so many times the last interval is overdue: the queue decides before its pace is known."""
+WAITING_SHARE = 0.5
+"""Of an overdue step: the trainer must have stood idle for more than this share of it."""
+
+LEAST_SHARE = 1 / 3
+"""Of what a replica would bring if all work split evenly: with less, its answers cost three times as much as the others'."""
+
+
+def fall_s(pace: StagePace, *, curve: Curve) -> float:
+    """Δ': what one more replica is predicted to take off T_gen."""
+    return pace.t_gen_s - curve(pace.t_gen_s, pace.replicas, pace.replicas + 1)
+
+
+def by_pace(pace: StagePace, *, curve: Curve) -> tuple[bool, str]:
+    """Whether Δ ≥ Δ', and the numbers."""
+    gap_s, falls_s = pace.t_gen_s - pace.t_train_s, fall_s(pace, curve=curve)
+    wanted = gap_s > 0 and gap_s >= falls_s
+    sign = "≥" if gap_s >= falls_s else "<"
+    times = f"T_gen {pace.t_gen_s:.3g} s, T_train {pace.t_train_s:.3g} s"
+    return wanted, f"{times}: Δ {gap_s:.3g} s {sign} Δ' {falls_s:.3g} s of replica {pace.replicas + 1}"
+
+
+def too_little(pace: StagePace, *, curve: Curve) -> str:
+    """Why one more replica is not worth its cost although generation is the slower stage; empty: it is."""
+    even_s = fall_s(pace, curve=inverse)
+    if fall_s(pace, curve=curve) >= LEAST_SHARE * even_s:
+        return ""
+    return "one more would bring less than a third of an even split: few samples wait for a slot, the longest answers set the time"
+
+
+def by_queue(before: PoolObservation, now: PoolObservation, *, interval_s: float | None) -> tuple[bool, str]:
+    """Whether the step is overdue, a whole replica's samples wait, and the trainer has little to do.
+
+    Not sooner: each step begins with a full queue and an idle trainer, also where training is the slower stage.
+    """
+    window_s, slots = now.at_s - before.at_s, max((one.slots for one in now.replicas), default=0)
+    training = busy_share(before.trainer, now.trainer, window_s=window_s)
+    since_s = window_s if now.step == before.step else now.since_step_s
+    overdue = interval_s is not None and since_s >= OVERDUE_INTERVALS * interval_s
+    if training is None or not overdue:
+        return False, "the pace is not known yet"
+    waits = 1 - training
+    wanted = slots > 0 and now.backlog >= slots and waits > WAITING_SHARE
+    last = f"the step takes {since_s:.3g} s, steps took {interval_s:.3g} s"
+    return (
+        wanted,
+        f"{last}; {now.backlog} samples wait for a slot (a replica has {slots}), the trainer idle {waits:.0%}",
+    )
+
+
+MARGIN = 0.1
+"""Least lead of generation over training, as a share of T_train, that the remaining replicas must keep."""
+PATIENCE_WINDOWS = 2
+"""So many windows in a row must agree: one step of short answers is no reason to let a replica go."""
+
+
+def has_slack(pace: StagePace, *, curve: Curve) -> tuple[bool, str]:
+    """Whether one replica less would be enough, and the numbers."""
+    if pace.replicas < 2:  # noqa: PLR2004 - the last one stays
+        return False, "the last replica stays"
+    left_s = curve(pace.t_gen_s, pace.replicas, pace.replicas - 1)
+    most_s = (1 - MARGIN) * pace.t_train_s
+    enough = left_s <= most_s
+    sign = "≤" if enough else ">"
+    text = f"T_gen {left_s:.3g} s with {pace.replicas - 1} {sign} {most_s:.3g} s ({1 - MARGIN:.0%} of T_train {pace.t_train_s:.3g} s)"
+    return enough, text
+
+
+def curve_of(pace: StagePace) -> Curve:
+    """The curve at this pace."""
+    latency, batch, waits = pace.latency, max(pace.batch, 1.0), pace.waits
+    if latency is None:
+        return inverse
+
+    def predict(t_gen_s: float, replicas: int, others: int) -> float:
+        share = replicas / others
+        slower = latency.at(batch * share) / latency.at(batch)
+        return t_gen_s * (waits * share + (1 - waits) * slower)
+
+    return predict

@@ -1,8 +1,8 @@
 """What goes into a scaling decision and what comes out. Values only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamrl.latency import LatencyCurve
 from streamrl.spec.generators import Scaling
@@ -17,7 +17,7 @@ def inverse(t_gen_s: float, replicas: int, others: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class ProcessTimes:
     """How one process spent its time since it started."""
 
     wall_s: float
@@ -26,14 +26,14 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ConnectedReplica:
     """One connected generator of the pool."""
 
     name: str
     slots: int
     active: int
     """Slots in use."""
-    clock: Clock
+    clock: ProcessTimes
     tokens: float = 0.0
     """Generated since it started, as of its clock."""
     busy_s: float = 0.0
@@ -43,7 +43,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class PoolObservation:
     """What is seen of a pool at one moment."""
 
     at_s: float
@@ -54,9 +54,9 @@ class Observation:
     """Training steps recorded."""
     waiting: int
     """Samples that wait for a slot, of all pools: there is one queue."""
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ConnectedReplica, ...]
     """Those that are wanted and connected, by ordinal."""
-    trainer: Clock | None
+    trainer: ProcessTimes | None
     """None: no trainer is connected."""
     since_step_s: float = 0.0
     """Since the last step was recorded."""
@@ -73,7 +73,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StagePace:
     """What the two stages need for one step, measured over a window of whole steps."""
 
     replicas: int
@@ -98,7 +98,7 @@ class Gains:
 
     expected: float = 0.0
     came: float = 0.0
-    before: Pace | None = None
+    before: StagePace | None = None
     """When the newest replica was asked for; None: what it brought is counted."""
     newest: float = 0.0
     """What is expected of it."""
@@ -109,14 +109,14 @@ class Gains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ScalingState:
     """What a policy remembers between two calls."""
 
     wanted: int
     """Replicas."""
     changed_s: float | None = None
     """When `wanted` last changed; None: never."""
-    base: Observation | None = None
+    base: PoolObservation | None = None
     """Begin of the window that is being measured."""
     aligned: bool = False
     """Whether `base` was seen when a step had just ended: a window of whole steps begins there."""
@@ -124,7 +124,7 @@ class State:
     """Since `base`."""
     queued: int = 0
     """Looks at which samples waited for a slot."""
-    pace: Pace | None = None
+    pace: StagePace | None = None
     """Of the last windows, the newest as much as all before it."""
     gains: Gains = Gains()
     held: str = ""
@@ -143,12 +143,18 @@ class Decision:
     """Why the pool does not grow although the pace asks for it, without numbers of the moment; empty: it may."""
 
 
-class Policy(Protocol):
+class ScalingPolicy(Protocol):
     """Decides on one pool."""
 
     def __call__(
-        self, scaling: Scaling, *, state: State, seen: Observation | None, now_s: float, curve: Curve = inverse
-    ) -> tuple[Decision, State]:
+        self,
+        scaling: Scaling,
+        *,
+        state: ScalingState,
+        seen: PoolObservation | None,
+        now_s: float,
+        curve: Curve = inverse,
+    ) -> tuple[Decision, ScalingState]:
         """The decision and the state for the next call.
 
         Args:
@@ -158,3 +164,63 @@ class Policy(Protocol):
             now_s: the caller's monotonic clock.
             curve: how T_gen follows the number of replicas in Δ'.
         """
+
+
+_IDLE = "pipeline"
+"""Parts of the wall whose names begin so are idle time that another stage causes (docs/concepts.md, Bubbles)."""
+
+
+def generator_name(pool: str, *, ordinal: int) -> str:
+    """Name of a generator in the run, and of its pod."""
+    return f"generator-{pool}-{ordinal}"
+
+
+def observe(numbers: Mapping[str, Any] | None, *, pool: str, wanted: int, now_s: float) -> PoolObservation | None:
+    """The pool as the page shows it; None without a page, after the run's end, or if the page is not whole.
+
+    Only ordinals below `wanted` count: one that is leaving is no replica any more.
+    """
+    if numbers is None or numbers.get("ended"):
+        return None
+    names = [generator_name(pool, ordinal=ordinal) for ordinal in range(wanted)]
+    try:
+        connected = {str(line["id"]): line for line in numbers["generators"]}
+        trainer = numbers["trainer"]
+        return PoolObservation(
+            at_s=now_s,
+            attempt=int(numbers["attempt"]),
+            step=int(numbers["step"]),
+            waiting=int(numbers["queue"]),
+            replicas=tuple(_replica(connected[name]) for name in names if name in connected),
+            trainer=None if trainer is None else _clock(trainer),
+            since_step_s=float(numbers["scaling"]["since_step_s"]),
+            latency=_latency(numbers["dispatch"]["pools"].get(pool)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+
+
+def _replica(line: Mapping[str, Any]) -> ConnectedReplica:
+    parts = line["bubbles"]
+    return ConnectedReplica(
+        name=str(line["id"]),
+        slots=int(line["slots"]),
+        active=int(line["active"]),
+        clock=_clock(line),
+        tokens=float(line["tokens"]),
+        busy_s=float(parts.get("busy", 0.0)),
+        skew_s=float(parts.get("skew", 0.0)),
+    )
+
+
+def _latency(speed: Mapping[str, Any] | None) -> LatencyCurve | None:
+    """The pool's decoding step by its batch, as measured; a guess or half a curve is none."""
+    if speed is None or speed["speed"] != "known":
+        return None
+    points = sorted((int(batch), float(seconds)) for batch, seconds in speed["step_s"].items())
+    return LatencyCurve(tuple(batch for batch, _ in points), tuple(seconds for _, seconds in points))
+
+
+def _clock(line: Mapping[str, Any]) -> ProcessTimes:
+    idle_s = sum(float(seconds) for part, seconds in line["bubbles"].items() if part.startswith(_IDLE))
+    return ProcessTimes(wall_s=float(line["wall_s"]), idle_s=idle_s)

@@ -1,25 +1,33 @@
 """The client of one API server. Every request of the operator goes through one of these.
 
-Owns: connections, encodings, translation of errors, the count of requests. Does not own: retries (the caller looks again after a
-while), caches (`cluster.py`). Objects are plain data. Deadlines: every request has one; a watch ends by itself and is begun again.
+Owns: requests, translation of errors, the count of requests. Does not own: connections and the bounds of answers (`connections.py`),
+the shape of answers (`answers.py`), retries (the caller looks again after a while), caches (`cluster.py`). Objects are plain data.
+Deadlines: every request has one; a watch ends by itself and is begun again. Whatever is answered, callers see a `KubeError` or what
+they asked for.
 """
 
 import asyncio
 import json
-import socket
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 
-from streamrl_operator.kube import errors
-from streamrl_operator.kube.access import Access
+from streamrl.errors import UserError
+from streamrl_operator.kube import answers
+from streamrl_operator.kube.answers import split_lines
+from streamrl_operator.kube.connections import ApiResponse, OversizeError, session
 from streamrl_operator.kube.kinds import SERVICE, Kind
-from streamrl_operator.kube.lines import split_lines
+from streamrl_operator.kube.rest_config import RestConfig
+
+log = logging.getLogger(__name__)
+
+AGENT = "streamrl-operator"
 
 REQUEST_TIMEOUT_S = 20.0
 _CONCURRENT = 32
@@ -31,15 +39,17 @@ PAGE = 200
 """Objects of one page of a list. All kinds are listed at once at the start, and a StatefulSet that is being read takes 30 KB."""
 _WATCH_SLACK_S = 20.0
 """A watch that has not ended so long after its time is dead."""
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A peer that vanished without a word is noticed within half a minute."""
+_CHUNK_BYTES = 2**16
 _MOST_PAGE_BYTES = 2**20
 """Of a page that a pod serves: it is the job's own word, and the job's author may have written the program."""
-_REDIRECT = 300
+_REDIRECT, _UNAUTHORIZED = 300, 401
+_PROXY, _NAMES = "proxy", "names"
+"""Verbs of ours beside the API server's."""
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 
+_T = TypeVar("_T")
 Count = Callable[[str, str, int, float], None]
 """(verb, resource, HTTP status or 0, seconds): called after every request."""
 
@@ -60,16 +70,18 @@ class Page:
 class Client:
     """Requests to one API server."""
 
-    def __init__(self, access: Access, *, count: Count = _uncounted, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(self, access: RestConfig, *, count: Count = _uncounted, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         self.access = access
-        self._count = count
+        self.count = count
         self._timeout_s = timeout_s
         self._limit = asyncio.Semaphore(_CONCURRENT)
         self._pages = asyncio.Semaphore(_CONCURRENT_PAGES)
         self._session: aiohttp.ClientSession | None = None
+        self._skipped: set[str] = set()
+        """Paths of objects that cannot be taken: each is told once."""
 
     async def __aenter__(self) -> Self:
-        self._session = session(self.access)
+        self._session = session(self.access, agent=AGENT)
         return self
 
     async def __aexit__(
@@ -80,19 +92,44 @@ class Client:
 
     async def get(self, kind: Kind, *, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
-        return await self._call("get", kind, kind.path(namespace, name))
+        return await self._call("get", kind, kind.path(namespace, name), read=answers.read_object)
 
     async def list(self, kind: Kind, *, namespace: str = "", labels: str = "") -> AsyncIterator[Page]:
-        """All objects of a kind, page by page, as of one moment: not older than the call."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": labels} if labels else {})
+        """All objects of a kind, page by page, as of one moment: not older than the call.
+
+        An object that is too large even alone is told and left out: the others of its kind are not to wait for it.
+        """
+        path = kind.path(namespace)
+        query = {"labelSelector": labels} if labels else {}
+        most = PAGE
         while True:
-            body = await self._call("list", kind, kind.path(namespace), query=query)
-            what = {"apiVersion": kind.api_version, "kind": kind.kind}
-            items = [item | what for item in body.get("items") or []]
-            yield Page(items=items, version=body["metadata"]["resourceVersion"])
-            if not body["metadata"].get("continue"):
+            try:
+                items, version, more = await self._call(
+                    "list", kind, path, read=answers.read_list, query={**query, "limit": str(most)}
+                )
+            except answers.TooLargeError as error:
+                if most > 1:
+                    most //= 2
+                    continue
+                items, (version, more), most = [], await self._skip(kind, path, query, error), PAGE
+            yield Page(items=items, version=version)
+            if not more:
                 return
-            query["continue"] = body["metadata"]["continue"]
+            query["continue"] = more
+
+    async def _skip(
+        self, kind: Kind, path: str, query: Mapping[str, str], error: answers.TooLargeError
+    ) -> tuple[str, str]:
+        """(resourceVersion, where to go on or empty) of a page of one object that cannot be taken."""
+        names, version, more = await self._call(
+            _NAMES, kind, path, read=answers.read_names, query={**query, "limit": "1"}
+        )
+        for namespace, name in names:
+            where = kind.path(namespace, name)
+            if where not in self._skipped:
+                log.error("object is left out: it is too large", extra={"object": where, "error": str(error)})
+            self._skipped.add(where)
+        return version, more
 
     async def watch(
         self, kind: Kind, *, version: str, duration_s: float, namespace: str = "", labels: str = ""
@@ -101,6 +138,7 @@ class Client:
 
         Raises:
             ExpiredError: `version` is too old.
+            TooLargeError: an object is; what stands behind it is told by a list.
             UnavailableError: the connection or the API server failed.
         """
         query = {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version}
@@ -108,55 +146,58 @@ class Client:
         limit = aiohttp.ClientTimeout(total=duration_s + _WATCH_SLACK_S, sock_connect=self._timeout_s)
         path = kind.path(namespace)
         async with self._answer("watch", kind, path, query=query, limit=limit) as response:
-            async for line in split_lines(response.content.iter_any(), unfinished=False):
+            async for line in split_lines(response.content.iter_chunked(_CHUNK_BYTES), unfinished=False):
                 if not line:
                     continue
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise errors.from_status(f"watch {path}", int(event["object"].get("code") or 0), event["object"])
-                yield event["type"], event["object"]
+                event, obj = answers.read_event(line, kind)
+                if event == "ERROR":
+                    reported = answers.read_status(json.dumps(obj).encode())
+                    raise answers.from_status(f"watch {path}", reported.code, reported)
+                yield event, obj
 
     async def create(self, kind: Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Make an object that must not be there yet."""
-        return await self._call("create", kind, kind.path(obj["metadata"]["namespace"]), body=obj)
+        return await self._call(
+            "create", kind, kind.path(obj["metadata"]["namespace"]), body=obj, read=answers.read_object
+        )
 
     async def apply(self, kind: Kind, obj: Mapping[str, Any], *, manager: str, subresource: str = "") -> dict[str, Any]:
         """Server-side apply: the fields in `obj` are the manager's, by force; what it gave before and omits now goes."""
         metadata = obj["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"], subresource)
         query = {"fieldManager": manager, "force": "true"}
-        return await self._call("apply", kind, path, query=query, body=obj, content_type=_APPLY)
+        return await self._call(
+            "apply", kind, path, read=answers.read_object, query=query, body=obj, content_type=_APPLY
+        )
 
     async def replace(self, kind: Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; a resourceVersion in it must be the present one."""
         path = kind.path(obj["metadata"]["namespace"], obj["metadata"]["name"])
-        return await self._call("update", kind, path, body=obj)
+        return await self._call("update", kind, path, body=obj, read=answers.read_object)
 
     async def merge(self, kind: Kind, *, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """JSON merge patch; a resourceVersion in it must be the present one."""
-        return await self._call("patch", kind, kind.path(namespace, name), body=change, content_type=_MERGE)
+        path = kind.path(namespace, name)
+        return await self._call("patch", kind, path, read=answers.read_object, body=change, content_type=_MERGE)
 
     async def delete(
         self, kind: Kind, *, namespace: str, name: str, uid: str, propagation: str = "Background"
     ) -> dict[str, Any]:
         """Delete this very object: one that has come in its place stays."""
         body = {"propagationPolicy": propagation, "preconditions": {"uid": uid}}
-        return await self._call("delete", kind, kind.path(namespace, name), body=body)
+        return await self._call("delete", kind, kind.path(namespace, name), body=body, read=answers.read_deleted)
 
-    async def read_page(self, *, namespace: str, service: str, port: str, page: str, timeout_s: float) -> Any:  # noqa: ANN401
-        """A JSON page of a service, through the API server's proxy (`get services/proxy`)."""
+    async def read_page(self, *, namespace: str, service: str, port: str, page: str, timeout_s: float) -> bytes:
+        """A page of a service, through the API server's proxy (`get services/proxy`): one that `answers.read_page` takes.
+
+        As it came: parsed it takes up to forty times as much, and whoever keeps the pages of many jobs keeps their text.
+        """
         path = f"{SERVICE.path(namespace, f'http:{service}:{port}', 'proxy')}/{page}"
         limit = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._pages, self._answer("proxy", SERVICE, path, limit=limit) as response:
-            data = bytearray()
-            async for part in response.content.iter_any():
-                data += part
-                if len(data) > _MOST_PAGE_BYTES:
-                    raise _bad_page(path, f"it has more than {_MOST_PAGE_BYTES} bytes")
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise _bad_page(path, f"it is no JSON ({type(error).__name__})") from None
+        async with self._pages, self._answer(_PROXY, SERVICE, path, limit=limit) as response:
+            data = await response.at_most(_MOST_PAGE_BYTES).read()
+            answers.read_page(data)
+            return data
 
     async def _call(
         self,
@@ -164,19 +205,18 @@ class Client:
         kind: Kind,
         path: str,
         *,
+        read: Callable[[bytes, Kind], _T],
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = _JSON,
-        limit: aiohttp.ClientTimeout | None = None,
-    ) -> dict[str, Any]:
+    ) -> _T:
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        limit = limit or aiohttp.ClientTimeout(total=self._timeout_s)
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
         async with (
             self._limit,
             self._answer(verb, kind, path, query=query, data=data, content_type=content_type, limit=limit) as response,
         ):
-            answer: dict[str, Any] = json.loads(await response.read())
-            return answer
+            return read(await response.read(), kind)
 
     @asynccontextmanager
     async def _answer(
@@ -189,7 +229,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         data: bytes | None = None,
         content_type: str = _JSON,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[ApiResponse]:
         """The answer to one request, if it is a good one; all else is one of our errors.
 
         No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
@@ -197,7 +237,8 @@ class Client:
         assert self._session is not None, "Client is used outside of its `async with`"
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
         try:
-            headers = await self.access.headers(now_s=begun_s) | {"Content-Type": content_type, "Accept": _JSON}
+            accept = answers.NAMES if verb == _NAMES else _JSON
+            headers = await self.access.headers(now_s=begun_s) | {"Content-Type": content_type, "Accept": accept}
             async with self._session.request(
                 _METHOD[verb],
                 self.access.server + path,
@@ -208,35 +249,36 @@ class Client:
                 allow_redirects=False,
             ) as response:
                 status = response.status
+                assert isinstance(response, ApiResponse), "the session makes no others"
                 if status >= _REDIRECT:
-                    if status == 401:  # noqa: PLR2004 - Unauthorized
+                    if status == _UNAUTHORIZED and verb != _PROXY:  # a pod's 401 says nothing of our token
                         self.access.forget()
-                    raise errors.from_status(
-                        what, status, _parsed(await response.text()), response.headers.get("Retry-After")
-                    )
+                    reported = answers.read_status(await _refusal(response))
+                    asked_s = answers.retry_after_s(response.headers.get("Retry-After"))
+                    raise answers.from_status(what, status, reported, retry_after_s=asked_s)
                 yield response
         except TimeoutError:
             waited = f"no (whole) answer within {limit.total:g} s"
-            raise errors.UnavailableError(what, status=status, reason="Timeout", message=waited) from None
-        except (aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
+            raise answers.UnavailableError(what, status=status, reason="Timeout", message=waited) from None
+        except UserError as error:  # of a credential plug-in
+            raise answers.UnavailableError(what, status=status, reason="NoCredential", message=str(error)) from None
+        except (OversizeError, answers.TooManyValuesError) as error:
+            raise answers.TooLargeError(what, status=status, reason="TooLarge", message=str(error)) from None
+        except answers.MalformedError as error:
+            raise answers.UnusableError(what, status=status, reason="BadAnswer", message=str(error)) from None
+        except (aiohttp.ClientError, OSError) as error:
             message = f"{type(error).__name__}: {error}"
-            raise errors.UnavailableError(what, status=status, reason="Unreachable", message=message) from None
+            raise answers.UnavailableError(what, status=status, reason="Unreachable", message=message) from None
         finally:
-            self._count(verb, kind.plural, status, time.monotonic() - begun_s)
-
-
-def session(access: Access, *middlewares: aiohttp.ClientMiddlewareType) -> aiohttp.ClientSession:
-    """Connections to an API server. Who we are is said by each request, or by a middleware."""
-    connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket)
-    headers = {"User-Agent": "streamrl-operator"}
-    return aiohttp.ClientSession(connector=connector, headers=headers, middlewares=middlewares)
+            self.count(verb, kind.plural, status, time.monotonic() - begun_s)
 
 
 _METHOD = {
     "get": "GET",
     "list": "GET",
+    _NAMES: "GET",
     "watch": "GET",
-    "proxy": "GET",
+    _PROXY: "GET",
     "create": "POST",
     "update": "PUT",
     "apply": "PATCH",
@@ -245,21 +287,9 @@ _METHOD = {
 }
 
 
-def _bad_page(path: str, message: str) -> errors.UnavailableError:
-    return errors.UnavailableError(f"proxy {path}", status=200, reason="BadPage", message=message)
-
-
-def _parsed(text: str) -> object:
+async def _refusal(response: ApiResponse) -> bytes:
+    """The body of a refusal. One that is too long says nothing; what is refused is known all the same."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _socket(address: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own AddrInfoType
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE:
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made
+        return await response.read()
+    except OversizeError as error:
+        return f"its words are too many: {error}".encode()

@@ -1,7 +1,7 @@
 """One cluster as the operator sees it: what is known of it without asking, and writes that are known at once.
 
 Owns: one store and its reflectors per kind, the rule that the answer to our own write is known before the watch tells of it, and that
-nothing of somebody else is taken over. Does not own: what is to be written (`planning`), when (`handlers.py`).
+nothing of somebody else is taken over. Does not own: what is to be written (`planning`), when (`controller.py`).
 """
 
 import asyncio
@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import names
+from streamrl_operator.kube.answers import NotFoundError
+from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import NotFoundError
+from streamrl_operator.kube.job_watch import JobWatch
 from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, Kind, of
-from streamrl_operator.kube.reflector import Reflector
-from streamrl_operator.kube.sight import Sight
-from streamrl_operator.kube.store import Changed, Key, Store
 
 Object = dict[str, Any]
 
@@ -33,55 +32,62 @@ class NameTakenError(Exception):
 
 
 @dataclass(slots=True)
-class Cluster:
+class CachedCluster:
     """The home cluster, or later a member."""
 
     client: Client
     changed: Changed
     namespaces: tuple[str, ...] = ()
     """Empty = all."""
-    told: Callable[[str, bool], None] = lambda *_: None
+    reported: Callable[[str, bool], None] = lambda *_: None
     """Told of a namespace that has become known, or is refused."""
-    sight: Sight = field(init=False)
+    cache_sync: CacheSync = field(init=False)
     """Jobs are looked at where it says that all is known."""
     _stores: dict[Kind, Store] = field(init=False)
     _reflectors: list[Reflector] = field(init=False)
+    job_watches: dict[str, JobWatch] = field(init=False)
+    """By namespace."""
 
     def __post_init__(self) -> None:
         self._stores = {kind: Store(self.changed) for kind in (RLJOB, *CHILDREN)}
-        self.sight = Sight(self.namespaces or ("",), tuple(self._stores), self._sighted)
+        self.cache_sync = CacheSync(self.namespaces or ("",), tuple(self._stores), self._on_cache_sync)
         self._reflectors = [
             Reflector(
                 client=self.client,
                 kind=kind,
                 store=store,
-                sight=self.sight,
+                cache_sync=self.cache_sync,
                 namespace=namespace,
                 labels=names.LABEL_JOB,
             )
             for kind, store in self._stores.items()
-            for namespace in self.sight.namespaces
+            for namespace in self.cache_sync.namespaces
             if kind is not RLJOB
         ]
-
-    @property
-    def job_store(self) -> Store:
-        """The jobs; `jobs.py` keeps it up to date."""
-        return self._stores[RLJOB]
+        self.job_watches = {
+            namespace: JobWatch(
+                client=self.client, store=self._stores[RLJOB], cache_sync=self.cache_sync, namespace=namespace
+            )
+            for namespace in self.cache_sync.namespaces
+        }
 
     async def follow(self) -> None:
-        """Keep the stores of what jobs have up to date, until cancelled."""
+        """Keep the stores up to date, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for reflector in self._reflectors:
+            for reflector in (*self._reflectors, *self.job_watches.values()):
                 name = f"watch {reflector.kind.plural} {reflector.namespace}"
                 tasks.create_task(reflector.run(), name=name)
 
-    def _sighted(self, namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
+    def doubt(self, namespace: str) -> None:
+        """A job there may be gone without a word, or the namespace not be ours any more: ask."""
+        self.job_watches[namespace if namespace in self.job_watches else ""].doubt()
+
+    def _on_cache_sync(self, namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
         """What changed while a namespace was not known whole was not looked at."""
         for key in self.jobs() if is_whole else ():
             if namespace in ("", key[0]):
                 self.changed(key, is_whole)
-        self.told(namespace, is_whole)
+        self.reported(namespace, is_whole)
 
     def known(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """One object, without asking."""

@@ -33,6 +33,8 @@ class Kind:
 
 RLJOB = Kind(api_version=API_VERSION, kind="RLJob", plural="rljobs")
 GENERATOR_POOL = Kind(api_version=API_VERSION, kind="GeneratorPool", plural="generatorpools")
+SCALE = Kind(api_version="autoscaling/v1", kind="Scale", plural="")
+"""What `/scale` of an object answers with."""
 STATEFUL_SET = Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets")
 POD = Kind(api_version="v1", kind="Pod", plural="pods")
 CLAIM = Kind(api_version="v1", kind="PersistentVolumeClaim", plural="persistentvolumeclaims")

@@ -1,4 +1,4 @@
-"""The conditions of a job and of a pool.
+"""The conditions of a job and of a pool, and the reasons that they and events give (`REASONS`).
 
     Ready      the trainer and at least one generator are ready, and the scheduler's numbers can be read; else the reason says what is awaited
     Suspended  suspend is set and no pod is left
@@ -15,9 +15,47 @@ from datetime import datetime
 from typing import Literal
 
 from streamrl.status import Condition
-from streamrl_operator.planning.moments import stamp
+from streamrl_operator.planning.values import JobEvent, stamp
 
 READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
+REASONS = {
+    "AllReady": "All pods of the pool are ready.",
+    "Completed": "All steps are done.",
+    "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
+    "DeadlineExceeded": "`activeDeadlineSeconds` is over.",
+    "Deleting": "The job is being deleted.",
+    "Failed": "The job has failed; the message has the reason.",
+    "FailurePolicy": "A rule of `failurePolicy` fails the job.",
+    "GeneratorsPending": "No generator is ready yet.",
+    "ImagePullBackOff": "An image cannot be pulled.",
+    "InProgress": "The job has not ended.",
+    "InvalidSpec": "The specification has a mistake; what runs stays.",
+    "NameTaken": "An object of a name that the job needs belongs to somebody else.",
+    "NoGenerators": "No pool is asked for any generator.",
+    "NoPodsWanted": "The pool is asked for no pods.",
+    "NotSuspended": "The job is not suspended.",
+    "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",
+    "PodFailed": "A pod or one of its containers has failed.",
+    "Preparing": "The model is made ready.",
+    "Refused": "The API server refuses an object of the job.",
+    "Restarting": "A container has ended with an error and is started again.",
+    "Resumed": "The job goes on after a suspension.",
+    "RunFailed": "The run has ended with an error.",
+    "Running": "The trainer and at least one generator are ready.",
+    "Scaled": "A pool has another number of replicas.",
+    "ServerError": "The API server fails time after time.",
+    "Started": "The first pods are made.",
+    "Starting": "A pod starts.",
+    "Succeeded": "The job has succeeded.",
+    "Suspended": "The job is suspended and has no pods.",
+    "Suspending": "The job is suspended and its pods end.",
+    "Terminating": "A pod ends.",
+    "TooManyRestarts": "More restarts than `failurePolicy.maxRestarts`.",
+    "TrainerPending": "A StatefulSet of the trainer has not made its pods yet.",
+    "Unschedulable": "A pod finds no node.",
+    "UserError": "A container was given something that a person must change.",
+}
+"""Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""
 LONGEST_MESSAGE = 1024
 """Characters, of a condition and of an event; an API server takes no more in an event, and people read less."""
 
@@ -85,3 +123,8 @@ def kept(before: Sequence[Condition], kind: str) -> Aspect | None:
     if condition is None:
         return None
     return Aspect(type=kind, holds=condition.status == "True", reason=condition.reason, message=condition.message)
+
+
+def warning(reason: str, message: str) -> JobEvent:
+    """As long as an event may be."""
+    return JobEvent(kind="Warning", reason=reason, message=message[:LONGEST_MESSAGE])

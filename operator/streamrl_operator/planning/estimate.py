@@ -87,7 +87,7 @@ class PoolEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class ResourceEstimate:
     """What a job will need and cost."""
 
     simulated: bool
@@ -118,13 +118,13 @@ class Estimate:
         ]
 
 
-def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Estimate:
+def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> ResourceEstimate:
     """What `job` will need; `config` is the model's config.json where it is at hand (`find_config`)."""
     scratch = job.spec.model.scratch
     architecture = of_scratch(scratch) if scratch is not None else of_config(config or {})
     simulated = job.spec.trainer.engine.simulated is not None
     trainer = job.spec.trainer
-    return Estimate(
+    return ResourceEstimate(
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
         trainer=TrainerEstimate(

@@ -1,20 +1,26 @@
-"""What went wrong in a pod, and what its job's failurePolicy says to it.
+"""What went wrong in a pod, what its job's failurePolicy says to it, and how restarts are accounted for: each failure once.
 
-Owns the names of failures (each has one for ever, so that it is counted once) and the ordered rules. A container that
-ends with exit code 0 is no failure: the scheduler and the trainer idle at the end, a drained generator ends. Nor is a rank
-that ends because one of another pod was lost: that one's end is the failure.
-Counting is tally.py's.
+Owns the names of failures (each has one for ever) and the ordered rules. A container that ends with exit code 0 is no failure: the scheduler
+and the trainer idle at the end, a drained generator ends. Nor is a rank that ends because one of another pod was lost: that one's end is the
+failure. Nor is a pod that goes because we want it so: above the wanted number, or of an older template in a rolling update.
+What is counted already is in the status (`seenFailures`): the failures that can be seen now, and the last few that cannot any more.
+
+A rule that replaces a pod has no limit but time: another pod forgets the kubelet's back-off, and one that fails at once wherever it runs
+would be made again for ever without a pause. So a pod is replaced only if it has lived for a time that doubles with each restart that
+was not counted; before that its container is started again in place, and waits as the kubelet lets it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal
 
 from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
 from streamrl.names import CONTAINER_SCHEDULER
 from streamrl.spec.training import FailurePolicy, FailureRule
+from streamrl.status import RLJobStatus
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.values import Object
+from streamrl_operator.planning.values import JobEvent, Object, seconds_since
 
 Role = Literal["Generator", "Trainer", "Scheduler"]
 Reason = Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"]
@@ -68,7 +74,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class JudgedFailure:
     """A failure, and what follows."""
 
     failure: Failure
@@ -76,17 +82,17 @@ class Judged:
     action: Action
 
 
-def judge(failure: Failure, policy: FailurePolicy) -> Judged:
+def judge(failure: Failure, policy: FailurePolicy) -> JudgedFailure:
     """By the first rule that matches, or by the defaults that `failurePolicy.rules` describes."""
     for rule in policy.rules:
         if _matches(rule, failure):
-            return Judged(failure=failure, rule=rule.name, action=rule.action)
+            return JudgedFailure(failure=failure, rule=rule.name, action=rule.action)
     action: Action = RESTART
     if failure.exit_code == EXIT_USER_ERROR:
         action = FAIL
     elif failure.reason in _LOST:
         action = REPLACE
-    return Judged(failure=failure, rule=NO_RULE, action=action)
+    return JudgedFailure(failure=failure, rule=NO_RULE, action=action)
 
 
 def _matches(rule: FailureRule, failure: Failure) -> bool:
@@ -97,12 +103,12 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
     )
 
 
-def of_pod(pod: Object) -> list[Failure]:
+def failures_of_pod(pod: Object) -> list[Failure]:
     """What went wrong in it, as far as it can still be seen. Of a pod that is lost its containers' ends are no news."""
     lost = _lost(pod)
     if lost is not None:
         return [lost]
-    return list(of_containers(pod))
+    return list(failures_of_containers(pod))
 
 
 def pod_id(pod: Object) -> str:
@@ -129,19 +135,19 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
     status = pods.status(pod)
     disruption = pods.condition(pod, "DisruptionTarget")
     if disruption is not None and disruption.get("status") == "True":
-        told = str(disruption.get("reason") or "")
-        return _DISRUPTIONS.get(told, "Deleted"), str(disruption.get("message") or told)
-    told = str(status.get("reason") or "")
-    if told in _POD_REASONS:
-        return _POD_REASONS[told], str(status.get("message") or told)
+        reported = str(disruption.get("reason") or "")
+        return _DISRUPTIONS.get(reported, "Deleted"), str(disruption.get("message") or reported)
+    reported = str(status.get("reason") or "")
+    if reported in _POD_REASONS:
+        return _POD_REASONS[reported], str(status.get("message") or reported)
     if pods.is_leaving(pod):
         return "Deleted", "it was deleted"
     if status.get("phase") == "Failed":
-        return "Error", str(status.get("message") or told or "its phase is Failed")
+        return "Error", str(status.get("message") or reported or "its phase is Failed")
     return None, ""
 
 
-def of_containers(pod: Object) -> Iterator[Failure]:
+def failures_of_containers(pod: Object) -> Iterator[Failure]:
     """Containers of the pod that ended with an error: now, or the time before."""
     for container in pods.containers(pod):
         count, state = int(container.get("restartCount") or 0), container.get("state") or {}
@@ -167,7 +173,7 @@ def _ended(pod: Object, container: Mapping[str, Any], terminated: Mapping[str, A
         role=_role(pod, name),
         reason=_END_REASONS.get(str(terminated.get("reason")), "Error"),
         exit_code=code,
-        text=f"container {name} of pod {pods.name(pod)} {pods.ending(terminated)}",
+        text=f"container {name} of pod {pods.name(pod)} {pods.exit_text(terminated)}",
     )
 
 
@@ -185,3 +191,142 @@ def _role(pod: Object, container: str) -> Role:
     if pods.is_generator(pod):
         return "Generator"
     return "Scheduler" if container == CONTAINER_SCHEDULER else "Trainer"
+
+
+MOST_SEEN = 256
+"""As the status has it."""
+KEPT_UNSEEN = 32
+"""Failures that are remembered although they cannot be seen any more."""
+MOST_EVENTS = 8
+"""In one reconcile; the rest is one more event."""
+FIRST_LIFE_S, LONGEST_LIFE_S = 10.0, 300.0
+"""Of a pod before a rule replaces it: as a kubelet's back-off."""
+_REVISION = "controller-revision-hash"
+"""Label of a StatefulSet's pods: the template that they were made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartAccounting:
+    """After all pods were seen."""
+
+    restarts: int
+    ignored: int
+    seen: tuple[str, ...]
+    new: tuple[JudgedFailure, ...] = ()
+    """Counted now."""
+    delete_pods: tuple[str, ...] = ()
+
+
+def count_restarts(
+    before: RLJobStatus,
+    *,
+    policy: FailurePolicy,
+    all_pods: Sequence[Object],
+    sets: Mapping[str, Object],
+    desired: Mapping[str, int],
+    now: datetime,
+) -> RestartAccounting:
+    """Count what is new. `desired`: StatefulSet -> pods that it should have."""
+    known = set(before.seen_failures)
+    ours = {pods.uid(pod): pod for pod in all_pods if _is_ours(pod, sets=sets, desired=desired)}
+    found = [failure for pod in _ordered(all_pods) if pods.uid(pod) not in ours for failure in failures_of_pod(pod)]
+    counted = [failure.id for failure in found if failure.id in known]
+    fresh = [failure for failure in found if failure.id not in known][: MOST_SEEN - len(counted)]
+    new = tuple(judge(failure, policy) for failure in fresh)
+    young = {pods.name(pod) for pod in all_pods if _is_young(pod, ignored=before.ignored_restarts or 0, now=now)}
+    gone = {judged.failure.pod for judged in new if _is_replaced(judged)} - young
+    marked = [pod_id(pod) for pod in all_pods if pods.uid(pod) in ours or pods.name(pod) in gone]
+    return RestartAccounting(
+        restarts=(before.restarts or 0) + sum(judged.action == RESTART for judged in new),
+        ignored=(before.ignored_restarts or 0) + sum(judged.action == REPLACE for judged in new),
+        seen=_remembered(before.seen_failures, [*counted, *(failure.id for failure in fresh), *marked]),
+        new=new,
+        delete_pods=tuple(sorted(gone)),
+    )
+
+
+def _is_replaced(judged: JudgedFailure) -> bool:
+    """Whether a rule wants another pod instead of a container that is started again in place."""
+    return judged.action == REPLACE and judged.rule != NO_RULE and bool(judged.failure.container)
+
+
+def least_life_s(ignored: int) -> float:
+    """Of a pod that a rule may replace, after so many restarts that were not counted; the first is replaced at once."""
+    return 0.0 if ignored == 0 else min(FIRST_LIFE_S * 2.0 ** min(ignored - 1, 16), LONGEST_LIFE_S)
+
+
+def _is_young(pod: Object, *, ignored: int, now: datetime) -> bool:
+    age_s = seconds_since(pod["metadata"].get("creationTimestamp"), now=now)
+    return age_s is not None and age_s < least_life_s(ignored)
+
+
+def mark_as_seen(before: RLJobStatus, *, all_pods: Sequence[Object]) -> tuple[str, ...]:
+    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted."""
+    leaving = [pod_id(pod) for pod in all_pods if pods.is_leaving(pod)]
+    ended = [failure.id for pod in _ordered(all_pods) for failure in failures_of_containers(pod)]
+    return _remembered(before.seen_failures, [*ended, *leaving])
+
+
+def failure_events(accounting: RestartAccounting, *, most_restarts: int) -> list[JobEvent]:
+    """One for each failure that was counted now."""
+    reported = [
+        _event(judged, accounting=accounting, most_restarts=most_restarts) for judged in accounting.new[:MOST_EVENTS]
+    ]
+    if rest := len(accounting.new) - len(reported):
+        reported.append(JobEvent(kind="Warning", reason="PodFailed", message=f"and {rest} more failures of pods"))
+    return reported
+
+
+def _event(judged: JudgedFailure, *, accounting: RestartAccounting, most_restarts: int) -> JobEvent:
+    counts = f"restarts that count: {accounting.restarts} of {most_restarts}"
+    is_left = _is_replaced(judged) and judged.failure.pod not in accounting.delete_pods
+    left = "; its pod is new and stays: the container is started again in place" if is_left else ""
+    message = f"{judged.failure.text}; rule {judged.rule}: {judged.action}; {counts}{left}"
+    return JobEvent(kind="Normal" if judged.action == REPLACE else "Warning", reason="PodFailed", message=message)
+
+
+def first_fatal(accounting: RestartAccounting) -> JudgedFailure | None:
+    """The first failure after which the job is not tried again."""
+    return next((judged for judged in accounting.new if judged.action == FAIL), None)
+
+
+def _ordered(all_pods: Sequence[Object]) -> list[Object]:
+    """The trainer's first: where there are more failures than can be remembered, its count."""
+    return sorted(all_pods, key=lambda pod: (not pods.is_trainer(pod), not pods.trains(pod), pods.place(pod)))
+
+
+def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, int]) -> bool:
+    if not pods.is_leaving(pod):
+        return False
+    owner, ordinal = pods.place(pod)
+    if ordinal >= desired.get(owner, 0):
+        return True
+    found = sets.get(owner) or {}
+    if _is_changing(found):
+        return True
+    newest = (found.get("status") or {}).get("updateRevision")
+    made_from = pods.label(pod, _REVISION)
+    return bool(newest and made_from and newest != made_from)
+
+
+def _is_changing(found: Object) -> bool:
+    """Whether our last change of the StatefulSet is not in its status yet: its controller deletes pods first and tells of the template after."""
+    generation, seen = (
+        (found.get("metadata") or {}).get("generation"),
+        (found.get("status") or {}).get("observedGeneration"),
+    )
+    return isinstance(generation, int) and isinstance(seen, int) and seen < generation
+
+
+def _remembered(before: Sequence[str], visible: Sequence[str]) -> tuple[str, ...]:
+    """At most `MOST_SEEN`: first what can be seen and is known, then what is new, then what cannot be seen any more.
+
+    The order stays, so that nothing is written while nothing is new.
+    """
+    now, known = dict.fromkeys(visible), set(before)
+    unseen = [one for one in before if one not in now]
+    kept = len(before) - len(unseen)
+    new = [one for one in now if one not in known][: MOST_SEEN - kept]
+    room = min(KEPT_UNSEEN, MOST_SEEN - kept - len(new))
+    dropped = set(unseen[: max(len(unseen) - room, 0)])
+    return (*(one for one in before if one not in dropped), *new)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl.names import CONTAINER_PREPARE, LABEL_POOL, LABEL_ROLE
-from streamrl_operator.planning.values import Object
+from streamrl_operator.planning.values import Object, Observed, seconds_since
 
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
 _BEGINNING = ("", "ContainerCreating", "PodInitializing")
@@ -19,7 +19,7 @@ _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Awaited:
+class WaitingReason:
     """Why a pod is not ready: a reason in one CamelCase word, and a line for people."""
 
     reason: str
@@ -100,33 +100,35 @@ def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
     yield from status(pod).get("containerStatuses") or ()
 
 
-def awaited(pod: Object) -> Awaited | None:
+def waiting_reason(pod: Object) -> WaitingReason | None:
     """What it waits for; None: it is ready."""
     if is_ready(pod):
         return None
     if is_leaving(pod):
-        return Awaited(reason="Terminating", message=f"pod {name(pod)} is ending")
+        return WaitingReason(reason="Terminating", message=f"pod {name(pod)} is ending")
     return _node(pod) or _trouble(pod) or _beginning(pod)
 
 
-def first_awaited(pods: Sequence[Object]) -> Awaited | None:
+def first_waiting_reason(pods: Sequence[Object]) -> WaitingReason | None:
     """Of the first pod, by name, that is not ready."""
     ordered = sorted(pods, key=place)
-    return next((what for pod in ordered if (what := awaited(pod)) is not None), None)
+    return next((what for pod in ordered if (what := waiting_reason(pod)) is not None), None)
 
 
-def _node(pod: Object) -> Awaited | None:
+def _node(pod: Object) -> WaitingReason | None:
     scheduled = condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.get("status") == "False":
         reason = str(scheduled.get("reason") or "Unschedulable")
-        return Awaited(reason=reason, message=f"pod {name(pod)} has no node: {scheduled.get('message') or reason}")
+        return WaitingReason(
+            reason=reason, message=f"pod {name(pod)} has no node: {scheduled.get('message') or reason}"
+        )
     if status(pod).get("phase") == "Failed":
-        told = status(pod).get("message") or status(pod).get("reason") or "no reason is given"
-        return Awaited(reason="PodFailed", message=f"pod {name(pod)} has failed: {told}")
+        reported = status(pod).get("message") or status(pod).get("reason") or "no reason is given"
+        return WaitingReason(reason="PodFailed", message=f"pod {name(pod)} has failed: {reported}")
     return None
 
 
-def _trouble(pod: Object) -> Awaited | None:
+def _trouble(pod: Object) -> WaitingReason | None:
     for container in containers(pod):
         waiting = (container.get("state") or {}).get("waiting")
         reason = str(waiting.get("reason") or "") if waiting else ""
@@ -134,17 +136,17 @@ def _trouble(pod: Object) -> Awaited | None:
             continue
         of = f"container {container.get('name')} of pod {name(pod)}"
         if reason == "CrashLoopBackOff":
-            return Awaited(
-                reason=reason, message=f"{of} {ending((container.get('lastState') or {}).get('terminated'))}"
+            return WaitingReason(
+                reason=reason, message=f"{of} {exit_text((container.get('lastState') or {}).get('terminated'))}"
             )
         if reason in _NO_IMAGE:
             why = f"{of}: image {container.get('image')} cannot be pulled; kubectl describe pod {name(pod)} says why"
-            return Awaited(reason="ImagePullBackOff", message=why)
-        return Awaited(reason=reason, message=f"{of}: {(waiting or {}).get('message') or reason}")
+            return WaitingReason(reason="ImagePullBackOff", message=why)
+        return WaitingReason(reason=reason, message=f"{of}: {(waiting or {}).get('message') or reason}")
     return None
 
 
-def ending(terminated: Mapping[str, Any] | None) -> str:
+def exit_text(terminated: Mapping[str, Any] | None) -> str:
     """How a container ended, with its last lines."""
     if terminated is None:
         return "has ended"
@@ -157,19 +159,41 @@ _LAST_CHARACTERS = 600
 """Of a container's last lines: they fit into a condition and an event (1,024 characters) with the words before them."""
 
 
-def _beginning(pod: Object) -> Awaited:
+def _beginning(pod: Object) -> WaitingReason:
     for container in containers(pod):
         state = container.get("state") or {}
         if container.get("name") == CONTAINER_PREPARE and "running" in state:
-            return Awaited(reason="Preparing", message=f"pod {name(pod)} makes the model ready (container prepare)")
+            return WaitingReason(
+                reason="Preparing", message=f"pod {name(pod)} makes the model ready (container prepare)"
+            )
         ended = state.get("terminated")
         if ended and (ended.get("exitCode") or 0) != 0:
-            return Awaited(
-                reason="Restarting", message=f"container {container.get('name')} of pod {name(pod)} {ending(ended)}"
+            return WaitingReason(
+                reason="Restarting", message=f"container {container.get('name')} of pod {name(pod)} {exit_text(ended)}"
             )
     waiting = [one.get("name") for one in containers(pod) if "waiting" in (one.get("state") or {})]
     if waiting:
-        return Awaited(reason="Starting", message=f"pod {name(pod)} starts container {waiting[0]}")
+        return WaitingReason(reason="Starting", message=f"pod {name(pod)} starts container {waiting[0]}")
     if condition(pod, "PodScheduled") is None:
-        return Awaited(reason="Starting", message=f"pod {name(pod)} waits for a node")
-    return Awaited(reason="Starting", message=f"pod {name(pod)} runs and is not ready yet")
+        return WaitingReason(reason="Starting", message=f"pod {name(pod)} waits for a node")
+    return WaitingReason(reason="Starting", message=f"pod {name(pod)} runs and is not ready yet")
+
+
+PATIENCE_S = 30.0
+"""A StatefulSet makes its pods within a second or two; then something will not have them."""
+_CAUSES = "usual are a quota, a LimitRange, a priority or runtime class that is not there"
+
+
+def missing_pods_advice(stateful_set: str, *, observed: Observed, pods: int, since: Sequence[str | None]) -> str:
+    """What to do about missing pods, to follow a text; empty while they may still come, or are not asked for yet.
+
+    Args:
+        stateful_set: its name.
+        observed: it as it is, and the time.
+        pods: that it should have.
+        since: times of what the pods may have waited for, of which the last counts; None: for that they wait still.
+    """
+    waited_s = [seconds_since(each, now=observed.now) for each in since]
+    if asked(observed.sets.get(stateful_set)) < pods or any(each is None or each < PATIENCE_S for each in waited_s):
+        return ""
+    return f"; kubectl describe statefulset {stateful_set} says why ({_CAUSES})"

@@ -1,12 +1,20 @@
-"""Whether a job that should run does, and else what it waits for: its condition Ready."""
+"""Whether a job that should run does, and else what it waits for: its condition Ready.
+
+Without the scheduler's numbers neither progress nor the end is seen, so readings that fail for long are said there too:
+
+    scheduler ready, readings fail ──4 resyncs──▶ Ready says NumbersUnreachable, one event ──a good reading──▶ as before
+
+A pod that starts, or is busy for a while, is no news. The condition is the memory: an operator that is replaced goes on saying it.
+"""
 
 from collections.abc import Sequence
 
 from streamrl import names
-from streamrl_operator.planning import conditions, pods, stored, unmade
+from streamrl.status import RLJobStatus
+from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import READY, Aspect
 from streamrl_operator.planning.replicas import PoolPlan
-from streamrl_operator.planning.values import Object, Observed
+from streamrl_operator.planning.values import JobEvent, Object, Observed
 
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
@@ -14,22 +22,22 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     job = str(observed.raw["metadata"]["name"])
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
-        return _unmade(names.trainer(job), "has not made its pod yet", observed=observed, wanted=1)
+        return _missing_pods(names.trainer(job), "has not made its pod yet", observed=observed, wanted=1)
     nodes = 1 if observed.job is None else observed.job.spec.trainer.nodes
     if len(trainer) < nodes:
         made = f"has made {len(trainer) - 1} of its {nodes - 1} pods yet"
-        return _unmade(names.trainer_workers(job), made, observed=observed, wanted=nodes - 1)
-    awaited = pods.first_awaited(trainer)
-    if awaited is not None:
-        return _no(awaited.reason, awaited.message)
+        return _missing_pods(names.trainer_workers(job), made, observed=observed, wanted=nodes - 1)
+    waiting_reason = pods.first_waiting_reason(trainer)
+    if waiting_reason is not None:
+        return _no(waiting_reason.reason, waiting_reason.message)
     return _generators([pod for pod in observed.pods if pods.is_generator(pod)], plans=plans)
 
 
-def _unmade(stateful_set: str, what: str, *, observed: Observed, wanted: int) -> Aspect:
-    before = stored.job_status(observed.raw)
+def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: int) -> Aspect:
+    before = job_status.read_job_status(observed.raw)
     since = (before.start_time, conditions.false_since(before.conditions, READY))
-    told = unmade.advice(stateful_set, observed=observed, pods=wanted, since=since)
-    return _no("TrainerPending", f"StatefulSet {stateful_set} {what}{told}")
+    reported = pods.missing_pods_advice(stateful_set, observed=observed, pods=wanted, since=since)
+    return _no("TrainerPending", f"StatefulSet {stateful_set} {what}{reported}")
 
 
 def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> Aspect:
@@ -37,14 +45,44 @@ def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> A
     if wanted == 0:
         pools = ", ".join(plan.name for plan in plans)
         return _no("NoGenerators", f"no generators are asked for: scale a pool up ({pools})")
-    awaited = pods.first_awaited([pod for pod in generators if not pods.is_leaving(pod)])
-    unmade_why = next((plan.unmade for plan in plans if plan.unmade), "")
-    why = unmade_why if awaited is None else f"; {awaited.message}"
+    waiting_reason = pods.first_waiting_reason([pod for pod in generators if not pods.is_leaving(pod)])
+    unmade_why = next((plan.missing_pods for plan in plans if plan.missing_pods), "")
+    why = unmade_why if waiting_reason is None else f"; {waiting_reason.message}"
     counts = f"{have} of {wanted} generators are ready"
     if have == 0:
-        return _no("GeneratorsPending" if awaited is None else awaited.reason, f"{counts}{why}")
+        return _no("GeneratorsPending" if waiting_reason is None else waiting_reason.reason, f"{counts}{why}")
     return Aspect(type=READY, holds=True, reason="Running", message=f"the trainer is ready; {counts}{why}")
 
 
 def _no(reason: str, message: str) -> Aspect:
     return Aspect(type=READY, holds=False, reason=reason, message=message)
+
+
+UNREACHABLE = "NumbersUnreachable"
+RESYNCS = 4
+"""Two minutes, as the operator comes: longer than an API server, a node or a scheduler needs to come back."""
+_REMEDY = (
+    f"let the API server reach port {names.PORT_SIGNALS} of the trainer's pod, and the operator `get services/proxy` "
+    "(docs/operations.md, On a cluster)"
+)
+
+
+def with_signals_unreachable(
+    ready: Aspect, *, observed: Observed, before: RLJobStatus, resync_s: float
+) -> tuple[Aspect, Sequence[JobEvent]]:
+    """The condition Ready, and what is told once, where a job should run and `ready` is all else that is known."""
+    signals_unreachable, was_told = observed.signals_unreachable, is_signals_unreachable(before)
+    if signals_unreachable is None:
+        return ready, ()
+    if not was_told and (observed.now - signals_unreachable.since).total_seconds() < RESYNCS * resync_s:
+        return ready, ()
+    why = f"the scheduler's numbers cannot be read, so neither progress nor the end of the run is seen: {_REMEDY}"
+    message = f"{why}; {signals_unreachable.error}"
+    unreachable = Aspect(type=READY, holds=False, reason=UNREACHABLE, message=f"{message}; {ready.message}")
+    return unreachable, () if was_told else (conditions.warning(UNREACHABLE, message),)
+
+
+def is_signals_unreachable(status: RLJobStatus) -> bool:
+    """Whether it is what Ready says."""
+    ready = conditions.find(status.conditions, READY)
+    return ready is not None and ready.reason == UNREACHABLE

@@ -18,12 +18,10 @@ from streamrl.names import pool as pool_name
 from streamrl.spec.generators import GeneratorPool, Scaling
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.observation import observe
-from streamrl_operator.autoscaler.values import Decision, State
-from streamrl_operator.planning import conditions, pods, stored, unmade
+from streamrl_operator.autoscaler.values import Decision, ScalingState, observe
+from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import READY, Aspect
-from streamrl_operator.planning.moments import stamp
-from streamrl_operator.planning.values import Event, Object, Observed
+from streamrl_operator.planning.values import JobEvent, Object, Observed, stamp
 
 MOST_REPLICAS = 1024
 LONGEST_HISTORY = 10
@@ -39,10 +37,10 @@ class PoolPlan:
     requested: int | None
     """`spec.replicas` to be written; None: leave it alone."""
     status: GeneratorPoolStatus
-    state: State | None = None
-    """For the next look; None: nothing to remember."""
-    events: tuple[Event, ...] = ()
-    unmade: str = ""
+    state: ScalingState | None = None
+    """For the next reconcile; None: nothing to remember."""
+    events: tuple[JobEvent, ...] = ()
+    missing_pods: str = ""
     """What to do about pods that should be there by now and were not made."""
 
     @property
@@ -58,7 +56,7 @@ class _Asked:
     replicas: int
     reason: str
     requested: int | None
-    state: State | None
+    state: ScalingState | None
     held: str
 
 
@@ -100,7 +98,7 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     have = now if now is not None else _remembered(pool.name, before) or pool.scaling.initial
     decision, state = _decide(pool, observed=observed, have=have, halted=halted)
     within = clamped(decision.replicas, pool.scaling)
-    is_first = found is None or (now == pool.scaling.initial and not stored.pool_status(found).scaling_history)
+    is_first = found is None or (now == pool.scaling.initial and not job_status.read_pool_status(found).scaling_history)
     reason = "initialReplicas" if is_first and kind != "static" else decision.reason
     if within != decision.replicas:
         least, most = bounds(pool.scaling)
@@ -118,8 +116,8 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     )
 
 
-def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool) -> tuple[Decision, State]:
-    kind, state = pool.scaling.key, State(wanted=have)
+def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool) -> tuple[Decision, ScalingState]:
+    kind, state = pool.scaling.key, ScalingState(wanted=have)
     if kind == "external":
         return Decision(replicas=have, reason=f"set to {have} through /scale"), state
     if kind == "auto":
@@ -165,14 +163,14 @@ def _holds_replicas(entry: Mapping[str, Any]) -> bool:
 
 
 def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: str) -> PoolPlan:
-    before = stored.pool_status(observed.pools.get(name))
+    before = job_status.read_pool_status(observed.pools.get(name))
     history = before.scaling_history
-    events: tuple[Event, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     if asked is not None:
-        history, events = _told(name, asked, history, now=stamp(observed.now))
+        history, events = _reported(name, asked, history, now=stamp(observed.now))
     desired = 0 if halted or asked is None else asked.replicas
-    told = _unmade(name, before, history, observed=observed, desired=desired)
-    status = _status(name, before, observed=observed, desired=desired, told=told).model_copy(
+    reported = _missing_pods(name, before, history, observed=observed, desired=desired)
+    status = _status(name, before, observed=observed, desired=desired, reported=reported).model_copy(
         update={"reason": _reason(asked, history, halted=halted), "scaling_history": history}
     )
     return PoolPlan(
@@ -182,22 +180,22 @@ def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: s
         state=None if asked is None else asked.state,
         status=status,
         events=events,
-        unmade=told,
+        missing_pods=reported,
     )
 
 
-def _unmade(
+def _missing_pods(
     name: str, before: GeneratorPoolStatus, history: Sequence[Scaled], *, observed: Observed, desired: int
 ) -> str:
     if sum(pods.is_generator(pod, pool=name) for pod in observed.pods) >= desired:
         return ""
     since = (
-        stored.job_status(observed.raw).start_time,
+        job_status.read_job_status(observed.raw).start_time,
         history[-1].time if history else None,
         conditions.false_since(before.conditions, READY),
     )
     stateful_set = pool_name(str(observed.raw["metadata"]["name"]), name)
-    return unmade.advice(stateful_set, observed=observed, pods=desired, since=since)
+    return pods.missing_pods_advice(stateful_set, observed=observed, pods=desired, since=since)
 
 
 def _reason(asked: _Asked | None, history: tuple[Scaled, ...], *, halted: str) -> str | None:
@@ -206,21 +204,21 @@ def _reason(asked: _Asked | None, history: tuple[Scaled, ...], *, halted: str) -
     return halted or held or (history[-1].reason if history else None)
 
 
-def _told(
+def _reported(
     name: str, asked: _Asked, history: tuple[Scaled, ...], *, now: str
-) -> tuple[tuple[Scaled, ...], tuple[Event, ...]]:
+) -> tuple[tuple[Scaled, ...], tuple[JobEvent, ...]]:
     """The history with a change of what is asked, and its event. The first entry is the pool's beginning: no event."""
     had = history[-1].to_replicas if history else 0
     if history and had == asked.replicas:
         return history, ()
     entry = Scaled(time=now, from_replicas=had, to_replicas=asked.replicas, reason=asked.reason[:1024])
     message = f"pool {name}: {had} -> {asked.replicas} generators: {asked.reason}"
-    events = (Event(kind="Normal", reason="Scaled", message=message),) if history else ()
+    events = (JobEvent(kind="Normal", reason="Scaled", message=message),) if history else ()
     return (*history, entry)[-LONGEST_HISTORY:], events
 
 
 def _status(
-    name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, told: str
+    name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, reported: str
 ) -> GeneratorPoolStatus:
     found = observed.pools.get(name) or {}
     mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=name)]
@@ -231,7 +229,7 @@ def _status(
         observed_generation=generation,
         conditions=conditions.renewed(
             before.conditions,
-            [_ready(staying, ready=ready, desired=desired, told=told)],
+            [_ready(staying, ready=ready, desired=desired, reported=reported)],
             now=observed.now,
             generation=generation,
         ),
@@ -242,13 +240,13 @@ def _status(
     )
 
 
-def _ready(staying: Sequence[Object], *, ready: int, desired: int, told: str) -> Aspect:
+def _ready(staying: Sequence[Object], *, ready: int, desired: int, reported: str) -> Aspect:
     if desired == 0:
         return Aspect(type=READY, holds=False, reason="NoPodsWanted", message="no pods are wanted")
     counts = f"{ready} of {desired} pods are ready"
     if ready >= desired:
         return Aspect(type=READY, holds=True, reason="AllReady", message=counts)
-    awaited = pods.first_awaited(staying)
-    if awaited is None:
-        return Aspect(type=READY, holds=False, reason="Starting", message=f"{counts}{told}")
-    return Aspect(type=READY, holds=False, reason=awaited.reason, message=f"{counts}; {awaited.message}")
+    waiting_reason = pods.first_waiting_reason(staying)
+    if waiting_reason is None:
+        return Aspect(type=READY, holds=False, reason="Starting", message=f"{counts}{reported}")
+    return Aspect(type=READY, holds=False, reason=waiting_reason.reason, message=f"{counts}; {waiting_reason.message}")

@@ -1,26 +1,26 @@
 """What planning is told and what it answers. Values only: no clock, no client.
 
-    Observed ──▶ life.decide ──▶ Verdict ── wanted ──▶ objects.plan_objects ──▶ objects to apply
-                                    └── status, pool statuses, events, next look
+    Observed ──▶ life.decide ──▶ JobDecision ── wanted ──▶ objects.plan_objects ──▶ objects to apply
+                                        └── status, pool statuses, events, next reconcile
 
-`handlers` observes and carries out; it decides nothing.
+The controller observes and carries out; it decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from streamrl.spec import RLJob
 from streamrl.status import Images
-from streamrl_operator.autoscaler.values import State
+from streamrl_operator.autoscaler.values import ScalingState
 
 Object = Mapping[str, Any]
 """A Kubernetes object as plain data, as the API server returns it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PlanningSettings:
     """Of this operator, from its environment (the chart's values)."""
 
     namespace: str
@@ -30,7 +30,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """That it watches; empty = all."""
     resync_s: float = 30.0
-    """Least time between two looks at a running job's numbers."""
+    """Least time between two readings of a running job's numbers."""
 
     @property
     def images(self) -> Images:
@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
+class SignalsUnreachable:
     """A scheduler that is ready, and whose numbers could not be read since."""
 
     since: datetime
@@ -71,16 +71,16 @@ class Observed:
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
     """The scheduler's /numbers page; None: not to be had now. `result` in it: how the run ended (result.json)."""
-    unread: Unread | None = None
+    signals_unreachable: SignalsUnreachable | None = None
     """None: the last reading was good, or nobody can be asked."""
-    scaling: Mapping[str, State] = field(default_factory=dict)
+    scaling: Mapping[str, ScalingState] = field(default_factory=dict)
     """Pool -> what its scaling policy remembers; empty after a restart of the operator."""
     at_s: float = 0.0
     """Monotonic clock, for the scaling policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DesiredRun:
     """What should run."""
 
     trainers: int
@@ -103,7 +103,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class JobEvent:
     """Something to tell in the job's events."""
 
     kind: Literal["Normal", "Warning"]
@@ -112,15 +112,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class JobDecision:
     """What is to be done about a job."""
 
-    wanted: Wanted
+    wanted: DesiredRun
     status: Mapping[str, Any]
     """The whole status of the RLJob."""
     pool_statuses: Mapping[str, Mapping[str, Any]]
     """Pool -> the whole status of its GeneratorPool."""
-    events: Sequence[Event] = ()
+    events: Sequence[JobEvent] = ()
     delete_pods: Sequence[str] = ()
     """Names of pods to be deleted (a restart of the trainer as a group)."""
     ours: bool = True
@@ -129,6 +129,22 @@ class Verdict:
     """It is told that the scheduler's numbers cannot be read."""
     delete_job: bool = False
     """Its time after the end is over."""
-    look_again_s: float | None = None
+    requeue_after_s: float | None = None
     """At the latest; None: only when something changes."""
-    scaling: Mapping[str, State] = field(default_factory=dict)
+    scaling: Mapping[str, ScalingState] = field(default_factory=dict)
+
+
+def stamp(moment: datetime) -> str:
+    """As in a status."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds_since(text: str | None, *, now: datetime) -> float | None:
+    """Seconds from the written time to `now`; None if there is none, or it is no time."""
+    try:
+        moment = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+    if moment is None:
+        return None
+    return (now - (moment if moment.tzinfo else moment.replace(tzinfo=UTC))).total_seconds()

@@ -123,13 +123,6 @@ POD_MISTAKES: Mapping[str, tuple[Spec, str]] = {
         "tolerations[0]",
     ),
     "affinity of another kind": ({"affinity": {"nodeAffinity": {"nonsense": 1}}}, "affinity"),
-    "way out of the volume": (
-        {
-            "volumes": [{"name": "v", "emptyDir": {}}],
-            "volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": "../x"}],
-        },
-        "subPath",
-    ),
     "unknown priority class": ({"priorityClassName": "nonsense"}, _UNMADE),
     "unknown runtime class": ({"runtimeClassName": "nonsense"}, _UNMADE),
 }

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from streamrl_operator.kube.access import Access
+from streamrl_operator.kube.rest_config import RestConfig
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _UNNUMBERED = ("leases", "events")
@@ -113,7 +113,7 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream(access: Access) -> AsyncIterator[Upstream]:
+async def upstream(access: RestConfig) -> AsyncIterator[Upstream]:
     """Connections for the block."""
     connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)

@@ -47,7 +47,18 @@ int main(void) {
 }
 """
 PROGRAM = 'FROM scratch\nCOPY program /program\nENTRYPOINT ["/program"]\n'
-CONTEXT = ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", "crds", "operator", "workers", "cli", "tools")
+CONTEXT = (
+    "pyproject.toml",
+    "requirements",
+    "README.md",
+    "LICENSE",
+    "crds",
+    "pages",
+    "operator",
+    "workers",
+    "cli",
+    "tools",
+)
 """What the project's own images are made of."""
 
 

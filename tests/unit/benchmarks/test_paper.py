@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_cli.simulation.reading import parse_scenario
-from streamrl_workers.scheduler import prompts
+from streamrl_workers.scheduler.groups import planning
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 NAMES = ("rule", "profile", "calibration", "measured", "facts", "svg", "tables", "holdout", "runs", "resources")
@@ -78,13 +78,13 @@ def test_least_squares_is_over_relative_errors(paper: Any) -> None:
 
 
 def test_runs_plan_a_batch_whole_and_leave_the_scheduler_as_it_was(paper: Any, tmp_path: Path) -> None:
-    rule, before = paper.rule, prompts.PORTION
+    rule, before = paper.rule, planning.PORTION
     case = paper.profile.Case(model="7B", lengths=rule.Lengths.of("5K"), gpus=8)
-    document = paper.profile.scenario(case, mode="StreamSync", dispatch="lateBinding", steps=1)
+    document = paper.profile.scenario(case, mode="StreamSync", dispatch="longestFirst", steps=1)
     document["lengths"]["table"]["rows"] = [[64]] * 512
     results = paper.measured.Results(tmp_path / "runs.json")
     first = results.run(document)
-    assert prompts.PORTION == before != 512
+    assert planning.PORTION == before != 512
     again = paper.measured.Results(tmp_path / "runs.json")
     assert again.run(document) == first
     assert (results.runs, again.runs) == (1, 0)

@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_cli.cluster.kubeconfig import choose
-from streamrl_operator.kube.access import from_kubeconfig
+from streamrl_operator.kube.rest_config import from_kubeconfig
 
 
 def config(*names: str, current: str = "", user: dict | None = None) -> str:

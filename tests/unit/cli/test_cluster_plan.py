@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 from streamrl.errors import UserErrors
 from streamrl_cli.jobfile import load_job
-from streamrl_cli.kubernetes_only import unused_locally, unused_note
+from streamrl_cli.local import unused_locally, unused_note
 from support.command import streamrl
 from support.tree import ROOT, python
 
@@ -33,10 +33,10 @@ def test_the_plan_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "chain-sum: 13 objects and 4 Secrets"
     assert [" ".join(line.split()) for line in lines[3:8]] == [
         "SET PODS CONTAINER IMAGE REQUESTS LIMITS",
-        "chain-sum-trainer 1 prepare streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
-        "scheduler streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
-        "trainer streamrl/trainer:0.1.0 cpu 500m, memory 1Gi memory 3Gi",
-        "chain-sum-cpu 1 generator streamrl/generator:0.1.0 cpu 500m, memory 1Gi memory 2Gi",
+        "chain-sum-trainer 1 prepare localhost/streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
+        "scheduler localhost/streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
+        "trainer localhost/streamrl/trainer:0.1.0 cpu 500m, memory 1Gi memory 3Gi",
+        "chain-sum-cpu 1 generator localhost/streamrl/generator:0.1.0 cpu 500m, memory 1Gi memory 2Gi",
     ]
     text = "\n".join(lines)
     assert "chain-sum-checkpoints  1Gi   (the cluster's)  stays" in text
@@ -75,7 +75,7 @@ def test_every_mistake_of_the_file_is_a_line(capsys: pytest.CaptureFixture[str])
     assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 2)
 
 
-@pytest.mark.parametrize("module", ["plan", "submit", "status", "logs", "scale", "cancel", "suspend", "resume"])
+@pytest.mark.parametrize("module", ["plan", "submit", "status", "logs", "scale", "cancel", "suspend"])
 def test_no_command_loads_a_client_before_it_is_used(module: str) -> None:
     code = f"import sys, streamrl_cli.cluster.{module}; print({{'aiohttp', 'kopf', 'torch', 'cryptography'}} & set(sys.modules))"
     assert python(code).strip() == "set()"

@@ -11,12 +11,10 @@ from ruamel.yaml import YAML
 from yaml import safe_load as read_yaml_1_1
 
 from streamrl import names
-from streamrl_cli.cluster.describe import describe
-from streamrl_cli.cluster.dump import dump
-from streamrl_cli.cluster.jobs import progress, row, state, why
+from streamrl_cli.cluster.jobs import describe, progress, row, state, why
 from streamrl_cli.cluster.logs import sources
-from streamrl_cli.cluster.table import age, columns, duration, text
-from streamrl_operator.kube.lines import split_lines
+from streamrl_cli.cluster.output import age, columns, dump, duration, text
+from streamrl_operator.kube.answers import split_lines
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 CONDITIONS = {

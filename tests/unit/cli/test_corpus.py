@@ -17,6 +17,11 @@ BAD = sorted((CORPUS / "bad").glob("*.yaml"))
 EXPECTED = re.compile(r"^# expect: (.*)$", re.MULTILINE)
 
 
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN_JUDGE", "a token that a good file names")
+
+
 def expected_lines(path: Path) -> list[str]:
     text = path.read_bytes().decode("utf-8", errors="replace")
     return [expected.replace("<dir>", str(path.parent)) for expected in EXPECTED.findall(text)]

@@ -1,5 +1,9 @@
 """`streamrl generate`: a prompt reaches the model as in training, the chat template included."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +79,52 @@ def test_a_model_folder_alone_is_asked_as_it_stands(
 ) -> None:
     (run / "job.json").unlink()
     assert generated(run / "model", capsys) == f"1+1={greedy(model, tokenizer, tokenizer('1+1=')['input_ids'])}\n"
+
+
+FOREIGN = """
+import pathlib
+pathlib.Path(__file__).with_name("RAN").touch()
+pathlib.Path({marker!r}).touch()
+from transformers import PretrainedConfig
+class Foreign(PretrainedConfig):
+    model_type = "foreign"
+"""
+CODE = {
+    "AutoConfig": "foreign.Foreign",
+    "AutoModelForCausalLM": "foreign.Foreign",
+    "AutoTokenizer": ["foreign.Foreign"] * 2,
+}
+DEADLINE_S = 90.0
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_is_not_run_though_the_terminal_would_say_yes(file: str, run: Path, tmp_path: Path) -> None:
+    folder, marker = run / "model", tmp_path / "RAN"
+    (run / "job.json").unlink()
+    (folder / "foreign.py").write_text(FOREIGN.format(marker=str(marker)))
+    config = json.loads((folder / file).read_text())
+    config["auto_map"] = CODE
+    config |= {"model_type": "foreign"} if file == "config.json" else {"tokenizer_class": "Foreign"}
+    (folder / file).write_text(json.dumps(config))
+    ours, theirs = os.openpty()
+    os.write(ours, b"y\n" * 8)
+    command = [sys.executable, "-m", "streamrl_cli.main", "generate", "--checkpoint", str(folder), "--prompt", "1+1="]
+    done = subprocess.run(
+        command,
+        check=False,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env={**os.environ, "HF_HOME": str(tmp_path)},
+    )
+    for fd in (ours, theirs):
+        os.close(fd)
+    assert not marker.exists()
+    if file == "config.json":
+        assert done.returncode == 2, done.stdout + done.stderr
+        (line,) = done.stderr.strip().splitlines()
+        assert "brings code of its own, and none is run" in line
+    else:
+        assert done.returncode == 0, done.stderr
+        assert "trust_remote_code" not in done.stdout + done.stderr

@@ -43,7 +43,10 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ("latin.yaml", b"a: 1\nb: \xe9\n", ":2: must be UTF-8; save it as UTF-8"),
         ("null.yaml", b"a: 1\nb: \x00\n", ":2: is not YAML"),
         ("syntax.json", b'{\n"kind" 1}', ":2: is not JSON: Expecting ':' delimiter"),
-        ("deep.json", b"[" * 100_000, ": is nested too deep"),
+        ("deep.json", b"[" * 100_000, ": is not JSON: it is nested too deep"),
+        ("digits.json", b'{"a": ' + b"9" * 5000 + b"}", ": is not JSON: Exceeds the limit (4300 digits)"),
+        ("surrogate.yaml", b'metadata: {name: "\\ud800"}', ": (document): must be plain data: Invalid JSON"),
+        ("controls.yaml", b'"a\\e[2J\\u202e": 1', ":1: a\\x1b[2J\\u202e: is not a known field"),
         ("deep.yaml", b"[" * 100_000, ":1: is nested more than 64 deep"),
         ("digits.yaml", b"a: " + b"9" * 10_000, "must be a mapping"),
         ("key.yaml", b"[1, 2]: 3", ":1: a key must be a string; quote it"),
@@ -58,7 +61,7 @@ def test_what_is_no_job_file_is_one_line(name: str, data: bytes, text: str, tmp_
 
 
 def test_a_directory_is_no_job_file(tmp_path: Path) -> None:
-    assert mistake(tmp_path) == f"{tmp_path}: cannot be read: Is a directory; check the path"
+    assert mistake(tmp_path) == f"{tmp_path}: must be a regular file; check the path"
 
 
 def test_two_jobs_cannot_be_run_at_once() -> None:

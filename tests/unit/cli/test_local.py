@@ -107,3 +107,19 @@ def test_functions_may_stand_in_packages_beside_the_job_or_installed(tmp_path: P
 def test_arguments_of_the_chat_template_that_are_ours_are_refused_before_the_start(name: str, tmp_path: Path) -> None:
     job = job_with("spec.task.chat={templateArguments: {" + name + ": null}}")
     assert f"spec.task.chat.templateArguments.{name}: is set by the run" in rules(job, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (b"x = " + b"(" * 250 + b")" * 250, "is not Python: too many nested parentheses"),
+        (b"x = " + b"-" * 200_000 + b"1", "is not Python: "),
+        (b"x = 1 " + b"+ 1" * 200_000, "is not Python: "),
+        (b"\x00", "is not Python: "),
+        (b'"\\d\x1b[2J"\nx = (', "is not Python: "),
+    ],
+)
+def test_a_module_that_no_parser_takes_is_one_line(source: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_bytes(source)
+    [error] = check_function("mine:f", field="f", directory=tmp_path, arguments=())
+    assert words in str(error)

@@ -9,13 +9,11 @@ from rich.console import Console
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
-from streamrl_cli.reporting.charts import all_charts, replicas, reward_parts
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
-from streamrl_cli.reporting.page import render
+from streamrl_cli.reporting.page import all_charts, render, replicas, reward_parts
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.plain import PlainView
-from streamrl_cli.runner.progress import Progress, failures_text
-from streamrl_cli.runner.view import LiveView
+from streamrl_cli.runner.progress import RunProgress, failures_text
+from streamrl_cli.runner.view import LiveView, PlainView
 from support.jobs import simulated_job
 
 
@@ -156,19 +154,18 @@ def test_failures_in_a_few_words(failures: dict[str, int], text: str) -> None:
 
 
 async def test_the_plain_view_tells_the_first_failures_at_once_and_more_with_the_step(folder: RunFolder) -> None:
-    progress, out = Progress(folder=folder), io.StringIO()
+    progress, said = RunProgress(folder=folder), list[str]()
     lines = [step(at, score_failures={"timeout": int(at in {2, 5, 6})}) for at in range(20)]
-    with PlainView(progress, out=out) as view:
+    with PlainView(progress, say=said.append) as view:
         for line in lines:
             view.update([line], [])
-    said = out.getvalue().splitlines()
     assert [line.split("  ")[0] for line in said] == ["1 score failed: timeout", "step 10/20", "step 20/20"]
     assert said[1].endswith("  2 scores failed: timeout")
     assert "failed" not in said[2]
 
 
 async def test_the_live_view_says_that_scores_failed(folder: RunFolder) -> None:
-    progress, out = Progress(folder=folder), io.StringIO()
+    progress, out = RunProgress(folder=folder), io.StringIO()
     write_lines(
         folder,
         "steps",
@@ -183,8 +180,8 @@ async def test_the_live_view_shows_connected_generators_and_bounds(tmp_path: Pat
     job = simulated_job()
     job["spec"]["generators"][0]["scaling"] = {"auto": {"minReplicas": 1, "initialReplicas": 2, "maxReplicas": 4}}
     folder = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
-    progress, out = Progress(folder=folder), io.StringIO()
-    progress.numbers = {"generators": [{"id": "generator-sim-0", "pool": "sim", "bubbles": {}, "wall_s": 0.0}]}
+    progress, out = RunProgress(folder=folder), io.StringIO()
+    progress.status = {"generators": [{"id": "generator-sim-0", "pool": "sim", "bubbles": {}, "wall_s": 0.0}]}
     with LiveView(progress, console=Console(file=out, width=120)) as view:
         view.update([], [])
     assert "sim 1 (1 to 4)" in out.getvalue()
@@ -192,7 +189,7 @@ async def test_the_live_view_shows_connected_generators_and_bounds(tmp_path: Pat
 
 async def test_progress_of_a_long_run_stays_small(folder: RunFolder) -> None:
     write_lines(folder, "steps", [step(number, reward_mean=float(number >= 2000)) for number in range(4000)])
-    progress = Progress(folder=folder)
+    progress = RunProgress(folder=folder)
     new, _ = await progress.refresh()
     assert (len(new), len(progress.steps), progress.done_steps) == (4000, 10, 4000)
     curve = progress.rewards.means()
@@ -204,10 +201,10 @@ async def test_the_views_say_that_an_evaluation_failed(folder: RunFolder) -> Non
     write_lines(folder, "steps", [step(0, interval_s=1.0)])
     write_lines(folder, "evaluations", [{"step": 0, "mean_reward": None, "prompts": 8}])
     for make in (
-        lambda progress, out: PlainView(progress, out=out),
+        lambda progress, out: PlainView(progress, say=out.write),
         lambda progress, out: LiveView(progress, console=Console(file=out, width=120)),
     ):
-        progress, out = Progress(folder=folder), io.StringIO()
+        progress, out = RunProgress(folder=folder), io.StringIO()
         with make(progress, out) as view:
             view.update(*await progress.refresh())
         assert "held-out reward at step 0: failed, nothing could be scored (8 prompts)" in out.getvalue()

@@ -10,11 +10,10 @@ import pytest
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
-from streamrl_cli.runner.folder import create_folder, newest_folder, open_folder
-from streamrl_cli.runner.lock import hold
+from streamrl_cli.runner.folder import create_folder, hold, newest_folder, open_folder
 from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.prepare import prepare_model
-from streamrl_cli.runner.restarts import judge_exit
+from streamrl_cli.runner.unit import judge_exit
 from support.jobs import simulated_job
 
 
@@ -88,7 +87,7 @@ def test_a_folder_that_is_no_run_is_refused(make, words: str, tmp_path: Path) ->
 def test_a_broken_job_file_is_named(tmp_path: Path) -> None:
     made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
     made.file(keys.FILE_JOB).write_text('{"half":')
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with pytest.raises(UserError, match="is not JSON"):
         open_folder(made.path)
 
 
@@ -114,14 +113,33 @@ def test_one_runner_per_folder(tmp_path: Path) -> None:
         pass
 
 
-async def test_the_preparation_gets_a_lifeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_preparation_watches_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "python").write_text(
-        f'#!/bin/sh\ntest -p /proc/self/fd/${keys.ENV_LIFELINE_FD} && echo \'{{"event": "ready", "path": "m"}}\'\n'
+        f'#!/bin/sh\ntest -p /proc/self/fd/${keys.ENV_PARENT_WATCH_FD} && echo \'{{"event": "ready", "path": "m"}}\'\n'
     )
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
-    assert await prepare_model(made, report=lambda event: None) == "m"
+    assert await prepare_model(made, report=lambda event: None, say=print) == "m"
+
+
+async def test_a_preparation_that_freezes_is_told_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(
+        f"#!/bin/sh\ntest -e {tmp_path}/second || {{ touch {tmp_path}/second; kill -STOP $$; }}\n"
+        'echo \'{"event": "ready", "path": "m"}\'\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv(keys.ENV_LIVENESS_SECONDS, "3")
+    made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
+    said: list[str] = []
+    assert await prepare_model(made, report=lambda event: None, say=said.append) == "m"
+    told, killed, again = said
+    assert told.startswith("prepare has shown no sign of life for 1 s, since ")
+    assert killed.endswith(": it is killed")
+    assert again == "prepare was killed by SIGKILL; starting it again (1 of 100)"
 
 
 def test_the_stored_job_is_whole(tmp_path: Path) -> None:

@@ -17,19 +17,20 @@ from streamrl.spec import parse_job
 from streamrl_cli.runner import plan as plan_module
 from streamrl_cli.runner import supervisor as supervisor_module
 from streamrl_cli.runner import unit as unit_module
-from streamrl_cli.runner.failure import RunFailedError
 from streamrl_cli.runner.folder import create_folder
 from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.supervisor import Supervisor
+from streamrl_cli.runner.workers import RunFailedError
 from support.jobs import simulated_job
 
 DEADLINE_S = 60.0
+LIVENESS_S = 90.0
 SCHEDULER = """
 import json, os, pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 ends = pathlib.Path("endpoints"); new = ends / "new"
 new.write_text(json.dumps({"grpc": "127.0.0.1:1", "pid": os.getpid()})); new.rename(ends / "scheduler.json")
-while not os.path.exists("result.json"): time.sleep(0.01)
+while not os.path.exists("result.json"): time.sleep(0.01); os.utime(os.environ["STREAMRL_HEARTBEAT_FILE"])
 """
 STAND_IN = """
 import os, signal, sys, time
@@ -43,6 +44,7 @@ for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, terminated)
 write("starts")
 while not os.path.exists("result.json" if not rank or rank == "0" else "rank-0-done"):
     time.sleep(0.01)
+    os.utime(os.environ["STREAMRL_HEARTBEAT_FILE"])
     if os.path.exists(me + ".code"): code = int(open(me + ".code").read()); os.remove(me + ".code"); print("oh no"); sys.exit(code)
 """
 
@@ -91,7 +93,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, ranks: int = 1, replicas: int = 1, max_restarts: int = 3, scheduler: str = SCHEDULER
+    tmp_path: Path,
+    *,
+    ranks: int = 1,
+    replicas: int = 1,
+    max_restarts: int = 3,
+    scheduler: str = SCHEDULER,
+    liveness_s: float = LIVENESS_S,
 ) -> AsyncIterator[tuple[Stage, asyncio.Task[None]]]:
     """A run of stand-ins; whatever the test leaves is killed."""
     job = simulated_job()
@@ -103,7 +111,9 @@ async def running(
         (made.path / f"stand_ins/{role}.py").write_text(scheduler if role == "scheduler" else STAND_IN)
     said: list[str] = []
     plan = plan_run(made.job.spec, cpus=(0,))
-    supervisor = Supervisor.create(made, plan=plan, shared_env={}, max_restarts=max_restarts, say=said.append)
+    supervisor = Supervisor.create(
+        made, plan=plan, shared_env={}, max_restarts=max_restarts, liveness_s=liveness_s, say=said.append
+    )
 
     async def no_scaling() -> None:
         await asyncio.Event().wait()
@@ -133,6 +143,24 @@ async def test_when_a_rank_dies_all_begin_again_at_a_new_port_as_one_restart(tmp
         assert stage.said == ["trainer-1 was killed by SIGKILL; starting all 3 ranks again (1 of 3)"]
         assert [event for event, *_ in stage.seen("trainer-2")].count("starts") == 2
         assert len(stage.seen("generator-sim-0")) == 1, "others go on"
+        stage.end()
+        await asyncio.wait_for(task, DEADLINE_S)
+
+
+async def test_when_a_rank_freezes_it_is_told_and_all_begin_again(tmp_path: Path) -> None:
+    async with running(tmp_path, ranks=2, liveness_s=6.0) as (stage, task):
+        for rank in range(2):
+            await stage.lives(f"trainer-{rank}", 1)
+        (stage.folder / keys.DIR_HEARTBEATS / "ranker").touch()  # of a process that is the scheduler's, and has ended
+        os.kill(stage.seen("trainer-1")[-1][2], signal.SIGSTOP)
+        for rank in range(2):
+            await stage.lives(f"trainer-{rank}", 2)
+        told, killed, again = [line for line in stage.said if "trainer-1" in line]
+        assert told.startswith("trainer-1 has shown no sign of life for 2 s, since ")
+        assert killed.endswith(": it is killed")
+        assert again.startswith("trainer-1 was killed by SIGKILL; starting all 2 ranks again (")
+        assert killed in (stage.folder / "logs" / "trainer-1.log").read_text()
+        assert not [line for line in stage.said if "ranker" in line]
         stage.end()
         await asyncio.wait_for(task, DEADLINE_S)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from streamrl_cli.yaml_document import MAX_DEPTH, YamlError, read_documents
+from streamrl_cli.yaml_document import MAX_CHARS, MAX_DEPTH, YamlError, read_documents
 
 PLAIN = st.recursive(
     st.none()
@@ -84,6 +84,30 @@ def test_depth_is_bounded_and_reached() -> None:
     assert read_documents("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     with pytest.raises(YamlError, match="nested more than"):
         read_documents("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2))
+
+
+ALIASES = f'a: &a "{"x" * 900_000}"\n'
+LONG_KEYS = "".join(f"{{{'k' * 1000}{depth}: " for depth in range(60))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ALIASES + f"b: [{','.join(['*a'] * 40_000)}]",
+        ALIASES + "".join(f"a{n}: {{<<: {{x: *a}}}}\n" for n in range(100)),
+        ALIASES + "b0: &b0 [*a]\n" + "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 12)),
+        LONG_KEYS + f"[{','.join('1' * 90_000)}]" + "}" * 60,  # each value has a path as long as all keys above it
+    ],
+)
+def test_characters_are_counted_as_written_out(text: str) -> None:
+    with pytest.raises(YamlError, match=f"holds more than {MAX_CHARS} characters once its aliases are written out"):
+        read_documents(text)
+
+
+@pytest.mark.parametrize("text", ["a: !!python/object:os.system x", "!!str a: 1", "a: !x {}", "a: !<t> []"])
+def test_tags_are_refused_of_keys_too(text: str) -> None:
+    with pytest.raises(YamlError, match=r"tag .* is not allowed"):
+        read_documents(text)
 
 
 @settings(max_examples=300, deadline=None)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.latency import LatencyCurve, replica_seconds, rounds_seconds, sample_seconds
+from streamrl.latency import LatencyCurve, replica_seconds, rounds_seconds
 
 H800 = LatencyCurve.of_milliseconds(
     [(1, 8.3), (2, 8.7), (4, 8.9), (8, 9.0), (16, 9.4), (32, 10.2), (64, 11.7), (128, 15.2), (256, 21.7), (512, 36.9)]
@@ -42,7 +42,7 @@ def test_what_is_no_curve(batches: tuple[int, ...], seconds: tuple[float, ...], 
 
 
 def test_the_papers_equations() -> None:
-    assert sample_seconds(H800, batch=64, tokens=1000) == pytest.approx(11.7)
+    assert 1000 * H800.at(64) == pytest.approx(11.7)
     assert rounds_seconds(H800, batch=64, samples=129, mean_tokens=1000) == pytest.approx(3 * 11.7)
     assert rounds_seconds(H800, batch=64, samples=2, mean_tokens=1000) == pytest.approx(8.7)
 

@@ -42,7 +42,7 @@ def test_defaults_are_the_vetted_setting() -> None:
     job = parse_job(document())
     assert (job.spec.algorithm.key, job.spec.weights.key, job.spec.trainer.engine.key) == ("grpo", "grpc", "torch")
     assert (job.spec.pipeline.mode, job.spec.pipeline.staleness) == ("StreamAsync", 1)
-    assert job.spec.scheduling.dispatch.key == "lateBinding"
+    assert job.spec.scheduling.dispatch.key == "longestFirst"
     assert job.spec.generators[0].scaling.value.replicas == 1
 
 
@@ -177,7 +177,7 @@ def test_errors_say_field_rule_value_and_remedy() -> None:
         (
             "spec.scheduling.dispatch",
             "object",
-            "a mapping with fields of fifo, lateBinding, skewAware, tailIsolation, auto",
+            "a mapping with fields of fifo, longestFirst, skewAware, auto",
             "",
         ),
         ("spec.task.dataset.reasoningGym.parameters", "object", "a mapping of at most 64 entries", ""),

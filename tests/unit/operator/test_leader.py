@@ -7,19 +7,27 @@ from typing import Any, cast
 
 import pytest
 
-from streamrl_operator.clock import Clock
+from streamrl_operator.kube.answers import NotFoundError, UnavailableError
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.errors import NotFoundError, UnavailableError
 from streamrl_operator.kube.kinds import Kind
-from streamrl_operator.leader import Leader, LeaseLostError, Sighting, Terms, held, may_take, sighted, unled
+from streamrl_operator.leader import (
+    Leader,
+    LeaseLostError,
+    LeaseSettings,
+    ObservedLease,
+    held,
+    may_take,
+    observed_lease,
+    unled,
+)
 
 ME, OTHER = "me_1", "other_2"
 MOMENT = "2026-01-01T00:00:00.000000Z"
 
 
-def seen(holder: str, *, since_s: float = 100.0) -> Sighting:
+def seen(holder: str, *, since_s: float = 100.0) -> ObservedLease:
     """A Lease of 15 s."""
-    return Sighting(version="7", holder=holder, lease_s=15.0, since_s=since_s)
+    return ObservedLease(version="7", holder=holder, lease_s=15.0, since_s=since_s)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +41,7 @@ def seen(holder: str, *, since_s: float = 100.0) -> Sighting:
         (seen(OTHER, since_s=110.0), 120.0, False),
     ],
 )
-def test_who_may_take_it(sighting: Sighting, now_s: float, *, free: bool) -> None:
+def test_who_may_take_it(sighting: ObservedLease, now_s: float, *, free: bool) -> None:
     assert may_take(sighting, me=ME, now_s=now_s) == free
 
 
@@ -48,7 +56,7 @@ def test_who_may_take_it(sighting: Sighting, now_s: float, *, free: bool) -> Non
         (seen(OTHER, since_s=85.0), "no answer", "nobody leads: no answer"),
     ],
 )
-def test_whether_somebody_leads(sighting: Sighting | None, problem: str, said: str) -> None:
+def test_whether_somebody_leads(sighting: ObservedLease | None, problem: str, said: str) -> None:
     assert unled(sighting, problem=problem, now_s=100.0) == said
 
 
@@ -58,10 +66,12 @@ def lease(version: str, **spec: Any) -> dict[str, Any]:
 
 
 def test_age_counts_from_the_last_change_that_we_saw() -> None:
-    first = sighted(lease("7", holderIdentity=OTHER, leaseDurationSeconds=15, renewTime=MOMENT), None, now_s=100.0)
+    first = observed_lease(
+        lease("7", holderIdentity=OTHER, leaseDurationSeconds=15, renewTime=MOMENT), None, now_s=100.0
+    )
     assert first == seen(OTHER)
-    assert sighted(lease("7", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0) is first
-    renewed = sighted(lease("8", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0)
+    assert observed_lease(lease("7", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0) is first
+    renewed = observed_lease(lease("8", holderIdentity=OTHER, leaseDurationSeconds=15), first, now_s=110.0)
     assert renewed.since_s == 110.0  # whatever renewTime says: it is another machine's clock
 
 
@@ -99,8 +109,8 @@ def test_a_short_lease_is_written_as_a_whole_second() -> None:
 
 
 def test_the_holder_gives_up_before_another_may_begin() -> None:
-    terms = Terms()
-    assert terms.retry_s < terms.renew_s < terms.lease_s
+    lease_settings = LeaseSettings()
+    assert lease_settings.retry_s < lease_settings.renew_s < lease_settings.lease_s
 
 
 class SlowAnswers:
@@ -136,8 +146,15 @@ class SlowAnswers:
 
 async def test_it_gives_up_before_another_may_begin_however_late_answers_come() -> None:
     api = SlowAnswers(late_s=8.0)
-    terms = Terms(lease_s=15.0, renew_s=10.0, retry_s=0.001)
-    leader = Leader(client=cast("Client", api), namespace="n", name="l", me=ME, terms=terms, clock=cast("Clock", api))
+    lease_settings = LeaseSettings(lease_s=15.0, renew_s=10.0, retry_s=0.001)
+    leader = Leader(
+        client=cast("Client", api),
+        namespace="n",
+        name="l",
+        me=ME,
+        lease_settings=lease_settings,
+        clock=cast(Any, api),
+    )
     stopped_s: list[float] = []
     leader.leading = lambda leads: None if leads else stopped_s.append(api.now_s)
 
@@ -147,4 +164,4 @@ async def test_it_gives_up_before_another_may_begin_however_late_answers_come() 
 
     with pytest.raises(LeaseLostError):
         await asyncio.wait_for(leader.lead(work), 30.0)
-    assert stopped_s[0] < api.written_s + terms.lease_s
+    assert stopped_s[0] < api.written_s + lease_settings.lease_s

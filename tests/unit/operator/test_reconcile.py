@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from streamrl import names
-from streamrl_operator.certificates.plan import Lives
-from streamrl_operator.clock import Clock
+from streamrl_operator.clock import OperatorClock
 from streamrl_operator.events import Events
-from streamrl_operator.kube.cluster import Cluster, NameTakenError
-from streamrl_operator.kube.errors import RefusedError
+from streamrl_operator.kube.answers import RequestRefusedError
+from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
+from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
-from streamrl_operator.reconcile import Looked, Reconciler
+from streamrl_operator.reconcile import Reconciler, ReconcileResult
 from support.api_server import ApiServer, Doc
 from support.observed_jobs import JOB, NOW, SETTINGS, container, job_document, page, pod, trainer
 
@@ -33,7 +33,7 @@ class World:
     """A job of three pools at an API server, and an operator that looks when it is told to."""
 
     server: ApiServer
-    cluster: Cluster
+    cluster: CachedCluster
     reconciler: Reconciler
 
     @property
@@ -47,14 +47,14 @@ class World:
 
     def put(self, document: Doc) -> None:
         """The job as somebody wants it."""
-        self.cluster.job_store.put(self.server.put(RLJOB.path(LAB, JOB), document))
+        self.cluster.job_watches[""].store.put(self.server.put(RLJOB.path(LAB, JOB), document))
 
     def edit(self, *, pool: str = "", fields: Doc | None = None, **spec: Any) -> None:
         """Change fields of a pool, and of the spec."""
         pools = [each | (fields or {} if each["name"] == pool else {}) for each in self.job["spec"]["generators"]]
         self.put({**self.job, "spec": {**self.job["spec"], "generators": pools, **spec}})
 
-    async def see(self, *pods: Doc) -> None:
+    async def observe_certificates(self, *pods: Doc) -> None:
         """Pods as they are now."""
         for each in pods:
             owner = {"kind": "StatefulSet", "name": "s", "uid": "u", "controller": True}
@@ -67,12 +67,12 @@ class World:
         found = self.server.objects[GENERATOR_POOL.path(LAB, names.pool(JOB, pool))]
         await self.cluster.merge(found, {"spec": {"replicas": replicas}})
 
-    async def look(self, times: int = 1) -> Looked:
+    async def look(self, times: int = 1) -> ReconcileResult:
         """So many looks; the last."""
         assert times > 0
         for _ in range(times):
-            looked = await self.reconciler.reconcile((LAB, JOB))
-        return looked
+            reconciled = await self.reconciler.reconcile((LAB, JOB))
+        return reconciled
 
     def sizes(self) -> dict[str, int]:
         found = self.server.under(STATEFUL_SET.path(LAB))
@@ -130,7 +130,7 @@ async def world() -> AsyncIterator[World]:
     ]
     document["metadata"] |= {"finalizers": [names.FINALIZER]}
     async with server.client() as client:
-        cluster, clock = Cluster(client, changed=lambda *_: None), Clock(now=ticks.now, monotonic=ticks)
+        cluster, clock = CachedCluster(client, changed=lambda *_: None), OperatorClock(now=ticks.now, monotonic=ticks)
         events = Events(client=client, clock=clock, instance="test")
         reconciler = Reconciler(cluster=cluster, events=events, settings=SETTINGS, lives=LIVES, clock=clock)
         made = World(server=server, cluster=cluster, reconciler=reconciler)
@@ -142,8 +142,10 @@ async def world() -> AsyncIterator[World]:
 async def running(world: World) -> World:
     """Brought about, with its pods."""
     await world.look()
-    await world.see(trainer(init=[container("scheduler")], containers=[container("trainer")]))
-    await world.see(*(pod(f"{JOB}-{name}-0", containers=[container("generator")]) for name in ("one", "two", "three")))
+    await world.observe_certificates(trainer(init=[container("scheduler")], containers=[container("trainer")]))
+    await world.observe_certificates(
+        *(pod(f"{JOB}-{name}-0", containers=[container("generator")]) for name in ("one", "two", "three"))
+    )
     world.server.page = page()
     assert not (await world.look(2)).refused
     assert (world.sizes(), world.condition("Ready")) == (RUNNING, ("True", "Running"))
@@ -175,8 +177,8 @@ async def test_a_running_job_goes_on_beside_a_pool_that_is_refused(refused: Worl
     refused.server.page = page(step=9)
     refused.edit(pool="three", fields={"scaling": {"static": {"replicas": 4}}})
     await refused.scale("two", 3)
-    looked = await refused.look()
-    assert (looked.refused, looked.again_s) == ("Refused", SETTINGS.resync_s)
+    reconciled = await refused.look()
+    assert (reconciled.refused, reconciled.again_s) == ("Refused", SETTINGS.resync_s)
     assert refused.sizes() == RUNNING | {"two": 3, "three": 4}
     assert (refused.status["step"], refused.condition("Ready")) == (9, ("False", "Refused"))
     refused.edit(pool="one", fields={"pod": {}})
@@ -197,11 +199,11 @@ async def test_a_refused_pool_gets_fewer_pods_and_no_more(refused: World) -> Non
 async def test_the_end_of_a_job_with_a_refused_pool_is_final_and_leaves_no_pods(refused: World) -> None:
     refused.server.page = SUCCESS
     for _ in range(3):
-        looked = await refused.look()
+        reconciled = await refused.look()
         assert refused.condition("Succeeded") == ("True", "Completed")
         assert refused.condition("Ready") == ("False", "Completed")
         assert set(refused.sizes().values()) == {0}
-    assert looked == Looked()  # nothing more is tried
+    assert reconciled == ReconcileResult()  # nothing more is tried
     await rests(refused)
 
 
@@ -217,8 +219,8 @@ async def test_what_is_refused_first_in_the_look_that_ends_the_job_does_not_undo
 async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: World) -> None:
     running.server.refuse = lambda _, path, __: (403, "no") if "/statefulsets/" in path else None
     running.server.page = SUCCESS
-    looked = await running.look(2)
-    assert (looked.refused, looked.again_s) == ("Refused", SETTINGS.resync_s)
+    reconciled = await running.look(2)
+    assert (reconciled.refused, reconciled.again_s) == ("Refused", SETTINGS.resync_s)
     assert running.condition("Succeeded") == ("True", "Completed")
     assert running.sizes() == RUNNING
     running.server.refuse = lambda *_: None
@@ -242,7 +244,9 @@ async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> Non
 
 async def test_failures_beside_a_refused_pool_count_towards_the_end(refused: World) -> None:
     for life in range(1, 5):
-        await refused.see(pod(f"{JOB}-two-0", containers=[container("generator", restarts=life, last=1)]))
+        await refused.observe_certificates(
+            pod(f"{JOB}-two-0", containers=[container("generator", restarts=life, last=1)])
+        )
         await refused.look()
         assert refused.status["restarts"] == life
     assert refused.condition("Failed") == ("True", "TooManyRestarts")
@@ -251,9 +255,9 @@ async def test_failures_beside_a_refused_pool_count_towards_the_end(refused: Wor
 
 async def test_a_failure_is_not_counted_before_its_pod_could_be_deleted(refused: World) -> None:
     refused.edit(failurePolicy={"rules": [REPLACE]})
-    await refused.see(pod(f"{JOB}-two-0", containers=[container("generator", restarts=1, last=139)]))
+    await refused.observe_certificates(pod(f"{JOB}-two-0", containers=[container("generator", restarts=1, last=139)]))
     refused.refuse(f"{JOB}-two-0")
-    with pytest.raises(RefusedError):
+    with pytest.raises(RequestRefusedError):
         await refused.look()
     assert (refused.condition("Ready"), refused.status["ignoredRestarts"]) == (("False", "Refused"), 0)
     refused.refuse_bad_pods()
@@ -288,7 +292,7 @@ WHOLE = [
 async def test_no_pod_at_all_without_what_the_job_needs(world: World, needed: str) -> None:
     world.refuse(needed)
     for _ in range(2):
-        with pytest.raises(RefusedError):
+        with pytest.raises(RequestRefusedError):
             await world.look()
     assert world.sizes() == {}
     assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]
@@ -322,8 +326,8 @@ async def test_a_name_that_is_taken_is_left_alone(world: World) -> None:
 
 
 async def test_what_is_told_of_a_server_that_fails_goes_with_the_next_look(running: World) -> None:
-    told = Aspect(type="Ready", holds=False, reason="ServerError", message="m")
-    await running.reconciler.say((LAB, JOB), told)
+    reported = Aspect(type="Ready", holds=False, reason="ServerError", message="m")
+    await running.reconciler.say((LAB, JOB), reported)
     assert (running.condition("Ready"), running.condition("Failed")) == (
         ("False", "ServerError"),
         ("False", "InProgress"),

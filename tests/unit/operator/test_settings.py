@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_operator.carry import status_differs
-from streamrl_operator.logs import JsonFormatter
+from streamrl_operator.apply import status_differs
+from streamrl_operator.main import JsonFormatter
 from streamrl_operator.settings import from_environment
 
 LEAST = {"STREAMRL_TRAINER_IMAGE": "t:1", "STREAMRL_GENERATOR_IMAGE": "g:1"}
@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert (found.planning.trainer_image, found.planning.generator_image) == ("t:1", "g:1")
     assert (found.planning.namespaces, found.planning.namespace, found.planning.resync_s) == ((), "default", 30)
     assert (found.port, found.kubeconfig, found.log_level) == (8080, None, "INFO")
-    assert (found.terms.lease_s, found.terms.renew_s, found.terms.retry_s) == (15, 10, 2)
+    assert (found.lease_settings.lease_s, found.lease_settings.renew_s, found.lease_settings.retry_s) == (15, 10, 2)
     assert (found.lives.ca_s, found.lives.leaf_s) == (365 * 86_400, 30 * 86_400)
 
 
@@ -41,7 +41,7 @@ def test_everything() -> None:
         }
     )
     assert (found.planning.namespaces, found.planning.namespace) == (("a", "b"), "streamrl")
-    assert (found.planning.resync_s, found.terms.renew_s, found.lives.leaf_s, found.port) == (2, 2, 60, 0)
+    assert (found.planning.resync_s, found.lease_settings.renew_s, found.lives.leaf_s, found.port) == (2, 2, 60, 0)
     assert (found.kubeconfig, found.log_level) == (Path("/a/b"), "DEBUG")
     assert found.identity.startswith("operator-0_")
     assert found.identity != from_environment(LEAST | {"POD_NAME": "operator-0"}).identity
@@ -71,10 +71,17 @@ def test_a_log_line() -> None:
         int("wrong")
     except ValueError:
         info = sys.exc_info()
-    record = logging.LogRecord("streamrl_operator.work", logging.WARNING, "f", 1, "look %s", ("failed",), info)
+    record = logging.LogRecord(
+        "streamrl_operator.controller", logging.WARNING, "f", 1, "reconcile %s", ("failed",), info
+    )
     record.job = "sums"
     line = json.loads(JsonFormatter().format(record))
-    assert (line["level"], line["logger"], line["message"], line["job"]) == ("warning", "work", "look failed", "sums")
+    assert (line["level"], line["logger"], line["message"], line["job"]) == (
+        "warning",
+        "controller",
+        "reconcile failed",
+        "sums",
+    )
     assert "ValueError: invalid literal" in line["trace"]
     assert "args" not in line
 

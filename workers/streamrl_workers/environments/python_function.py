@@ -3,8 +3,7 @@
 from streamrl.errors import shorten
 from streamrl.spec.base import PythonFunction
 from streamrl_workers.environments.base import Environment, EnvironmentContext, MakeEnvironment
-from streamrl_workers.rewards.base import Item
-from streamrl_workers.rewards.functions import load_function
+from streamrl_workers.rewards.base import Item, load_function
 from streamrl_workers.rewards.registry import BadValueError
 
 KEYWORDS = ("question", "answer", "metadata", "seed")

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from streamrl.spec.task import Environment
+from streamrl.spec.task import EnvironmentSpec
 from streamrl_workers.environments import python_function
-from streamrl_workers.environments.base import EnvironmentContext, MakeEnvironment
-from streamrl_workers.environments.player import EnvironmentSource
+from streamrl_workers.environments.base import EnvironmentContext, EnvironmentSource, MakeEnvironment
 
 ENVIRONMENTS: dict[str, Callable[..., MakeEnvironment]] = {"python": python_function.create}
 
 
-def open_environment(spec: Environment | None, *, seed: int, base_dir: Path) -> EnvironmentSource | None:
+def open_environment(spec: EnvironmentSpec | None, *, seed: int, base_dir: Path) -> EnvironmentSource | None:
     """The environment of a job with this seed; None if it has none. Raises `UserError` for a bad function."""
     if spec is None:
         return None

@@ -1,6 +1,6 @@
 """The gRPC link to the scheduler: dials out, says hello, hands commands to the loop, writes what the outbox holds.
 
-Owns: the connection, reconnecting, the heartbeat, when partial progress is sent. Does not own: what commands do (`loop.py`).
+Owns: the connection, reconnecting, the heartbeat, when partial progress is sent. Does not own: what commands do (`engine_loop.py`).
 
 Two tasks per connection:
 - reader: consumes GeneratorCommand; produces calls of the loop; waits for the scheduler; unblocked by it or a broken
@@ -8,76 +8,80 @@ Two tasks per connection:
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `_LOST_AFTER_LEASES` leases the link gives up. With certificates a connection gives way to a new
-one before it is too old (`renewal.py`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
+without a scheduler for `lost_after_s` the link gives up. With certificates a connection gives way to a new
+one before it is too old (`channel.Renewal`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
 stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Awaitable
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
-from streamrl.errors import UserError
-from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
+from streamrl.liveness import SCHEDULER_LOST_S
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.loop import EngineLoop
-from streamrl_workers.generator.outbox import Outbox
-from streamrl_workers.generator.puller import Announced
-from streamrl_workers.generator.requests import to_request
-from streamrl_workers.metrics.recorder import Recorder
-from streamrl_workers.stream.admission import await_admission
-from streamrl_workers.stream.auth import call_metadata
-from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
-from streamrl_workers.stream.renewal import Renewal
+from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.generator.settings import GeneratorSettings
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.stream.auth import await_admission, call_metadata
+from streamrl_workers.stream.channel import (
+    LASTING_S,
+    MAX_BREAKS,
+    Backoff,
+    ConnectTimeoutError,
+    Renewal,
+    SchedulerLostError,
+    connect,
+    refusal_of,
+)
+from streamrl_workers.stream.messages import Joiner, read, write
+from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
-from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.pull import Announced
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
 these the scheduler measures how fast the generator is, also where it generates for few seconds at a time."""
 _HEARTBEATS_PER_LEASE = 4
 """More than the three that the protocol asks for, so that one may be late."""
-_LOST_AFTER_LEASES = 10
-"""Leases without a scheduler after which this process ends; a restarted scheduler is back much sooner."""
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt."""
 
+_T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.StreamStreamCall"
+_Joiner = Joiner[pb.GeneratorCommand]
 _log = logging.getLogger(__name__)
 
 
-class SchedulerLostError(RuntimeError):
-    """The scheduler did not come back in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Who this generator is and whom it serves."""
-
-    generator_id: str
-    instance: str
-    pool: str
-    scheduler_address: str  # host:port
-    token: str
-    lease_s: float  # the job's; the scheduler's welcome repeats it
-    tls: Tls | None = None
-
-
-class Link:
+class GeneratorLink:
     """Keeps the generator linked until the scheduler says stop."""
 
-    def __init__(self, loop: EngineLoop, *, outbox: Outbox, recorder: Recorder, identity: Identity) -> None:
+    def __init__(
+        self,
+        loop: EngineLoop,
+        *,
+        outbox: GeneratorOutbox,
+        recorder: Recorder,
+        settings: GeneratorSettings,
+        instance: str,
+        lost_after_s: float = SCHEDULER_LOST_S,
+    ) -> None:
         self._loop = loop
         self._outbox = outbox
         self._recorder = recorder
-        self._identity = identity
-        self._lease_s = identity.lease_s
+        self._settings = settings
+        self._instance = instance
+        self._lost_after_s = lost_after_s  # without a scheduler
+        self._lease_s = float(settings.spec.scheduling.lease_seconds)  # the scheduler's welcome repeats it
         self._seen_s = time.monotonic()  # until when the scheduler was there
+        self._welcomed_s: float | None = None  # by the newest connection
         self._backoff = Backoff()
         self._linked = False
         self._welcomed = self._ever_welcomed = False
@@ -90,14 +94,18 @@ class Link:
         Raises:
             SchedulerLostError: no scheduler for too long.
             UserError: the scheduler refuses our token.
+            RefusedError: the scheduler does not take what we say.
         """
         while not (await self._connection() or self._loop.leaving):
             if self._fresh is not None:
                 continue
+            if self._welcomed_s is not None and self._backoff.ended(after_s=self._seen_s - self._welcomed_s):
+                text = f"the link broke {MAX_BREAKS} times, each within {LASTING_S:g} s; last: {self.fault}"
+                raise SchedulerLostError(text)
             silent_s = time.monotonic() - self._seen_s
-            if silent_s > self._patience_s():
+            if silent_s > self._lost_after_s:
                 raise SchedulerLostError(
-                    f"awaited the scheduler at {self._identity.scheduler_address} for {silent_s:.0f} s; last: {self.fault}"
+                    f"awaited the scheduler at {self._settings.scheduler_address} for {silent_s:.0f} s; last: {self.fault}"
                 )
             await self._backoff.pause()
 
@@ -112,11 +120,9 @@ class Link:
         recent = self._ever_welcomed and time.monotonic() - self._seen_s < self._lease_s
         return "" if self._welcomed or recent else self.fault
 
-    def _patience_s(self) -> float:
-        return _LOST_AFTER_LEASES * self._lease_s
-
     async def _connection(self) -> bool:
         """One connection; True when the scheduler said stop."""
+        self._welcomed_s = None
         try:
             channel = await self._channel()
         except ConnectTimeoutError as error:
@@ -138,43 +144,37 @@ class Link:
             fresh, self._fresh = self._fresh, None
             return fresh
         return await connect(
-            self._identity.scheduler_address,
-            timeout_s=min(_CONNECT_TIMEOUT_S, self._patience_s()),
+            self._settings.scheduler_address,
+            timeout_s=min(_CONNECT_TIMEOUT_S, self._lost_after_s),
             who="the scheduler",
-            tls=self._identity.tls,
+            tls=self._settings.variables.tls,
         )
 
     def _broken(self, error: grpc.aio.AioRpcError) -> None:
-        refused = refusal(error, address=self._identity.scheduler_address, tls=self._identity.tls)
+        refused = refusal_of(error, address=self._settings.scheduler_address, tls=self._settings.variables.tls)
         if refused is not None:
             raise refused from None
         self.fault = f"link broken: {error.code().name}: {error.details()}"
         _log.warning(self.fault)
 
     async def _session(self, stub: SchedulerStub) -> bool:
-        call = stub.Generate(metadata=call_metadata(self._identity.token))
+        call = stub.Generate(metadata=call_metadata(self._settings.variables.token))
         try:
-            await self._admission(call)
+            await self._within_lease(await_admission(call), missing="not let in")
             return await self._conversation(call)
         finally:
             call.cancel()
 
-    async def _admission(self, call: _Call) -> None:
-        try:
-            async with asyncio.timeout(self._lease_s):
-                await await_admission(call)
-        except TimeoutError:
-            raise _unwelcome(f"not let in within {self._lease_s:g} s") from None
-
     async def _conversation(self, call: _Call) -> bool:
-        reader = asyncio.create_task(self._read(call), name="link-reader")
+        reader = asyncio.create_task(self._read(call, Joiner(pb.GeneratorCommand)), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
             if await self._outlived(reader, writer):
                 return False
             if writer.done():
-                writer.result()  # ended by a fault of ours, or the call is over: the reader knows why; or we have left
-            return await self._last_word(reader)
+                with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
+                    writer.result()  # a fault of ours, or we have left
+            return await self._within_lease(reader, missing="the scheduler did not end the link")
         finally:
             for task in (reader, writer):
                 task.cancel()
@@ -182,7 +182,7 @@ class Link:
 
     async def _outlived(self, *tasks: "asyncio.Task[Any]") -> bool:
         """Wait for the end of the first of the connection's tasks; True if a new connection takes over before."""
-        address, tls = self._identity.scheduler_address, self._identity.tls
+        address, tls = self._settings.scheduler_address, self._settings.variables.tls
         async with Renewal(address, who="the scheduler", tls=tls) as renewal:
             await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
             if not any(task.done() for task in tasks) and not self._loop.leaving:
@@ -192,21 +192,20 @@ class Link:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return False
 
-    async def _last_word(self, reader: "asyncio.Task[bool]") -> bool:
-        """What the reader ends with, now that one of the two tasks has ended."""
+    async def _within_lease(self, awaited: Awaitable[_T], *, missing: str) -> _T:
         try:
             async with asyncio.timeout(self._lease_s):
-                return await reader
+                return await awaited
         except TimeoutError:
-            raise _unwelcome(f"the scheduler did not end the link within {self._lease_s:g} s") from None
+            raise _unwelcome(f"{missing} within {self._lease_s:g} s") from None
 
     # ---- reader
 
-    async def _read(self, call: _Call) -> bool:
+    async def _read(self, call: _Call, joiner: _Joiner) -> bool:
         """Until the stream ends; True when it ended with `Stop`."""
-        await self._await_welcome(call)
+        await self._await_welcome(call, joiner)
         try:
-            while (command := await call.read()) is not grpc.aio.EOF:
+            while (command := await read(call, joiner)) is not None:
                 if command.WhichOneof("command") == "stop":
                     return True
                 self._obey(command)
@@ -215,18 +214,13 @@ class Link:
         self.fault = "the scheduler ended the link"
         return False
 
-    async def _await_welcome(self, call: _Call) -> None:
-        try:
-            async with asyncio.timeout(self._lease_s):
-                command = await call.read()
-        except TimeoutError:
-            raise _unwelcome(f"no welcome within {self._lease_s:g} s") from None
-        if command is grpc.aio.EOF or command.WhichOneof("command") != "welcome":
+    async def _await_welcome(self, call: _Call, joiner: _Joiner) -> None:
+        command = await self._within_lease(read(call, joiner), missing="no welcome")
+        if command is None or command.WhichOneof("command") != "welcome":
             raise _unwelcome("the first command was no welcome")
         self._lease_s = command.welcome.lease_seconds or self._lease_s
-        self._seen_s = time.monotonic()
+        self._seen_s = self._welcomed_s = time.monotonic()
         self._welcomed = self._ever_welcomed = True
-        self._backoff.reset()
         self.fault = ""
         self._loop.connected()
 
@@ -254,7 +248,7 @@ class Link:
         try:
             self._outbox.open()
             self._linked = True
-            await call.write(self._hello())
+            await write(call, self._hello())
             partials_s = heartbeat_s = time.monotonic()
             while True:
                 now_s = time.monotonic()
@@ -262,11 +256,11 @@ class Link:
                 events = self._outbox.pop(running=running)
                 if running:
                     partials_s = now_s + _PARTIALS_INTERVAL_S
-                if now_s >= heartbeat_s or (running and self._loop.counts().active):
+                if now_s >= heartbeat_s or (running and self._loop.status().active):
                     heartbeat_s = now_s + self._lease_s / _HEARTBEATS_PER_LEASE
                     events.append(self._heartbeat())
                 for event in events:
-                    await call.write(event)
+                    await write(call, event)
                 if self._loop.leaving and any(event.HasField("drained") for event in events):
                     await call.done_writing()
                     return
@@ -285,17 +279,17 @@ class Link:
 
     def _hello(self) -> pb.GeneratorEvent:
         hello = pb.GeneratorHello(
-            generator_id=self._identity.generator_id,
-            instance=self._identity.instance,
-            pool=self._identity.pool,
+            generator_id=self._settings.process,
+            instance=self._instance,
+            pool=self._settings.pool.name,
             slots=self._loop.slots,
-            version=self._loop.counts().version,
+            version=self._loop.status().version,
         )
         return pb.GeneratorEvent(hello=hello)
 
     def _heartbeat(self) -> pb.GeneratorEvent:
         wall_s, parts = self._recorder.totals()
-        counts = self._loop.counts()
+        counts = self._loop.status()
         heartbeat = pb.Heartbeat(
             active=counts.active,
             waiting=counts.waiting,
@@ -310,24 +304,29 @@ class Link:
         return pb.GeneratorEvent(heartbeat=heartbeat)
 
 
-def refusal(error: grpc.aio.AioRpcError, *, address: str, tls: Tls | None) -> UserError | None:
-    """What is wrong with our token or certificate, if that is why the scheduler ended a call."""
-    if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return None
-    if tls is None:
-        return UserError(
-            field=ENV_TOKEN,
-            rule=f"is not the token of the scheduler at {address}",
-            fix="start all processes of a run with one token",
-        )
-    return UserError(
-        field=ENV_TLS_DIR,
-        rule=f"the scheduler at {address} does not take its certificate: {error.details()}",
-        fix="give each role the leaf of its own job",
-    )
-
-
 def _unwelcome(text: str) -> grpc.aio.AioRpcError:
     """A break of the link that gRPC itself does not notice."""
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=text)
+
+
+def to_request(message: pb.SampleRequest) -> SampleRequest:
+    """The engine's view of one issued sample; its lease is the request's id."""
+    sampling = message.sampling
+    return SampleRequest(
+        request_id=message.lease,
+        group_id=message.group_id,
+        prompt=message.prompt,
+        prefix_tokens=tuple(unpack_int32(message.prefix_tokens)),
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k if sampling.HasField("top_k") else None,
+            max_tokens=sampling.max_tokens,
+            stop=tuple(sampling.stop),
+        ),
+        seed=message.seed,
+        pinned=message.pinned,
+        context_tokens=message.context_tokens,
+        observation=message.observation,
+    )

@@ -7,12 +7,12 @@
         LINK reader ───▶ ENGINE LOOP ── one worker thread ──▶ ENGINE
         LINK writer ◀── OUTBOX ◀──┘ deltas
 
-Loops: link reader and writer (`link.py`), engine loop (`loop.py`), pull (`puller.py`), bubble samples (`recorder.py`),
+Loops: link reader and writer (`link.py`), engine loop (`engine_loop.py`), pull (`weights/pull.py`), bubble samples (`metrics/bubbles.py`),
 signals port (`signals.py`). The first that ends, ends the process.
 
-A generator without a model folder fetches configuration and tokenizer from the scheduler first (`model_fetch.py`).
+A generator without a model folder fetches configuration and tokenizer from the scheduler first (`stream/model_files.py`).
 
-SIGTERM: leave in peace (`leaving.py`). SIGINT, or a second SIGTERM: end now. In a pod (STREAMRL_STAY) it stays when the
+SIGTERM: leave in peace (`process/shutdown.py`). SIGINT, or a second SIGTERM: end now. In a pod (STREAMRL_STAY) it stays when the
 scheduler has stopped it, until SIGTERM.
 
 Owns: wiring, exit codes (0 stopped by the scheduler, or left; 2 user error; 75 scheduler lost, or ended now).
@@ -23,93 +23,90 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
 from streamrl.spec import parse_bytes
-from streamrl_workers.generator.engine import Engine
-from streamrl_workers.generator.engines import engine_creator
-from streamrl_workers.generator.leaving import Departure
-from streamrl_workers.generator.link import Identity, Link, SchedulerLostError
-from streamrl_workers.generator.loop import EngineLoop
-from streamrl_workers.generator.model_fetch import Source as ModelSource
-from streamrl_workers.generator.model_fetch import fetch_model
-from streamrl_workers.generator.outbox import Outbox
-from streamrl_workers.generator.puller import Announced, Pull
-from streamrl_workers.generator.settings import Settings, read_settings
-from streamrl_workers.generator.signal_pages import GeneratorPages
-from streamrl_workers.metrics.prometheus import Metrics
-from streamrl_workers.metrics.recorder import Recorder
-from streamrl_workers.metrics.signals import SignalsServer
-from streamrl_workers.metrics.sink import BubbleSink, Source
-from streamrl_workers.stream.endpoint import write_endpoint
-from streamrl_workers.stream.environ import pin_to_cpus
-from streamrl_workers.stream.lifeline import watch_lifeline
-from streamrl_workers.stream.staying import Place, stay
-from streamrl_workers.weights.client import pull
+from streamrl.text import log_to_stderr, say
+from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engines import WITHOUT_MODEL, engine_creator
+from streamrl_workers.generator.engines.base import Engine, EngineOptions
+from streamrl_workers.generator.link import GeneratorLink
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.generator.settings import GeneratorSettings, read_settings
+from streamrl_workers.generator.status import GeneratorStatus
+from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
+from streamrl_workers.metrics.signals import ProcessMetrics, SignalsServer
+from streamrl_workers.process.environment_variables import pin_to_cpus
+from streamrl_workers.process.heartbeat import beat_from
+from streamrl_workers.process.shutdown import GracefulShutdown, serve_until_told, watch_parent
+from streamrl_workers.stream.channel import SchedulerLostError
+from streamrl_workers.stream.messages import ProtocolError, RefusedError
+from streamrl_workers.stream.model_files import ModelSource, fetch_model
+from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.pull import Announced, Pull, pull
 
 _ROLE = "generator"
 
 
 def main() -> int:
     """Run a generator as the environment says; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     try:
         pin_to_cpus(os.environ)
-        watch_lifeline(os.environ)
+        watch_parent(os.environ)
         return asyncio.run(_life(read_settings(os.environ)))
     except (UserError, UserErrors) as error:
-        sys.stderr.write(f"{error}\n")
+        say(*error.lines)
         return EXIT_USER_ERROR
     except SchedulerLostError as error:
-        sys.stderr.write(f"{error}\n")
+        say(str(error))
+        return EXIT_RETRY
+    except (RefusedError, ProtocolError) as error:
+        say(f"scheduler and generator do not agree: {error}")
         return EXIT_RETRY
 
 
-async def _life(settings: Settings) -> int:
+async def _life(settings: GeneratorSettings) -> int:
     """Until the process ends: its work, and what follows it in a pod."""
-    end = await _run(settings)
-    if end.stopped and settings.around.stay:
-        place = Place(
+    beat_from(asyncio.get_running_loop())
+    shutdown = await _run(settings)
+    if not shutdown.was_asked and settings.variables.serve_until_told:
+        await serve_until_told(
             run_dir=settings.run_dir,
             process=settings.process,
-            host=settings.around.bind_host,
+            host=settings.variables.bind_host,
             port=settings.signals_port,
+            status={"ended": True},
         )
-        await stay(place, numbers={"ended": True})
-    return end.exit_code
+    return EXIT_RETRY if shutdown.cut_short else EXIT_DONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How the work has ended."""
-
-    exit_code: int
-    stopped: bool  # by the scheduler: there is nothing more to do
-
-
-async def _run(settings: Settings) -> _End:
+async def _run(settings: GeneratorSettings) -> GracefulShutdown:
+    """The work, until the scheduler stops it or somebody asks for its end."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end_before_work)
     instance = uuid.uuid4().hex
-    source = Source(process=settings.process, role=_ROLE, instance=instance)
-    metrics = Metrics(role=_ROLE, process=settings.process)
-    sink = BubbleSink(settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl", source=source)
+    metrics = ProcessMetrics(role=_ROLE, process=settings.process)
+    sink = BubbleSink(
+        settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl",
+        process=settings.process,
+        role=_ROLE,
+        instance=instance,
+    )
     recorder = Recorder(sink=sink, metrics=metrics)
-    pages = GeneratorPages(recorder, metrics=metrics)
-    signals = SignalsServer(pages.pages())
-    host = settings.around.bind_host
+    status = GeneratorStatus(recorder, metrics=metrics)
+    signals = SignalsServer(status.signals())
+    host = settings.variables.bind_host
     port = await signals.start(host=host, port=settings.signals_port)
     try:
         model_path = await _model_path(settings)
         engine = await asyncio.to_thread(_create_engine, settings, model_path)
         write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
-        return await _serve(settings, engine=engine, pages=pages, recorder=recorder, instance=instance)
+        return await _serve(settings, engine=engine, status=status, recorder=recorder, instance=instance)
     finally:
         await signals.close()
         recorder.close()
@@ -122,16 +119,16 @@ def _end_before_work() -> None:
 
 
 async def _serve(
-    settings: Settings, *, engine: Engine, pages: GeneratorPages, recorder: Recorder, instance: str
-) -> _End:
-    outbox = Outbox()
-    loop = EngineLoop(engine, pull=_pull(settings, pages.weights_arrived), outbox=outbox, recorder=recorder)
-    link = Link(loop, outbox=outbox, recorder=recorder, identity=_identity(settings, instance=instance))
-    pages.attach(loop, link=link)
-    departure = Departure(leave=link.leave)
-    departure.listen(asyncio.get_running_loop())
-    await _first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), departure=departure.wait())
-    return _End(exit_code=EXIT_RETRY if departure.cut_short else EXIT_DONE, stopped=not departure.was_asked)
+    settings: GeneratorSettings, *, engine: Engine, status: GeneratorStatus, recorder: Recorder, instance: str
+) -> GracefulShutdown:
+    outbox = GeneratorOutbox()
+    loop = EngineLoop(engine, pull=_pull(settings, status.weights_arrived), outbox=outbox, recorder=recorder)
+    link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
+    status.attach(loop, link=link)
+    shutdown = GracefulShutdown(leave=link.leave)
+    shutdown.listen(asyncio.get_running_loop())
+    await _first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), shutdown=shutdown.wait())
+    return shutdown
 
 
 async def _first_of(**parts: Coroutine[Any, Any, Any]) -> None:
@@ -148,19 +145,7 @@ async def _first_of(**parts: Coroutine[Any, Any, Any]) -> None:
             task.result()
 
 
-def _identity(settings: Settings, *, instance: str) -> Identity:
-    return Identity(
-        generator_id=settings.process,
-        instance=instance,
-        pool=settings.pool.name,
-        scheduler_address=settings.scheduler_address,
-        token=settings.token,
-        lease_s=settings.spec.scheduling.lease_seconds,
-        tls=settings.around.tls,
-    )
-
-
-def _pull(settings: Settings, arrived: Callable[[int], None]) -> Pull:
+def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes."""
     transport = settings.spec.weights.value
 
@@ -170,38 +155,36 @@ def _pull(settings: Settings, arrived: Callable[[int], None]) -> Pull:
             version=target.version,
             timeout_s=transport.timeout_seconds,
             chunk_bytes=parse_bytes(transport.chunk_bytes),
-            token=settings.token,
-            tls=settings.around.tls,
+            token=settings.variables.token,
+            tls=settings.variables.tls,
             arrived=arrived,
         )
 
     return over_grpc
 
 
-async def _model_path(settings: Settings) -> str | None:
+async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are; None: the engine needs none."""
-    if settings.pool.engine.key == "simulated" or settings.model_path is not None:
+    if settings.pool.engine.key in WITHOUT_MODEL or settings.model_path is not None:
         return settings.model_path
-    source = ModelSource(address=settings.scheduler_address, token=settings.token, tls=settings.around.tls)
+    source = ModelSource(address=settings.scheduler_address, token=settings.variables.token, tls=settings.variables.tls)
     return str(await fetch_model(source, run_dir=settings.run_dir))
 
 
-def _create_engine(settings: Settings, model_path: str | None) -> Engine:
+def _create_engine(settings: GeneratorSettings, model_path: str | None) -> Engine:
     choice = settings.pool.engine
-    create = engine_creator(choice.key)
-    if choice.key == "simulated":
-        return create(spec=choice.value, slots=choice.value.slots, seed=settings.spec.seed)
-    if model_path is None:
+    if model_path is None and choice.key not in WITHOUT_MODEL:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
+    options = EngineOptions(
+        spec=choice.value,
+        seed=settings.spec.seed,
+        model_path=model_path,
+        threads=settings.threads,
+        add_special_tokens=settings.spec.task.chat is None,
+        precision=settings.spec.trainer.precision,
+    )
     try:
-        return create(
-            model_path=model_path,
-            slots=choice.value.slots,
-            max_total_tokens=None,
-            threads=settings.threads,
-            add_special_tokens=settings.spec.task.chat is None,  # a chat template has put them in
-            precision=settings.spec.trainer.precision,
-        )
+        return engine_creator(choice.key)(options)
     except (ValueError, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(field=f"model {model_path}", rule=f"cannot be loaded: {first_line}") from error

@@ -20,12 +20,18 @@ from streamrl.keys import (
 )
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
-from streamrl_workers.stream.environ import Surroundings, integer, job_file, port, required, surroundings
-from streamrl_workers.stream.tls import Tls
+from streamrl_workers.process.environment_variables import (
+    WorkerVariables,
+    integer,
+    job_file,
+    port,
+    required,
+    worker_variables,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class GeneratorSettings:
     """Everything that `main.py` wires from."""
 
     run_dir: Path
@@ -36,21 +42,11 @@ class Settings:
     signals_port: int  # 0 = any
     model_path: str | None
     threads: int | None
-    around: Surroundings = field(default_factory=Surroundings)
-
-    @property
-    def token(self) -> str:
-        """Of the run; may be "" with certificates."""
-        return self.around.token
-
-    @property
-    def tls(self) -> Tls | None:
-        """Certificates; None: the token alone."""
-        return self.around.tls
+    variables: WorkerVariables = field(default_factory=WorkerVariables)
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Settings from the environment and the job in the run folder.
+def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
+    """GeneratorSettings from the environment and the job in the run folder.
 
     Raises:
         UserError, UserErrors: something is missing or wrong.
@@ -58,14 +54,14 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     run_dir = Path(required(environ, ENV_RUN_DIR))
     spec = read_job(job_file(environ, run_dir=run_dir)).spec
     pool = required(environ, ENV_POOL)
-    return Settings(
+    return GeneratorSettings(
         run_dir=run_dir,
         process=environ.get(ENV_PROCESS) or _name_in_pod(environ, pool=pool),
         pool=_find_pool(spec, name=pool),
         spec=spec,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
         signals_port=port(environ, ENV_SIGNALS_PORT),
-        around=surroundings(environ),
+        variables=worker_variables(environ),
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
     )

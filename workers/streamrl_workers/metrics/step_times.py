@@ -3,7 +3,7 @@
     seconds of a step at a bucket's mean batch = seconds / steps,      mean batch = tokens / steps
 
 Owns: the buckets and the counts. Does not own clocks (instants are parameters), nor what follows from them
-(`scheduler/dispatch/measured.py`). A batch that changes from step to step is counted as well as one that stays.
+(`scheduler/dispatch.speeds.py`). A batch that changes from step to step is counted as well as one that stays.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def bucket_of(batch: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepCounts:
     """Steps of one bucket since the process began; all three only grow."""
 
     steps: float = 0.0
@@ -28,11 +28,11 @@ class Steps:
     """Over all samples of the batch."""
     seconds: float = 0.0
 
-    def __add__(self, other: "Steps") -> "Steps":
-        return Steps(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
+    def __add__(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(self.steps + other.steps, self.tokens + other.tokens, self.seconds + other.seconds)
 
-    def __sub__(self, other: "Steps") -> "Steps":
-        return Steps(self.steps - other.steps, self.tokens - other.tokens, self.seconds - other.seconds)
+    def __sub__(self, other: "StepCounts") -> "StepCounts":
+        return StepCounts(self.steps - other.steps, self.tokens - other.tokens, self.seconds - other.seconds)
 
 
 class StepTimes:
@@ -44,7 +44,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._since_s: float | None = None
-        self._counts: dict[int, Steps] = {}
+        self._counts: dict[int, StepCounts] = {}
 
     def enter(self, *, generating: bool, now_s: float) -> None:
         """From now on the engine generates, or does not."""
@@ -64,9 +64,9 @@ class StepTimes:
             return
         steps, total = max(tokens), sum(tokens)
         bucket = bucket_of(total / steps)
-        self._counts[bucket] = self._counts.get(bucket, Steps()) + Steps(steps, total, now_s - self._since_s)
+        self._counts[bucket] = self._counts.get(bucket, StepCounts()) + StepCounts(steps, total, now_s - self._since_s)
         self._since_s = now_s
 
-    def counts(self) -> dict[int, Steps]:
+    def counts(self) -> dict[int, StepCounts]:
         """Bucket -> what was counted until now."""
         return dict(self._counts)

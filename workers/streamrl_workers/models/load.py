@@ -1,14 +1,19 @@
-"""Loads models and tokenizers by directory or hub name: the only door to transformers' `Auto` classes for the workers.
+"""Loads models and tokenizers by directory or hub name: the only door to transformers' `Auto` classes and to huggingface_hub.
 
-Weights come as float32 unless another format is asked for. What transformers raises becomes a `UserError` of one line here. No code of a model's repository is run.
+Weights come as float32 unless another format is asked for. What these libraries raise becomes a `UserError` of one line here.
+No code of a model's repository is run, whatever a terminal would answer: a model that needs it is refused.
+A downloaded directory holds exactly the revision asked for, so trainer and generators read the same files.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -17,18 +22,24 @@ from transformers import (
 )
 
 from streamrl.errors import UserError, shorten
+from streamrl.spec.model import HuggingFaceModel
 
 DTYPE = torch.float32
 """Number format of the weights that a trainer holds, whatever its passes compute in."""
 
 _Loaded = TypeVar("_Loaded")
 
+_SAFE: dict[str, Any] = {"trust_remote_code": False}
+"""Of every load: left out, transformers asks on a terminal whether to run a repository's code."""
+_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+"""Config, weights and tokenizer; no pickles, no code, no duplicates in other formats."""
+_WANTS_TRUST = "trust_remote_code"
+"""In what transformers says when a model needs code of its repository."""
+
 
 def load_tokenizer(model_path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer, with a pad token (its end token where it names none)."""
-    tokenizer: PreTrainedTokenizerBase = _translated(
-        lambda: AutoTokenizer.from_pretrained(model_path, revision=_branch(revision)), what="tokenizer", path=model_path
-    )
+    tokenizer = _tokenizer(model_path, revision=revision)
     if tokenizer.eos_token_id is None:
         raise UserError(
             field=f"tokenizer of {model_path}",
@@ -43,7 +54,9 @@ def load_tokenizer(model_path: str, *, revision: str | None = None) -> PreTraine
 def load_config(model_path: str, *, revision: str | None = None) -> PreTrainedConfig:
     """The configuration alone; no weights are read."""
     config: PreTrainedConfig = _translated(
-        lambda: AutoConfig.from_pretrained(model_path, revision=_branch(revision)), what="config", path=model_path
+        lambda: AutoConfig.from_pretrained(model_path, revision=_branch(revision), **_SAFE),
+        what="config",
+        path=model_path,
     )
     return config
 
@@ -57,12 +70,14 @@ def count_parameters(model_path: str) -> int:
 def load_structure(model_path: str, *, revision: str | None = None, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model that the configuration describes, in eval mode; its weights mean nothing yet."""
     config = load_config(model_path, revision=revision)
-    model: PreTrainedModel = _translated(
-        lambda: AutoModelForCausalLM.from_config(config, dtype=dtype),  # type: ignore[no-untyped-call] # untyped in transformers
-        what="model",
-        path=model_path,
-    )
+    model = _translated(lambda: structure_of(config, dtype=dtype), what="model", path=model_path)
     model.train(mode=False)
+    return model
+
+
+def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
+    """The causal language model of a configuration; its weights mean nothing yet."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **_SAFE)  # type: ignore[no-untyped-call] # untyped in transformers
     return model
 
 
@@ -70,7 +85,7 @@ def load_model(model_path: str, *, revision: str | None = None) -> PreTrainedMod
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(
-            model_path, revision=_branch(revision), dtype=DTYPE, output_loading_info=True
+            model_path, revision=_branch(revision), dtype=DTYPE, output_loading_info=True, **_SAFE
         ),
         what="model",
         path=model_path,
@@ -87,6 +102,23 @@ def load_model(model_path: str, *, revision: str | None = None) -> PreTrainedMod
     return model
 
 
+def load_encoder(model_path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Any model without its language head, and its tokenizer as it is."""
+    model: PreTrainedModel = _translated(
+        lambda: AutoModel.from_pretrained(model_path, dtype=DTYPE, **_SAFE), what="model", path=model_path
+    )
+    return model, _tokenizer(model_path, revision=None)
+
+
+def _tokenizer(model_path: str, *, revision: str | None) -> PreTrainedTokenizerBase:
+    tokenizer: PreTrainedTokenizerBase = _translated(
+        lambda: AutoTokenizer.from_pretrained(model_path, revision=_branch(revision), **_SAFE),
+        what="tokenizer",
+        path=model_path,
+    )
+    return tokenizer
+
+
 def _branch(revision: str | None) -> str:
     return revision or "main"
 
@@ -98,6 +130,12 @@ def _translated(load: Callable[[], _Loaded], *, what: str, path: str) -> _Loaded
     except UserError:
         raise
     except Exception as error:
+        if _WANTS_TRUST in str(error):
+            raise UserError(
+                field=f"{what} of {path}",
+                rule="brings code of its own, and none is run",
+                fix="take a model that transformers itself knows",
+            ) from error
         raise UserError(
             field=f"{what} of {path}",
             rule=f"cannot be loaded: {type(error).__name__}: {shorten(_first_line(error))}",
@@ -108,3 +146,17 @@ def _translated(load: Callable[[], _Loaded], *, what: str, path: str) -> _Loaded
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else "no text"
+
+
+def download(model: HuggingFaceModel) -> Path:
+    """Fetch what is not there yet. Raises `UserError` if the hub or the revision cannot be had."""
+    try:
+        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=list(_PATTERNS)))
+    except (OSError, ValueError) as error:  # also what huggingface_hub and its HTTP client raise
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise UserError(
+            field="spec.model.huggingFace",
+            rule=f"cannot be fetched: {shorten(lines[0])}",
+            got=f"{model.name}@{model.revision}",
+            fix="check name, revision and network, or use spec.model.path",
+        ) from error

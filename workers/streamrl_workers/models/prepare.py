@@ -7,7 +7,7 @@
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
 every `REPORT_EVERY_S`, and last {"event": "ready", "path", "parameters"}; with `--result`, {"path"} in that file when all is
-done (`stream/model_place.py`). Waits for nothing but the hub's download.
+done (`stream/run_folder.py`). Waits for nothing but the hub's download.
 A user's mistake is one line on standard error and exit code 2. It ends at once when its parent is gone.
 """
 
@@ -26,6 +26,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from streamrl_workers.process.heartbeat import start_heartbeat
+
+if __name__ == "__main__":  # before imports that take seconds
+    start_heartbeat()
+
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -35,15 +40,13 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.model import ScratchModel
-from streamrl_workers.models.hub import download
-from streamrl_workers.models.load import count_parameters, load_tokenizer
+from streamrl.text import say
+from streamrl_workers.models.load import count_parameters, download, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
-from streamrl_workers.models.survey import Survey, take_survey, warm_up_pairs
-from streamrl_workers.models.warm_up import warm_up
-from streamrl_workers.stream.lifeline import watch_lifeline
-from streamrl_workers.stream.model_place import write_model_place
-from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.registry import open_dataset
+from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
+from streamrl_workers.process.shutdown import watch_parent
+from streamrl_workers.stream.run_folder import write_model_path
+from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 
 RECIPE = 2
 """Version of the code that makes a scratch model; raise it when the same inputs give another model."""
@@ -71,7 +74,7 @@ def main() -> int:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     output = sys.stdout
     try:
-        watch_lifeline(os.environ)
+        watch_parent(os.environ)
         # What user code or a library prints must not get between the lines of progress.
         with contextlib.redirect_stdout(sys.stderr):
             directory = prepare(
@@ -81,20 +84,11 @@ def main() -> int:
                 report=lambda event: print(json.dumps(event), file=output, flush=True),
             )
             if arguments.result is not None:
-                _write_result(arguments.result, directory=directory)
+                write_model_path(arguments.result, directory=directory)
     except (UserError, UserErrors) as error:
-        print(error, file=sys.stderr)  # noqa: T201 - the one line that the user sees
+        say(*error.lines)
         return EXIT_USER_ERROR
     return EXIT_DONE
-
-
-def _write_result(file: Path, *, directory: Path) -> None:
-    try:
-        write_model_place(file, directory=directory)
-    except OSError as error:
-        raise UserError(
-            field="--result", rule=f"cannot be written: {error.strerror or error}", got=str(file)
-        ) from error
 
 
 def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report) -> Path:

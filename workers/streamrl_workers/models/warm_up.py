@@ -1,10 +1,14 @@
 """Supervised warm-up: a scratch model imitates the task's own answers before reinforcement learning starts.
 
-Owns the batches, the schedule (linear rise, cosine fall to zero) and the loss: the mean negative log-likelihood of
-the target's tokens and of the end token that follows them; the prompt is read, never imitated. Draws no random
-number: the order of the pairs is the order of training.
+Owns what is read (the first items of the training split), the batches, the schedule (linear rise, cosine fall to zero) and
+the loss: the mean negative log-likelihood of the target's tokens and of the end token that follows them; the prompt is
+read, never imitated. Draws no random number: the order of the pairs is the order of training.
+
+`take_survey` looks at all of it before the first step: its characters become the vocabulary; a digest covers data set,
+parameters, seed and the user's format function at once. The data set is read twice rather than held in memory.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.errors import UserError
 from streamrl.spec.model import WarmUp
+from streamrl_workers.tasks.dataset import TaskDataset
 
 IGNORED = -100
 """Label of a position that is not imitated: what torch's cross entropy leaves out."""
@@ -29,9 +34,15 @@ _BETAS = (0.9, 0.98)
 _WEIGHT_DECAY = 0.01
 _CLIP_NORM = 1.0
 
+_MIN_TRAIN_ITEMS = 4096
+"""Items looked at however short the warm-up is: a character that none of them has cannot be written or read later."""
+
+_HELD_OUT_ITEMS = 512
+"""Held-out items looked at, for their characters alone."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class WarmUpPair:
     """What is read and what is to be said."""
 
     prompt: str
@@ -39,7 +50,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class WarmUpStep:
     """One finished optimiser step, counted from 1."""
 
     step: int
@@ -49,7 +60,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class WarmUpBatch:
     """Sequences padded on the right; B sequences of at most T tokens."""
 
     ids_BT: Tensor
@@ -59,8 +70,8 @@ class Batch:
 
 
 def warm_up(
-    model: nn.Module, *, tokenizer: PreTrainedTokenizerFast, pairs: Iterable[Pair], spec: WarmUp
-) -> Iterator[Progress]:
+    model: nn.Module, *, tokenizer: PreTrainedTokenizerFast, pairs: Iterable[WarmUpPair], spec: WarmUp
+) -> Iterator[WarmUpStep]:
     """Train `model` in place for `spec.steps` steps; yields after each one. Nothing happens unless it is iterated."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec.learning_rate, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
     stream = iter(pairs)
@@ -76,7 +87,7 @@ def warm_up(
         loss.backward()  # type: ignore[no-untyped-call] # untyped in torch
         nn.utils.clip_grad_norm_(model.parameters(), _CLIP_NORM)
         optimizer.step()
-        yield Progress(step=step + 1, steps=spec.steps, loss=loss.item())
+        yield WarmUpStep(step=step + 1, steps=spec.steps, loss=loss.item())
     model.eval()
 
 
@@ -88,7 +99,7 @@ def schedule(step: int, *, steps: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
-def make_batch(pairs: Sequence[Pair], *, tokenizer: PreTrainedTokenizerFast) -> Batch:
+def make_batch(pairs: Sequence[WarmUpPair], *, tokenizer: PreTrainedTokenizerFast) -> WarmUpBatch:
     """Prompt, target and end token of each pair; only the latter two carry labels."""
     end = tokenizer.eos_token_id
     prompts = [tokenizer.encode(pair.prompt, add_special_tokens=False) for pair in pairs]
@@ -102,10 +113,10 @@ def make_batch(pairs: Sequence[Pair], *, tokenizer: PreTrainedTokenizerFast) -> 
         ids_BT[row, :stop] = torch.tensor(prompt + target)
         labels_BT[row, start:stop] = torch.tensor(target)
         mask_BT[row, :stop] = 1
-    return Batch(ids_BT=ids_BT, mask_BT=mask_BT, labels_BT=labels_BT)
+    return WarmUpBatch(ids_BT=ids_BT, mask_BT=mask_BT, labels_BT=labels_BT)
 
 
-def imitation_loss(model: nn.Module, batch: Batch) -> Tensor:
+def imitation_loss(model: nn.Module, batch: WarmUpBatch) -> Tensor:
     """Mean negative log-likelihood of the labelled tokens; position t predicts token t + 1."""
     logits_BTV = model(input_ids=batch.ids_BT, attention_mask=batch.mask_BT, use_cache=False).logits
     return nn.functional.cross_entropy(
@@ -119,4 +130,48 @@ def _ran_out(*, step: int, spec: WarmUp) -> UserError:
         rule=f"needs {spec.steps} steps of {spec.batch_size} examples, and the data set ended at step {step}",
         got=spec.steps,
         fix="lower warmUp.steps or warmUp.batchSize, or give more examples",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was seen."""
+
+    characters: frozenset[str]
+    digest: str
+    """SHA-256 of the pairs that the warm-up reads, in order."""
+
+
+def warm_up_pairs(dataset: TaskDataset, *, spec: WarmUp) -> Iterator[WarmUpPair]:
+    """The pairs of the warm-up, in order: as many as it reads."""
+    return _train_pairs(dataset, count=spec.steps * spec.batch_size)
+
+
+def take_survey(dataset: TaskDataset, *, spec: WarmUp) -> Survey:
+    """Look at all of them. Raises `UserError` if one has no target to imitate."""
+    characters: set[str] = set()
+    digest = hashlib.sha256()
+    for index, pair in enumerate(_train_pairs(dataset, count=max(_MIN_TRAIN_ITEMS, spec.steps * spec.batch_size))):
+        if not pair.target and spec.steps > 0:
+            raise _no_target(index=index, prompt=pair.prompt)
+        characters.update(pair.prompt, pair.target)
+        digest.update(f"{len(pair.prompt)},{len(pair.target)}:{pair.prompt}{pair.target}".encode())
+    for index in range(min(_HELD_OUT_ITEMS, dataset.held_out_size or _HELD_OUT_ITEMS)):
+        item = dataset.item("held_out", index)
+        characters.update(item.prompt, item.target)
+    return Survey(characters=frozenset(characters), digest=digest.hexdigest())
+
+
+def _train_pairs(dataset: TaskDataset, *, count: int) -> Iterator[WarmUpPair]:
+    for index in range(count):
+        item = dataset.item("train", index)
+        yield WarmUpPair(prompt=item.prompt, target=item.target)
+
+
+def _no_target(*, index: int, prompt: str) -> UserError:
+    return UserError(
+        field="spec.model.scratch.warmUp",
+        rule=f"needs a text to imitate for every item, and training item {index} has none",
+        got=prompt,
+        fix="give spec.task.format a function that returns a target, or set warmUp.steps to 0",
     )

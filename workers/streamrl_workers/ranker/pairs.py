@@ -47,10 +47,10 @@ def standardised(tokens: Sequence[float]) -> list[float]:
 class PairStore:
     """The newest pairs, oldest first."""
 
-    def __init__(self, folder: Path, *, first: Path) -> None:
+    def __init__(self, folder: Path, *, first: Path | None = None) -> None:
         """Take up the folder's file; if there is none, that of the folder `first`, which may have none either."""
         self._path = folder / FILE
-        found = read_pairs(self._path if self._path.exists() else first / FILE)
+        found = read_pairs(self._path if first is None or self._path.exists() else first / FILE)
         self._pairs: deque[Pair] = deque(found, maxlen=MEMORY_PAIRS)
         self._lines = 2 * MEMORY_PAIRS  # the file is written anew with the first pairs that come
 

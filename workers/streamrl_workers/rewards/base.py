@@ -1,13 +1,20 @@
-"""What a reward sees and what it is. Owns the types alone.
+"""What a reward sees and what it is, and what rewards share: patterns, and functions of the user's own.
 
 A scorer is called as `scorer(completion, item)` and returns a number. It may raise or hang: the
-process that calls it is watched from outside, so a scorer needs no time limit of its own.
+process that calls it is watched from outside, so a scorer needs no time limit of its own. An endpoint judges elsewhere: many
+samples wait for it at once, so it holds its time limit itself.
 """
 
+import importlib
+import inspect
+import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from streamrl.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,20 @@ class Item:
 Scorer = Callable[[str, Item], object]
 """(completion, item) -> number. Anything but a finite number counts as a failure of the sample."""
 
+
+class RewardEndpoint(Protocol):
+    """Somebody else judges, and is asked by message."""
+
+    def body(self, completion: str, item: Item) -> str:
+        """The message about a sample, ASCII; every endpoint gets the same."""
+
+    async def ask(self, body: str) -> object:
+        """Its number. Raises whatever keeps it from giving one, `TimeoutError` at the reward's time limit."""
+
+    async def close(self) -> None:
+        """Nothing more is asked."""
+
+
 Verify = Callable[[str, Item], float]
 """(answer, item) -> number: the data set's own verdict on an extracted answer."""
 
@@ -45,4 +66,87 @@ class RewardContext:
     """Where the user's modules lie."""
     verify: Verify
     timeout_s: float
-    """The reward's time limit for one sample, held by the pool."""
+    """The reward's time limit for one sample."""
+
+
+Extract = Callable[[str], str | None]
+
+
+def compile_pattern(pattern: str, *, field: str) -> re.Pattern[str]:
+    """Compile the user's pattern; a bad one is the user's error."""
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(field=field, rule=f"must be a regular expression of Python: {error}", got=pattern) from error
+
+
+def make_extract(pattern: str | None, *, field: str) -> Extract:
+    """Answer = first group (or the whole match) of the last match; None if there is no match or the group took no part.
+
+    Without a pattern the answer is the whole completion.
+    """
+    if pattern is None:
+        return lambda completion: completion
+    compiled = compile_pattern(pattern, field=field)
+    group = 1 if compiled.groups else 0
+
+    def extract(completion: str) -> str | None:
+        last = None
+        for last in compiled.finditer(completion):  # noqa: B007 - only the last counts
+            pass
+        return last.group(group) if last else None
+
+    return extract
+
+
+def load_function(name: str, *, base_dir: Path, keywords: tuple[str, ...], field: str) -> Callable[..., Any]:
+    """Import `module:function` with `base_dir` first on the path; it will be called with `keywords`."""
+    module_name, _, function_name = name.partition(":")
+    _put_on_path(base_dir)
+    module = _import_module(module_name, base_dir=base_dir, field=field)
+    function = getattr(module, function_name, None)
+    if function is None:
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise UserError(
+            field=field,
+            rule=f"module {module_name} has no function {function_name}",
+            fix=f"it has {', '.join(sorted(known)) or 'none'}",
+        )
+    if not callable(function):
+        raise UserError(field=field, rule="must name a function", got=function)
+    _check_signature(function, keywords=keywords, field=field)
+    return function  # type: ignore[no-any-return] # getattr gives Any
+
+
+def _put_on_path(base_dir: Path) -> None:
+    entry = str(base_dir.resolve())
+    if entry not in sys.path:
+        sys.path.insert(0, entry)
+        importlib.invalidate_caches()
+
+
+def _import_module(module_name: str, *, base_dir: Path, field: str) -> object:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise UserError(field=field, rule=f"importing module {module_name} failed: {error}") from error
+        raise UserError(
+            field=field, rule=f"there is no module {module_name} in {base_dir}", fix="put it beside the job file"
+        ) from error
+    except (Exception, SystemExit) as error:
+        text = f"importing module {module_name} failed: {type(error).__name__}: {error}"
+        raise UserError(field=field, rule=" ".join(text.split())) from error
+
+
+def _check_signature(function: Callable[..., Any], *, keywords: tuple[str, ...], field: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a function in C may not tell; a wrong call then shows as a failure of the sample
+    try:
+        signature.bind(**dict.fromkeys(keywords))
+    except TypeError as error:
+        raise UserError(
+            field=field, rule=f"is called with the keywords {', '.join(keywords)}, but {error}", got=str(signature)
+        ) from error

@@ -1,33 +1,30 @@
 """`http`: an endpoint judges. POST of {prompt, completion, answer, metadata} as JSON; it answers {"reward": number}.
 
-Owns the client (each process keeps connections of its own), the tries and their deadline. Invariants:
-- All tries together, waits included, end before the reward's `timeoutSeconds`; the pool ends what would not.
+Owns the client, the tries and their deadline. Many samples are asked about at once; `concurrency` of them at most, which the
+pool holds. Invariants:
+- All tries together, waits included, end by the reward's `timeoutSeconds`.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
   JSON, is a failure of the sample that names the status. Redirects are not followed, proxies of the environment not used.
 - The token goes into the request's header alone: into no error, no log.
 """
 
+import asyncio
 import datetime
 import email.utils
 import json
 import os
 import random
 import ssl
-import time
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.task import HttpReward
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer
+from streamrl_workers.rewards.base import Item, RewardContext
 
 if TYPE_CHECKING:
     import httpx
 
-BUDGET_SHARE = 0.9
-"""Of the reward's time limit: the rest is for telling what went wrong before the pool ends the process."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 MAX_ANSWER_BYTES = 1 << 20
@@ -50,8 +47,8 @@ class _TryAgainError(EndpointError):
         """What the endpoint itself asks for (Retry-After)."""
 
 
-def create(options: HttpReward, *, context: RewardContext) -> Scorer:
-    """Scorer by request. Raises `UserError` for an address without a host or a token that is not there."""
+def create(options: HttpReward, *, context: RewardContext) -> "HttpEndpoint":
+    """An endpoint that is asked by request. Raises `UserError` for an address without a host or a token that is not there."""
     import httpx
 
     try:
@@ -60,9 +57,7 @@ def create(options: HttpReward, *, context: RewardContext) -> Scorer:
         raise UserError(field=f"{context.field}.url", rule=f"must be an address: {error}", got=options.url) from error
     if not host:
         raise UserError(field=f"{context.field}.url", rule="must name a host", got=options.url)
-    token = _token(options, field=context.field)
-    endpoint = _Endpoint(options, token=token, budget_s=BUDGET_SHARE * context.timeout_s)
-    return endpoint.score
+    return HttpEndpoint(options, token=_token(options, field=context.field), timeout_s=context.timeout_s)
 
 
 def _token(options: HttpReward, *, field: str) -> str | None:
@@ -79,88 +74,90 @@ def _token(options: HttpReward, *, field: str) -> str | None:
     return token
 
 
-def _new_client() -> "httpx.Client":
-    """Made before the processes fork, which is dear; connections are made by the requests, in each process its own."""
+def _new_client(concurrency: int) -> "httpx.AsyncClient":
+    """Made before the processes fork, which is dear; connections are made by the requests."""
     import certifi
     import httpx
 
     trusted = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
-    return httpx.Client(trust_env=False, follow_redirects=False, verify=trusted)
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+    return httpx.AsyncClient(
+        trust_env=False,
+        follow_redirects=False,
+        verify=trusted,
+        limits=limits,
+        timeout=None,  # noqa: S113 - `ask` has one for all tries together
+    )
 
 
-class _Endpoint:
+class HttpEndpoint:
     """One address."""
 
-    def __init__(
-        self,
-        options: HttpReward,
-        *,
-        token: str | None,
-        budget_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, options: HttpReward, *, token: str | None, timeout_s: float) -> None:
         self._options = options
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
-        self._budget_s = budget_s
-        self._clock = clock
-        self._client = _new_client()
-        weakref.finalize(self, self._client.close)
+        self._timeout_s = timeout_s
+        self._client = _new_client(options.concurrency)
 
-    def score(self, completion: str, item: Item) -> object:
+    def body(self, completion: str, item: Item) -> str:
+        """The sample as JSON."""
+        value = {
+            "prompt": item.prompt,
+            "completion": completion,
+            "answer": item.answer,
+            "metadata": dict(item.metadata),
+        }
+        return json.dumps(value, allow_nan=False, default=str)
+
+    async def ask(self, body: str) -> object:
         """The endpoint's number. Raises `EndpointError`, or `TimeoutError` if time runs out."""
-        deadline = self._clock() + self._budget_s
-        body = _body(completion, item)
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await self._ask(body, deadline_s=deadline_s)
+        except TimeoutError:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _ask(self, body: str, *, deadline_s: float) -> object:
         for tries in range(self._options.retries + 1):
             try:
-                return self._try(body, deadline=deadline)
+                return await self._try(body)
             except _TryAgainError as error:
                 if tries == self._options.retries:
                     raise EndpointError(f"{error}, after {tries + 1} tries") from error
                 wait_s = max(error.after_s, _wait_s(tries))
-                if self._clock() + wait_s >= deadline:
+                if asyncio.get_running_loop().time() + wait_s >= deadline_s:
                     raise EndpointError(f"{error}; no time is left to try again in {wait_s:.1f} s") from error
-                time.sleep(wait_s)
+                await asyncio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    def _try(self, body: bytes, *, deadline: float) -> object:
+    async def _try(self, body: str) -> object:
         import httpx
 
-        left_s = max(0.001, deadline - self._clock())
-        request = {"content": body, "headers": self._headers, "timeout": left_s}
         try:
-            with self._client.stream("POST", self._options.url, **request) as response:  # type: ignore[arg-type] # a dict of several types
-                return _reward(response, answer=self._read(response, deadline=deadline))
-        except httpx.TimeoutException as error:
-            raise self._late() from error
+            async with self._client.stream(
+                "POST", self._options.url, content=body.encode("ascii"), headers=self._headers
+            ) as response:
+                return _reward(response, answer=await _read(response))
         except httpx.TransportError as error:
             raise _TryAgainError(f"the connection failed: {type(error).__name__}: {shorten(str(error))}") from error
         except httpx.DecodingError as error:
             raise EndpointError(f"the answer's encoding is broken: {shorten(str(error))}") from error
 
-    def _read(self, response: "httpx.Response", *, deadline: float) -> bytes:
-        parts = bytearray()
-        for part in response.iter_bytes():
-            if parts and self._clock() > deadline:
-                raise self._late()
-            parts += part
-            if len(parts) > MAX_ANSWER_BYTES:
-                raise EndpointError(f"status {response.status_code}: the answer has over {MAX_ANSWER_BYTES} bytes")
-        return bytes(parts)
 
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"no answer within {self._budget_s:g} s")
-
-
-def _body(completion: str, item: Item) -> bytes:
-    value = {
-        "prompt": item.prompt,
-        "completion": completion,
-        "answer": item.answer,
-        "metadata": dict(item.metadata),
-    }
-    return json.dumps(value, allow_nan=False, default=str).encode("ascii")
+async def _read(response: "httpx.Response") -> bytes:
+    parts = bytearray()
+    async for part in response.aiter_bytes():
+        parts += part
+        if len(parts) > MAX_ANSWER_BYTES:
+            raise EndpointError(f"status {response.status_code}: the answer has over {MAX_ANSWER_BYTES} bytes")
+    return bytes(parts)
 
 
 def _reward(response: "httpx.Response", *, answer: bytes) -> object:

@@ -1,8 +1,7 @@
 """`exactMatch`: 1 if the extracted answer equals the reference after trimming both, else 0."""
 
 from streamrl.spec.task import ExactMatchReward
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer
-from streamrl_workers.rewards.extraction import make_extract
+from streamrl_workers.rewards.base import Item, RewardContext, Scorer, make_extract
 
 
 def create(options: ExactMatchReward, *, context: RewardContext) -> Scorer:

@@ -1,8 +1,7 @@
 """`python`: a function of the user's own, `f(*, prompt, completion, answer, metadata) -> float`."""
 
 from streamrl.spec.base import PythonFunction
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer
-from streamrl_workers.rewards.functions import load_function
+from streamrl_workers.rewards.base import Item, RewardContext, Scorer, load_function
 
 KEYWORDS = ("prompt", "completion", "answer", "metadata")
 

@@ -1,8 +1,7 @@
 """`regex`: 1 if the pattern is found anywhere in the completion, else 0."""
 
 from streamrl.spec.task import RegexReward
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer
-from streamrl_workers.rewards.extraction import compile_pattern
+from streamrl_workers.rewards.base import Item, RewardContext, Scorer, compile_pattern
 
 
 def create(options: RegexReward, *, context: RewardContext) -> Scorer:

@@ -17,17 +17,18 @@ from streamrl_workers.rewards import (
     regex,
     verifier,
 )
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer, Verify
+from streamrl_workers.rewards.base import Item, RewardContext, RewardEndpoint, Scorer, Verify
 
-REWARDS: dict[str, Callable[..., Scorer]] = {
+SCORERS: dict[str, Callable[..., Scorer]] = {
     "verifier": verifier.create,
     "exactMatch": exact_match.create,
     "regex": regex.create,
     "mathVerify": equal_mathematics.create,
     "python": python_function.create,
-    "http": endpoint.create,
     "environment": environment.create,
 }
+ENDPOINTS: dict[str, Callable[..., RewardEndpoint]] = {"http": endpoint.create}
+REWARDS = frozenset({*SCORERS, *ENDPOINTS})
 
 
 class BadValueError(ValueError):
@@ -36,30 +37,32 @@ class BadValueError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One named part of the reward."""
+    """One named part of the reward: exactly one of `scorer` and `endpoint` is set."""
 
     name: str
-    weight: float
-    """Share of the whole, 0 to 1; the weights of all parts sum to 1."""
-    timeout_s: float
-    scorer: Scorer
+    scorer: Scorer | None = None
+    endpoint: RewardEndpoint | None = None
 
     def value(self, completion: str, item: Item) -> float:
-        """Score `completion`; raises `BadValueError` or whatever the scorer raises."""
-        value = self.scorer(completion, item)
-        if isinstance(value, numbers.Real) and math.isfinite(value):
-            return float(value)
-        raise BadValueError(f"must return a finite number, got {shorten(value)} ({type(value).__name__})")
+        """Score `completion` here; raises `BadValueError` or whatever the scorer raises."""
+        assert self.scorer is not None
+        return _number(self.scorer(completion, item))
+
+    async def ask(self, body: str) -> float:
+        """Have the endpoint judge; raises `BadValueError` or whatever keeps it from that."""
+        assert self.endpoint is not None
+        return _number(await self.endpoint.ask(body))
+
+
+def _number(value: object) -> float:
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    raise BadValueError(f"must return a finite number, got {shorten(value)} ({type(value).__name__})")
 
 
 def make_parts(rewards: Sequence[Reward], *, verify: Verify, base_dir: Path) -> tuple[Part, ...]:
     """Make the scorers of a job. Raises `UserError` for a bad pattern or function."""
     return tuple(_part(reward, number, verify=verify, base_dir=base_dir) for number, reward in enumerate(rewards))
-
-
-def weighted_sum(parts: Sequence[Part], values: Sequence[float]) -> float:
-    """The sample's reward."""
-    return sum(part.weight * value for part, value in zip(parts, values, strict=True))
 
 
 def _part(reward: Reward, number: int, *, verify: Verify, base_dir: Path) -> Part:
@@ -69,9 +72,6 @@ def _part(reward: Reward, number: int, *, verify: Verify, base_dir: Path) -> Par
         verify=verify,
         timeout_s=reward.timeout_seconds,
     )
-    return Part(
-        name=reward.name,
-        weight=reward.weight_percent / 100,
-        timeout_s=reward.timeout_seconds,
-        scorer=REWARDS[reward.key](reward.value, context=context),
-    )
+    if reward.key in ENDPOINTS:
+        return Part(name=reward.name, endpoint=ENDPOINTS[reward.key](reward.value, context=context))
+    return Part(name=reward.name, scorer=SCORERS[reward.key](reward.value, context=context))

@@ -1,8 +1,7 @@
 """`verifier`: the data set's own verdict on the extracted answer; 0 where no answer is found."""
 
 from streamrl.spec.task import VerifierReward
-from streamrl_workers.rewards.base import Item, RewardContext, Scorer
-from streamrl_workers.rewards.extraction import make_extract
+from streamrl_workers.rewards.base import Item, RewardContext, Scorer, make_extract
 
 
 def create(options: VerifierReward, *, context: RewardContext) -> Scorer:

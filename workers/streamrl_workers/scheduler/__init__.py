@@ -1,1 +1,1 @@
-"""The scheduler: owns the life of every group. Never imports torch."""
+"""The scheduler's process: owns the life of every group, and decides who generates what, when, and what is trained."""

@@ -3,9 +3,13 @@
 import sys
 
 from streamrl.errors import EXIT_RETRY
-from streamrl_workers.hearing import hear
+from streamrl_workers.process.early_sigterm import exit_on_sigterm
 
-hear(exit_code=EXIT_RETRY)
+exit_on_sigterm(exit_code=EXIT_RETRY)
+
+from streamrl_workers.process.heartbeat import start_heartbeat  # noqa: E402 - SIGTERM first
+
+start_heartbeat()
 
 from streamrl_workers.scheduler.main import main  # noqa: E402 - these imports take a while
 

@@ -1,36 +1,21 @@
-"""Values between the scheduler's pure core and the shell that does the I/O.
+"""What the core asks for: effects, and the outbox that collects those of one event.
 
-The core (`core.py`) takes events and returns a list of effects; the shell (`shell/executor.py`) carries
-them out in order. Messages to generators and the trainer are the protocol's own.
-Owns no behaviour.
+The core (`core.py`) takes events and returns a list of effects; `server/executor.py` carries them out in order.
+Messages to generators and the trainer are the protocol's own, requests to the task pool the pool's (`tasks/values.py`).
+
+Owns the order of effects: what is said as it happened; issues and cancels of one generator are gathered, one
+`CancelBatch` and then `IssueBatch`es by bytes, at the end, and behind them why there is no more. Owns the numbering of
+records and what is to happen once one is durable.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.group_stats import GroupStats
-
-# What the task pool is asked and answers passes through the core as it is; its names are part of this module.
-# ruff: noqa: PLC0414
-from streamrl_workers.tasks.values import (
-    PlayTurn as PlayTurn,
-)
-from streamrl_workers.tasks.values import (
-    Prompt as Prompt,
-)
-from streamrl_workers.tasks.values import (
-    Score as Score,
-)
-from streamrl_workers.tasks.values import (
-    ScoreSample as ScoreSample,
-)
-from streamrl_workers.tasks.values import (
-    Split as Split,
-)
-from streamrl_workers.tasks.values import (
-    TurnAnswer as TurnAnswer,
-)
+from streamrl_workers.scheduler.records import Record
+from streamrl_workers.stream.packing import batches
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, ScoreSample
 
 # ---------------------------------------------------------------- values that come in
 
@@ -47,112 +32,12 @@ class GeneratorInfo:
     attempt: int | None
 
 
-# ---------------------------------------------------------------- journal records (the durable truth)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """Group `group_id` will be made of train prompt `prompt_index`."""
-
-    group_id: int
-    prompt_index: int
-    prompt_key: int = 0
-    """Stable 63-bit hash of the prompt's text: lengths are remembered by it. 0: unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """All samples of the group are finished and scored. Committed before the group is handed over."""
-
-    group_id: int
-    begun_step: int
-    """Weight version (step) of the group's earliest first token."""
-    trajectories: tuple[bytes, ...]
-    """Serialized `Trajectory`, by sample index."""
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
-    """The group will never be trained."""
-
-    group_id: int
-    reason: str
-    mean_tokens: float | None = None
-    """Of its completions; None: they did not all finish, or their lengths are known from `Scored`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStarted:
-    """Trainer instance `instance` begins at `step` (its checkpoint); later steps of older attempts no longer count."""
-
-    attempt: int
-    instance: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTaken:
-    """Step `step` of `attempt` consumed exactly these groups."""
-
-    attempt: int
-    step: int
-    group_ids: tuple[int, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpointed:
-    """The oldest checkpoint kept is that of `step` (history: steps < `step`); those steps' trajectories can go.
-
-    `path` is that of the newest.
-    """
-
-    step: int
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """Held-out evaluation of version `step`."""
-
-    step: int
-    mean_reward: float | None  # None: nothing could be scored
-    prompts: int
-    failed: int
-    mean_tokens: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnded:
-    """The run has ended; live groups are dropped with reason run_ended."""
-
-    step: int
-
-
-Record = Planned | Scored | Dropped | AttemptStarted | StepTaken | Checkpointed | Evaluated | RunEnded
-
-
 # ---------------------------------------------------------------- effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeedPrompts:
-    """Ask the task pool for prompts `first_index` .. `first_index + count - 1`."""
-
-    split: Split
-    first_index: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSome:
-    """A ranker has put work off: the shell calls `core.rank_some()` soon, between other events."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AskRanker:
-    """For a ranker that answers later. The shell answers `core.prompts_ranked(scores)`, in any portions, or never."""
+    """For the ranker's process. The shell answers `core.prompts_ranked(scores)`, in any portions, or never."""
 
     prompts: tuple[tuple[int, str], ...]
     """To score: (prompt key, text)."""
@@ -176,19 +61,19 @@ class ToTrainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandGroup:
+class DeliverGroup:
     """Send a finished group to the trainer (a `TrainerCommand` with a `Group`). Its samples stay serialized."""
 
     group_id: int
     step: int
     trajectories: tuple[bytes, ...]
-    """Serialized `Trajectory`, by sample index. Empty: a group of a recorded step, the shell takes them from the journal."""
+    """Serialized `Sample`, by sample index. Empty: a group of a recorded step, the executor takes them from the journal."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """Append to the journal. The shell answers `core.committed(sequence)` when it is durable; sequences rise by 1."""
+    """Append to the journal. The executor answers `core.committed(sequence)` when it is durable; sequences rise by 1."""
 
     sequence: int
     record: Record
@@ -210,54 +95,109 @@ class Failed:
 
 Effect = (
     NeedPrompts
-    | RankSome
     | AskRanker
     | ScoreSample
     | PlayTurn
     | ToGenerator
     | ToTrainer
-    | HandGroup
+    | DeliverGroup
     | Write
     | Finished
     | Failed
 )
 
 
-# ---------------------------------------------------------------- recovery
+Callback = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredGroup:
-    """A live group found in the journal, or one of a step that may be repeated (`stats` are there: its samples stay
-    in the journal). Neither `trajectories` nor `stats`: planned only, it is generated again."""
+class Outbox:
+    """Collects until `take`."""
 
-    group_id: int
-    prompt_index: int
-    begun_step: int | None
-    trajectories: tuple[bytes, ...]
-    size_bytes: int
-    stats: GroupStats | None = None
+    def __init__(self) -> None:
+        self._effects: list[Effect] = []
+        self._issues: dict[str, list[pb.SampleRequest]] = {}
+        self._cancels: dict[str, list[int]] = {}
+        self._idle: dict[str, str] = {}
+        self._sequence = 0
+        self._waiting: deque[tuple[int, Callback]] = deque()
+        self._durable = 0
+
+    def add(self, effect: Effect) -> None:
+        """Any effect."""
+        self._effects.append(effect)
+
+    def to_generator(self, generator_id: str, command: pb.GeneratorCommand) -> None:
+        """A command to one generator."""
+        self._effects.append(ToGenerator(generator_id=generator_id, command=command))
+
+    def to_trainer(self, command: pb.TrainerCommand) -> None:
+        """A command to the trainer."""
+        self._effects.append(ToTrainer(command=command))
+
+    def issue(self, generator_id: str, request: pb.SampleRequest) -> None:
+        """A sample for one generator."""
+        self._issues.setdefault(generator_id, []).append(request)
+
+    def cancel(self, generator_id: str, lease: int) -> None:
+        """Take a sample from a generator."""
+        self._cancels.setdefault(generator_id, []).append(lease)
+
+    def idle(self, generator_id: str, cause: str) -> None:
+        """Why a generator gets nothing more. It is told behind what it gets: an issue takes an earlier cause back."""
+        self._idle[generator_id] = cause
+
+    def forget(self, generator_id: str) -> None:
+        """The generator is gone: nothing more for it."""
+        self._idle.pop(generator_id, None)
+        self._cancels.pop(generator_id, None)
+        self._issues.pop(generator_id, None)
+
+    def write(self, record: Record, *, then: Callback | None = None) -> None:
+        """Append to the journal; `then` runs once it is durable."""
+        self._sequence += 1
+        self._effects.append(Write(sequence=self._sequence, record=record))
+        if then is not None:
+            self._waiting.append((self._sequence, then))
+
+    def when_all_durable(self, then: Callback) -> None:
+        """Run `then` when every record so far is durable: at once if there is none to wait for."""
+        if self._durable == self._sequence:
+            then()
+        else:
+            self._waiting.append((self._sequence, then))
+
+    def committed(self, sequence: int) -> None:
+        """Records up to `sequence` are durable."""
+        self._durable = max(self._durable, sequence)
+        while self._waiting and self._waiting[0][0] <= self._durable:
+            self._waiting.popleft()[1]()
+
+    def take(self) -> list[Effect]:
+        """Everything since the last call."""
+        effects = self._effects
+        effects.extend(_cancel_commands(self._cancels.items()))
+        effects.extend(_issue_commands(self._issues.items()))
+        effects.extend(_idle_commands(self._idle.items()))
+        self._effects, self._issues, self._cancels, self._idle = [], {}, {}, {}
+        return effects
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """What a journal holds. A new journal gives the empty state."""
+def _cancel_commands(cancels: Iterable[tuple[str, list[int]]]) -> list[Effect]:
+    return [
+        ToGenerator(generator_id=name, command=pb.GeneratorCommand(cancel=pb.CancelBatch(leases=leases)))
+        for name, leases in cancels
+    ]
 
-    next_group_id: int
-    attempt: int
-    """Newest attempt, 0 if none yet."""
-    instance: str
-    """Trainer instance of that attempt."""
-    checkpoint_step: int
-    step: int
-    """Steps taken in the effective history (steps of older attempts behind a rollback do not count): the newest
-    `AttemptStarted.step`, plus the steps that this attempt has taken since."""
-    groups: tuple[RecoveredGroup, ...]
-    """Live groups and the groups of steps not yet covered by a checkpoint."""
-    compositions: Mapping[int, tuple[int, ...]]
-    """step -> groups, newest record of every step >= `checkpoint_step`. Steps >= `step` were undone by a rollback:
-    the attempt takes them again with exactly these groups."""
-    evaluated_steps: frozenset[int]
-    prompt_lengths: Mapping[int, float]
-    """EMA of completion tokens by prompt key, for length prediction."""
-    ended: bool
+
+def _issue_commands(issues: Iterable[tuple[str, list[pb.SampleRequest]]]) -> list[Effect]:
+    return [
+        ToGenerator(generator_id=name, command=pb.GeneratorCommand(issue=pb.IssueBatch(items=items)))
+        for name, requests in issues
+        for items in batches(requests, size_bytes=pb.SampleRequest.ByteSize)
+    ]
+
+
+def _idle_commands(causes: Iterable[tuple[str, str]]) -> list[Effect]:
+    return [
+        ToGenerator(generator_id=name, command=pb.GeneratorCommand(idle=pb.Idle(cause=cause))) for name, cause in causes
+    ]

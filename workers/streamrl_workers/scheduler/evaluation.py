@@ -1,9 +1,17 @@
-"""Held-out evaluation of weight versions: greedy answers to the first held-out prompts.
+"""Weight versions on their way to the generators: which one is announced, and its held-out evaluation.
 
-Owns which version is being evaluated and its results. Its samples go ahead of training samples, only to
-generators at exactly that version, pinned; while it runs no newer version is announced. It is no part
-of the groups' life: nothing of it is journaled but the result, an unfinished one is done again.
+`Announcer` owns the versions that the trainer has published and which of them generators are told to use. A version is
+announced only
+  - when the step that made it is recorded: so no token is ever of a version that history may not have;
+  - when no evaluation of the announced version is unfinished; versions that are to be evaluated are announced one after
+    the other, all others give way to the newest;
+  - to a generator that is not at a higher number, nor was told to load one that it has not said it cannot. After a
+    trainer's restart the generators are at versions of a history that is being repeated with the same groups; they go
+    on with those until the repetition has caught up. Hence the number of a generator's version never falls.
 
+`Evaluator` owns greedy answers to the first held-out prompts. Its samples go ahead of training samples, only to
+generators at exactly that version, pinned. It is no part of the groups' life: nothing of it is journaled but the
+result, an unfinished one is done again.
     due: version 0, every `evaluation_interval` steps, and the last, unless already done.
     deadline: PATIENCE_LEASES leases in which no sample at all gains a token; what is missing then counts as failed.
 """
@@ -12,13 +20,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.effects import Evaluated, NeedPrompts, Prompt, Score, ScoreSample, TurnAnswer
+from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease, Version
-from streamrl_workers.scheduler.groups import Sample
-from streamrl_workers.scheduler.outbox import Outbox
-from streamrl_workers.scheduler.seeds import sample_seed
-from streamrl_workers.scheduler.settings import Settings
-from streamrl_workers.tasks.values import FailureKind
+from streamrl_workers.scheduler.groups.sample import Sample, fault, sample_seed
+from streamrl_workers.scheduler.records import Evaluated
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, ScoreSample, TurnAnswer
 
 PATIENCE_LEASES = 10
 """A version that nobody can load must not stop the run."""
@@ -37,7 +44,7 @@ class Evaluator:
     """At most one evaluation at a time."""
 
     def __init__(
-        self, settings: Settings, outbox: Outbox, *, fleet: Fleet, done: frozenset[int], failures: Counter[str]
+        self, settings: SchedulerSettings, outbox: Outbox, *, fleet: Fleet, done: frozenset[int], failures: Counter[str]
     ) -> None:
         """`failures`: samples that got no reward are counted there, by kind."""
         self._settings = settings
@@ -54,6 +61,9 @@ class Evaluator:
         self._samples: dict[int, Sample] = {}
         """By prompt index: those that are with a generator, with the environment, or done."""
         self._rewards: dict[int, float | None] = {}
+        self._faults: Counter[int] = Counter()
+        """By prompt index: what was not believed."""
+        self._patience_s = PATIENCE_LEASES * settings.lease_s
         self._progressed = False
         self._progress_s: float | None = None
         self._writing = False
@@ -84,6 +94,7 @@ class Evaluator:
         self.version = version
         self._waiting = deque(sorted(self._prompts))
         self._samples, self._rewards, self._writing = {}, {}, False
+        self._faults.clear()
         self._progressed = True
 
     def abandon(self) -> None:
@@ -116,7 +127,7 @@ class Evaluator:
         assert self.version is not None
         index = self._waiting.popleft()
         number = group_number(self.version[1], index)
-        sample = self._samples.setdefault(index, Sample(0, turns=self._settings.new_turns()))
+        sample = self._samples.setdefault(index, Sample.new(0, max_turns=self._settings.max_turns))
         lease = self._fleet.lend(generator, group_id=number, sample_index=0, evaluation=True)
         request = pb.SampleRequest(
             lease=lease.number,
@@ -133,19 +144,34 @@ class Evaluator:
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
         """Tokens, and perhaps the end, of one sample."""
-        self._progressed = True
         index = _prompt_index(lease.group_id)
         sample = self._samples[index]
+        if item.finish_reason == "error":
+            self._fleet.end(lease.number)
+            self._result(index, None)
+            return
+        max_tokens = self._sampling.max_tokens
+        if fault(lease, sample, item, newest_step=lease.version_step, max_tokens=max_tokens):
+            self._refuse(lease, index)
+            return
+        self._progressed = True
         sample.add(item)
         if not item.finish_reason:
             return
         self._fleet.end(lease.number)
-        if item.finish_reason == "error":
-            self._result(index, None)
-        elif sample.ends_turn(item):
+        if sample.ends_turn(item):
             self._outbox.add(sample.ask(lease.number, group_id=lease.group_id, split="held_out", prompt_index=index))
         else:
             self._ask_score(lease.group_id, sample)
+
+    def _refuse(self, lease: Lease, index: int) -> None:
+        """What came is not believed: it is made again, but not for ever."""
+        self._outbox.cancel(lease.generator_id, lease.number)
+        self.lost(lease)
+        self._faults[index] += 1
+        if self._faults[index] >= self._settings.max_issues:
+            self._waiting.remove(index)
+            self._result(index, None)
 
     def _ask_score(self, group_id: int, sample: Sample) -> None:
         self._outbox.add(
@@ -197,12 +223,12 @@ class Evaluator:
 
     # ---- the end
 
-    def tick(self, now_s: float, *, patience_s: float) -> None:
+    def tick(self, now_s: float) -> None:
         """Give up what has made no progress for too long while somebody could have made it."""
         if self._progressed or self._progress_s is None or not len(self._fleet):
             self._progressed = False
             self._progress_s = now_s
-        elif self.version is not None and not self._writing and now_s - self._progress_s > patience_s:
+        elif self.version is not None and not self._writing and now_s - self._progress_s > self._patience_s:
             self._revoke()
             self._waiting.clear()
             self._finish()
@@ -242,3 +268,82 @@ class Evaluator:
 
 def _prompt_index(group_number: int) -> int:
     return group_number & ((1 << _STEP_SHIFT) - 1)
+
+
+class Announcer:
+    """Tells generators about weights."""
+
+    def __init__(self, outbox: Outbox, *, fleet: Fleet, evaluator: Evaluator) -> None:
+        self._outbox = outbox
+        self._fleet = fleet
+        self._evaluator = evaluator
+        self._published: dict[int, tuple[pb.VersionName, str]] = {}
+        """Step -> name and address, of the current attempt, not older than the announced one."""
+        self.announced: Version | None = None
+        self._changes = 0
+        self._last: tuple[object, ...] = ()
+
+    def changed(self) -> None:
+        """A generator has come, or its version is another: look again."""
+        self._changes += 1
+
+    def clear(self) -> None:
+        """A new attempt: nothing is published yet."""
+        self.changed()
+        self._published.clear()
+        self.announced = None
+        self._evaluator.abandon()
+        for generator in self._fleet:
+            generator.told = None
+
+    def published(self, name: pb.VersionName, *, address: str) -> None:
+        """The trainer serves this version."""
+        self.changed()
+        if self.announced is None or name.step >= self.announced[1]:
+            self._published[name.step] = (name, address)
+        for generator in self._fleet:
+            if generator.told == (name.attempt, name.step) != generator.version:
+                generator.told = None  # the trainer may be somewhere else now
+
+    def advance(self, *, recorded_steps: int) -> None:
+        """Announce the next version, if there is one and nothing is in the way."""
+        situation = (recorded_steps, self._evaluator.version, self._changes)
+        if situation == self._last:
+            return
+        if self._evaluator.version is not None and self._outrun(self._evaluator.version[1]):
+            self._evaluator.abandon()
+        if self._evaluator.version is None:
+            self._choose(recorded_steps)
+        if self.announced is not None:
+            self._tell(self.announced)
+        self._last = (recorded_steps, self._evaluator.version, self._changes)
+
+    def _choose(self, recorded_steps: int) -> None:
+        current = -1 if self.announced is None else self.announced[1]
+        coming = [step for step in self._published if current < step <= recorded_steps]
+        if not coming:
+            return
+        step = min((step for step in coming if self._due(step)), default=max(coming))
+        self.announced = (self._published[step][0].attempt, step)
+        self._published = {kept: entry for kept, entry in self._published.items() if kept >= step}
+        if self._due(step):
+            self._evaluator.begin(self.announced)
+
+    def _due(self, step: int) -> bool:
+        return self._evaluator.due(step) and not self._outrun(step)
+
+    def _outrun(self, step: int) -> bool:
+        """Whether a generator is at a higher number: a repeated step, its evaluation can no longer be made."""
+        return any(generator.step is not None and generator.step > step for generator in self._fleet)
+
+    def _tell(self, version: Version) -> None:
+        name, address = self._published[version[1]]
+        for generator in self._fleet:
+            if generator.told != version and not generator.failed and _may_load(generator, version):
+                self._fleet.tell(generator, version)
+                command = pb.WeightsAvailable(version=name, address=address)
+                self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
+
+
+def _may_load(generator: Generator, version: Version) -> bool:
+    return generator.version != version and generator.highest_step <= version[1]

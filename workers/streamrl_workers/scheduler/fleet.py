@@ -4,7 +4,7 @@ Owns leases: which sample is with which generator, under which number. A lease e
 finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
 Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
 can be told apart. Owns nothing of groups: what a lost lease means is decided by `production.py`.
-Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/measured.py`).
+Owns how fast each pool's generators are, as their heartbeats tell (`dispatch.speeds.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.dispatch.measured import Curves, Reading
+from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
 from streamrl_workers.scheduler.effects import GeneratorInfo
 
 Version = tuple[int, int]
@@ -21,7 +21,7 @@ Version = tuple[int, int]
 LOAD_PATIENCE, MOST_PATIENCE, LOAD_GRACE_S = 2.0, 4.0, 0.5
 """A generator is expected to have loaded a version after so many times what the quickest took, and so many seconds. More times
 where the slowest took more for the version before, with a tenth on top; at most the second."""
-IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "turn", "ended")
+IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "phase", "ended")
 """Why a generator with a free slot gets nothing."""
 
 

@@ -1,19 +1,21 @@
-"""The scheduler's process: wires the parts, waits for the end, cleans up.
+"""The scheduler's process: wires its components, waits for the end, cleans up.
 
 ```
    generators ══ gRPC ══╗                          ┌── journal (writer thread) ── journal.sqlite
    trainer ═════ gRPC ══╬══ service ── executor ── core (pure)
-   task pool ── taskdesk ╣        └── numbers ── metrics/*.jsonl, signals port
+   task pool ── client ══╣        └── status endpoint ── metrics/*.jsonl, signals port
    ranker's process ─────╝
 ```
 Owns the order of start and end, and the exit code. Decides nothing about groups.
 
-Loops: one reader and one writer per connection (`service.py`, `shell/link.py`), tick, prompts and
-scores (`shell/loops.py`), the journal's writer thread (`journal.py`). All calls of the core happen
+Loops: one reader and one writer per connection (`server/service.py`, `server/connections.py`), tick and what the
+task pool has done (`server/lifetime.py`), the journal's writer thread (`journal/writer.py`). All calls of the core happen
 on the event loop's thread.
 
-Exit codes: 0 the run is over; 2 the user must change something; 75 start again, the journal has
-everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it stays when the run is over, and also when it is started
+The loop's clock leaves out the time in which this process did not run (`process/awake_loop.py`).
+
+Exit codes: 0 the run is over, and its own check finds every group once; 2 the user must change something, or that check
+fails; 75 start again, the journal has everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it stays when the run is over, and also when it is started
 again then: ports, journal and task pool are closed, and the signals port shows how the run ended.
 """
 
@@ -21,8 +23,8 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,37 +34,35 @@ from typing import Protocol
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import FILE_JOB, FILE_JOURNAL
 from streamrl.spec import RLJob, read_job
+from streamrl.text import log_to_stderr, say
+from streamrl_workers.process.awake_loop import AwakeLoop
+from streamrl_workers.process.heartbeat import beat_from
+from streamrl_workers.process.shutdown import serve_until_told, watch_parent
+from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.effects import Recovered
-from streamrl_workers.scheduler.environment import Environment
-from streamrl_workers.scheduler.journal import Journal, JournalListener
-from streamrl_workers.scheduler.journal_store import JournalFaultError
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
-from streamrl_workers.scheduler.lengths.rankers.files import open_ranker
-from streamrl_workers.scheduler.service import Parts, SchedulerService
-from streamrl_workers.scheduler.settings import Settings
-from streamrl_workers.scheduler.shell.ending import Ending, EndingBox
-from streamrl_workers.scheduler.shell.executor import Executor
-from streamrl_workers.scheduler.shell.front import Front
-from streamrl_workers.scheduler.shell.loops import Loops, report
-from streamrl_workers.scheduler.shell.model_files import ModelFiles
-from streamrl_workers.scheduler.shell.ranker_desk import Answers, RankerDesk, in_a_run, opening_of
-from streamrl_workers.scheduler.shell.result import (
+from streamrl_workers.scheduler.journal.store import JournalFaultError
+from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
+from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.executor import Executor, TaskClient, TaskSource
+from streamrl_workers.scheduler.server.lifetime import ExitDecision, Loops, ProcessExit, report, tick_forever
+from streamrl_workers.scheduler.server.peer_messages import Door
+from streamrl_workers.scheduler.server.ranker_client import RankerClient, opening_of
+from streamrl_workers.scheduler.server.result import (
+    OwnCheck,
     keep_numbers,
     last_numbers,
+    own_check,
     read_result,
     remove_result,
     write_failure,
     write_success,
 )
-from streamrl_workers.scheduler.shell.signal_pages import Numbers
-from streamrl_workers.scheduler.shell.switchboard import Switchboard
-from streamrl_workers.scheduler.shell.taskdesk import TaskDesk, TaskSource
-from streamrl_workers.stream.files import write_json_atomically
-from streamrl_workers.stream.lifeline import watch_lifeline
-from streamrl_workers.stream.model_place import model_place
-from streamrl_workers.stream.staying import Place, stay
-from streamrl_workers.stream.store_place import claim_run_folder
+from streamrl_workers.scheduler.server.service import ModelFiles, Ports, SchedulerService
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
+from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
 
@@ -92,18 +92,19 @@ MakePool = Callable[[RLJob, Path], Pool]
 def main() -> int:
     """Run the scheduler; the exit code."""
     gc.set_threshold(*_GC_THRESHOLDS)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    log_to_stderr()
     try:
-        environment = Environment.read(os.environ)
-        watch_lifeline(os.environ)
+        environment = SchedulerEnvironment.read(os.environ)
+        watch_parent(os.environ)
         job = read_job(environment.job_file)
-        ending = asyncio.run(_life(environment, job=job))
+        with asyncio.Runner(loop_factory=AwakeLoop) as runner:
+            ending = runner.run(_life(environment, job=job))
     except (UserError, UserErrors) as error:
-        ending = Ending(exit_code=EXIT_USER_ERROR, line=str(error))
+        ending = ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error))
     except (JournalFaultError, TaskPoolError) as error:
-        ending = Ending(exit_code=EXIT_RETRY, line=str(error))
+        ending = ProcessExit(exit_code=EXIT_RETRY, line=str(error))
     if ending.line:
-        print(ending.line, file=sys.stderr, flush=True)  # noqa: T201 - the line that says why we end
+        say(*ending.line.splitlines())
     return ending.exit_code
 
 
@@ -112,119 +113,155 @@ def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
     return TaskPool(job, base_dir=base_dir)
 
 
-async def _life(environment: Environment, *, job: RLJob) -> Ending:
+async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit:
     """Until the process ends: the run, and what follows it in a pod."""
+    beat_from(asyncio.get_running_loop())
     claim_run_folder(environment.run_dir, store=environment.store_dir)
-    staying = environment.around.stay
+    staying = environment.variables.serve_until_told
     if staying and read_result(environment.run_dir) is not None:
-        await _stay(environment)
-        return Ending(exit_code=EXIT_DONE)
-    box = EndingBox()
+        await _serve_until_told(environment)
+        return ProcessExit(exit_code=EXIT_DONE)
+    box = ExitDecision()
     ending = await serve(environment, job=job, box=box)
     if staying and ending.exit_code == EXIT_DONE and not box.was_asked:
-        await _stay(environment)
+        await _serve_until_told(environment)
     return ending
 
 
-async def _stay(environment: Environment) -> None:
+async def _serve_until_told(environment: SchedulerEnvironment) -> None:
     logging.getLogger("streamrl.scheduler").info("the run has ended; only the signals port is served")
-    place = Place(
+    await serve_until_told(
         run_dir=environment.run_dir,
         process=environment.process,
-        host=environment.around.bind_host,
+        host=environment.variables.bind_host,
         port=environment.signals_port,
+        status=last_numbers(environment.run_dir),
     )
-    await stay(place, numbers=last_numbers(environment.run_dir))
 
 
 async def serve(
-    environment: Environment, *, job: RLJob, make_pool: MakePool = make_task_pool, box: EndingBox | None = None
-) -> Ending:
+    environment: SchedulerEnvironment,
+    *,
+    job: RLJob,
+    make_pool: MakePool = make_task_pool,
+    box: ExitDecision | None = None,
+) -> ProcessExit:
     """Run the scheduler until the run or the process ends."""
-    journal = Journal(environment.run_dir / FILE_JOURNAL)
-    recovered = journal.open()
+    journal = JournalWriter(environment.run_dir / FILE_JOURNAL)
+    recovered = await asyncio.to_thread(journal.open)  # it reads all of it; the process lives meanwhile
     try:
-        ending = box or EndingBox()
+        ending = box or ExitDecision()
         if environment.job_is_elsewhere:  # `streamrl journal` needs no more than the run folder
             write_json_atomically(
                 environment.run_dir / FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True)
             )
         pool = make_pool(job, environment.code_dir)
-        front = await Front.open(environment, ending=ending)
+        ports = await Ports.open(environment, ending=ending)
         try:
             return await _run(
-                Run(environment=environment, job=job, journal=journal, pool=pool, ending=ending), recovered, front
+                Run(environment=environment, job=job, journal=journal, pool=pool, ending=ending), recovered, ports
             )
         finally:
-            await front.close()
+            await ports.close()
             await pool.close()
     finally:
-        journal.close()
+        await journal.aclose()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a run is made of before its core is there."""
 
-    environment: Environment
+    environment: SchedulerEnvironment
     job: RLJob
-    journal: Journal
+    journal: JournalWriter
     pool: Pool
-    ending: EndingBox
+    ending: ExitDecision
 
 
-async def _run(run: Run, recovered: Recovered, front: Front) -> Ending:
+async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     """1 ranker and task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
     remove_result(run.environment.run_dir)
     try:
         choice = None if recovered.ended else run.job.spec.scheduling.ranker
-        ranker = open_ranker(choice, base_dir=run.environment.code_dir)
+        check_ranker(choice, base_dir=run.environment.code_dir)
     except UserError as error:
-        return _failed(run, Ending(exit_code=EXIT_USER_ERROR, line=str(error)))
+        return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run)
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
     history = LengthHistory(recovered.prompt_lengths)
-    lengths = Lengths(history, signals=settings.length_signals, ranker=in_a_run(ranker))
+    lengths = Lengths(history, signals=settings.length_signals, ranker=None if choice is None else RemoteRanker())
     core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
-    switchboard = Switchboard()
-    front.numbers = numbers = Numbers(core, switchboard=switchboard, run_dir=run.environment.run_dir)
-    front.fault = run.journal.fault
-    executor = Executor(core, journal=run.journal, switchboard=switchboard, numbers=numbers, ending=run.ending)
-    desk = TaskDesk(run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns)
-    around = run.environment
-    opening = opening_of(choice, ranker=ranker, base_dir=around.code_dir, run_dir=around.run_dir)
-    ranking = RankerDesk(Answers(on_scores=executor.on_ranked, on_portion=executor.on_rank_portion), opening=opening)
-    executor.attach(desk, ranking=ranking)
-    numbers.ranker = ranking.numbers
-    listener = JournalListener(on_committed=executor.on_committed, on_fault=lambda fault: run.ending.retry(str(fault)))
-    run.journal.start(listener)
-    executor.run(core.start(time.monotonic()))
-    loops = Loops(run.ending)
-    loops.start(
-        desk=desk,
-        ranking=ranking,
-        tick=lambda: executor.run(core.tick(time.monotonic())),
-        lease_s=run.job.spec.scheduling.lease_seconds,
+    connections = Connections()
+    ports.status = status = StatusEndpoint(core, connections=connections, run_dir=run.environment.run_dir)
+    ports.fault = run.journal.fault
+    executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
+    tasks = TaskClient(
+        run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns
     )
-    parts = Parts(
+    around = run.environment
+    opening = None if choice is None else opening_of(choice, base_dir=around.code_dir, run_dir=around.run_dir)
+    ranker = RankerClient(opening, on_scores=executor.on_ranked)
+    executor.attach(tasks, ranker=ranker)
+    status.ranker = ranker.status
+    listener = JournalListener(
+        on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending)
+    )
+    run.journal.start(listener)
+    clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
+    lease_s = run.job.spec.scheduling.lease_seconds
+    executor.call(core.start, clock_s())
+    loops = Loops(run.ending)
+    tick = _tick(executor, core=core, journal=run.journal, clock_s=clock_s, lease_s=lease_s)
+    loops.start(
+        {
+            "tick": tick_forever(tick, lease_s=lease_s),
+            "tasks": tasks.run(),
+            "ranker process": ranker.run(),
+        }
+    )
+    service = SchedulerService(
         core=core,
         executor=executor,
         journal=run.journal,
-        switchboard=switchboard,
+        connections=connections,
+        door=Door(
+            max_tokens=run.job.spec.task.sampling.max_tokens,
+            batch_groups=run.job.spec.pipeline.batch_groups,
+            newest_step=lambda: core.newest_step,
+        ),
         ending=run.ending,
-        lease_s=run.job.spec.scheduling.lease_seconds,
-        clock_s=time.monotonic,
+        lease_s=lease_s,
+        clock_s=clock_s,
+        model_files=ModelFiles(lambda: read_model_path(os.environ)),
     )
-    SchedulerService(parts, model_files=ModelFiles(lambda: model_place(os.environ))).add_to(front.server)
-    await front.server.start()
+    service.add_to(ports.server)
+    await ports.server.start()
     ending = await run.ending.wait()
     await loops.stop()
-    return await _end(run, ending, switchboard=switchboard, numbers=numbers)
+    return await _end(run, ending, connections=connections, status=status)
 
 
-async def _start_pool(run: Run) -> Ending | None:
+def _tick(
+    executor: Executor, *, core: Core, journal: JournalWriter, clock_s: Callable[[], float], lease_s: float
+) -> Callable[[], None]:
+    """A tick of the core. While the journal has no room nothing is read from generators: nobody is judged by silence then, nor within a lease of it."""
+    judged_from_s = -math.inf
+
+    def tick() -> None:
+        nonlocal judged_from_s
+        now_s = clock_s()
+        if not journal.has_room:
+            judged_from_s = now_s + lease_s
+        if now_s >= judged_from_s:
+            executor.call(core.tick, now_s)
+
+    return tick
+
+
+async def _start_pool(run: Run) -> ProcessExit | None:
     """Start the task pool; an ending if one came first (asked to end, or the pool cannot start)."""
     start = asyncio.create_task(run.pool.start(), name="start task pool")
     end = asyncio.create_task(run.ending.wait(), name="early end")
@@ -237,40 +274,53 @@ async def _start_pool(run: Run) -> Ending | None:
     return run.ending.ending
 
 
-def _settings(run: Run) -> Settings:
-    settings = Settings.from_job(run.job.spec)
+def _settings(run: Run) -> SchedulerSettings:
+    settings = SchedulerSettings.from_job(run.job.spec)
     held_out = run.pool.held_out_size
     if held_out is None:
         return settings
     return replace(settings, evaluation_prompts=min(settings.evaluation_prompts, held_out))
 
 
-async def _end(run: Run, ending: Ending, *, switchboard: Switchboard, numbers: Numbers) -> Ending:
-    """Write how it ended, then tell everybody: whoever ends because of it finds the result."""
+async def _end(run: Run, ending: ProcessExit, *, connections: Connections, status: StatusEndpoint) -> ProcessExit:
+    """Write how it ended, then tell everybody: whoever ends because of it finds the result. A run whose own check fails has failed."""
     if ending.exit_code not in (EXIT_DONE, EXIT_USER_ERROR):
         return ending
-    last = dict(numbers.numbers())
-    if run.environment.around.stay:
-        with contextlib.suppress(OSError):  # a full disk may be why we end
+    last = dict(status.status())
+    if run.environment.variables.serve_until_told:
+        with contextlib.suppress(UserError):  # a full disk may be why we end
             keep_numbers(run.environment.run_dir, last)
-    run.journal.close()
+    await run.journal.aclose()
+    try:
+        check = await asyncio.to_thread(own_check, run.environment.run_dir)
+    except (
+        UserError,
+        UserErrors,
+    ) as error:  # of the disk, perhaps for a moment; what is damaged is refused at the next start
+        if ending.exit_code == EXIT_DONE:
+            return ProcessExit(exit_code=EXIT_RETRY, line=f"the run cannot be checked: {error}")
+        check = None
+    if ending.exit_code == EXIT_DONE and check is not None and check.failure:
+        ending = ProcessExit(exit_code=EXIT_USER_ERROR, line=check.failure)
     if ending.exit_code == EXIT_USER_ERROR:
-        _failed(run, ending)
-        switchboard.stop_all(ending.line)
+        _failed(run, ending, check=check)
+        connections.stop_all(ending.line)
         return ending
+    assert check is not None, "a run that is done has been checked"
     checkpoint = last["checkpoint"]
     write_success(
         run.environment.run_dir,
         steps=ending.finished_step or 0,
         checkpoint=None if checkpoint is None else checkpoint["path"],
+        check=check,
     )
-    switchboard.stop_all("the run has ended")
-    await switchboard.wait_until_told(timeout_s=LINGER_S)
+    connections.stop_all("the run has ended")
+    await connections.wait_until_told(timeout_s=LINGER_S)
     return ending
 
 
-def _failed(run: Run, ending: Ending) -> Ending:
+def _failed(run: Run, ending: ProcessExit, *, check: OwnCheck | None = None) -> ProcessExit:
     if ending.exit_code == EXIT_USER_ERROR:
-        with contextlib.suppress(OSError):  # a full disk may be why we end; standard error has the line in any case
-            write_failure(run.environment.run_dir, reason=ending.line)
+        with contextlib.suppress(UserError):  # a full disk may be why we end; standard error has the line in any case
+            write_failure(run.environment.run_dir, reason=ending.line, check=check)
     return ending

@@ -1,23 +1,34 @@
-"""What the core needs to know of the job, in one value.
+"""What the scheduler needs to know: of the job (`SchedulerSettings`), and of its process (`SchedulerEnvironment`).
 
-Owns no behaviour beyond reading it out of the specification.
+Owns no behaviour beyond reading them out of specification and environment variables.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from streamrl.errors import UserError
+from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, FILE_JOB
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.scheduling import Rebalance
 from streamrl.spec.task import Sampling
-from streamrl.spec.training import Algorithm, DynamicSampling, Mode
-from streamrl_workers.scheduler.turns import Turns
+from streamrl.spec.training import AlgorithmSpec, DynamicSamplingSpec, Mode
+from streamrl_workers.process.environment_variables import (
+    WorkerVariables,
+    job_file,
+    port,
+    required,
+    store_dir,
+    worker_variables,
+)
 
 MAX_ISSUES = 20
 """A sample issued so often (its generators died, or refused it) gives its group up."""
 _WHOLE_BATCH_MODES: tuple[Mode, ...] = ("Colocated", "Batch")
-"""Modes that hand over whole batches at a barrier."""
-_TURN_MODES: tuple[Mode, ...] = ("Colocated",)
+"""Modes that deliver whole batches at a barrier."""
+_PHASE_MODES: tuple[Mode, ...] = ("Colocated",)
 """Modes in which generators and trainer share devices."""
 MIN_LOOK_AHEAD = 64
 MAX_LOOK_AHEAD = 8192
@@ -25,7 +36,7 @@ MAX_LOOK_AHEAD = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SchedulerSettings:
     """The job as the scheduler's core sees it."""
 
     batch_groups: int
@@ -54,8 +65,8 @@ class Settings:
     partial_rollouts: bool = True
     """Whether a sample that runs may go on under another version."""
     whole_batches: bool = False
-    """Whether groups are handed over only when a whole batch can be."""
-    waits_are_turns: bool = False
+    """Whether groups are delivered only when a whole batch can be."""
+    waits_are_phases: bool = False
     """Whether trainer and generators take turns on the same devices: each then waits for its turn."""
     draws_per_step: int = 1
     """Batches that may be scored for one step; above 1, groups with equal rewards are dropped."""
@@ -63,12 +74,8 @@ class Settings:
     max_turns: int | None = None
     """Turns of the model with the environment; None: there is none."""
 
-    def new_turns(self) -> Turns | None:
-        """Of a sample at its beginning."""
-        return None if self.max_turns is None else Turns()
-
     @classmethod
-    def from_job(cls, spec: RLJobSpec) -> "Settings":
+    def from_job(cls, spec: RLJobSpec) -> "SchedulerSettings":
         """Read the settings out of a validated specification."""
         pipeline, scheduling = spec.pipeline, spec.scheduling
         look_ahead = min(max(2 * pipeline.batch_groups, MIN_LOOK_AHEAD), MAX_LOOK_AHEAD)
@@ -90,16 +97,16 @@ class Settings:
             prompt_look_ahead=look_ahead,
             partial_rollouts=pipeline.partial_rollouts,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
-            waits_are_turns=pipeline.mode in _TURN_MODES,
+            waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),
             max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
         )
 
 
-def _draws_per_step(algorithm: Algorithm) -> int:
+def _draws_per_step(algorithm: AlgorithmSpec) -> int:
     """An algorithm wants dynamic sampling if it has the field."""
     sampling = getattr(algorithm.value, "dynamic_sampling", None)
-    return sampling.max_draws_per_step if isinstance(sampling, DynamicSampling) else 1
+    return sampling.max_draws_per_step if isinstance(sampling, DynamicSamplingSpec) else 1
 
 
 def _sampling(spec: Sampling) -> pb.Sampling:
@@ -110,3 +117,41 @@ def _sampling(spec: Sampling) -> pb.Sampling:
         max_tokens=spec.max_tokens,
         stop=spec.stop,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerEnvironment:
+    """The environment as `streamrl.keys` defines it."""
+
+    run_dir: Path
+    process: str
+    grpc_port: int
+    signals_port: int
+    code_dir: Path
+    """Paths of the job are relative to it, the user's modules lie in it."""
+    job_file: Path
+    store_dir: Path
+    """What holds the checkpoints."""
+    variables: WorkerVariables = field(default_factory=WorkerVariables)
+
+    @property
+    def job_is_elsewhere(self) -> bool:
+        """Whether the run folder has no job of its own."""
+        return self.job_file != self.run_dir / FILE_JOB
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> "SchedulerEnvironment":
+        """Read and check."""
+        run_dir = Path(required(environ, ENV_RUN_DIR))
+        if not run_dir.is_dir():
+            raise UserError(field=ENV_RUN_DIR, rule="must be a directory", got=str(run_dir))
+        return cls(
+            run_dir=run_dir,
+            process=environ.get(ENV_PROCESS, "scheduler"),
+            variables=worker_variables(environ),
+            grpc_port=port(environ, ENV_GRPC_PORT),
+            signals_port=port(environ, ENV_SIGNALS_PORT),
+            code_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
+            job_file=job_file(environ, run_dir=run_dir),
+            store_dir=store_dir(environ, run_dir=run_dir),
+        )

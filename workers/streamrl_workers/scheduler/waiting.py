@@ -1,47 +1,47 @@
 """The central queue: groups with samples that wait for a slot.
 
-Owns the order, by the plan in force. Four heaps: `open` groups have begun (or a sample of theirs is out), their
-other samples go first, the oldest version first, since the staleness rule waits for them; `fresh` groups go in the
-order of the plan; of both, those of the tail and those of the rest apart. Entries that are out of date are left in the heaps
-and skipped, so that every operation is O(log n); a new plan sorts again what waits.
+Keeps the order in force. `open` groups have begun (or a sample of theirs is out), their other samples go first, the
+oldest version first, since the staleness rule waits for them; `fresh` groups go by the order; of both, those of the two
+length pools apart. Entries that are out of date are left in the heaps and skipped, so that every operation is O(log n);
+a new order sorts again what waits.
 
 Owns what was predicted of each group when it began to wait, and which batch was last planned whole.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from streamrl_workers.scheduler.dispatch import Candidate, Key, Plan
-from streamrl_workers.scheduler.groups import Group, GroupTable
+from streamrl_workers.scheduler.dispatch import Candidate, Key, Order
+from streamrl_workers.scheduler.groups.table import Group, GroupTable
 from streamrl_workers.scheduler.lengths import Lengths
 
 _Heap = list[tuple[Key, int]]
 
 
 class WaitingGroups:
-    """All groups that wait, by plan."""
+    """All groups that wait, in order."""
 
-    def __init__(self, groups: GroupTable, *, plan: Plan, lengths: Lengths, batch_groups: int) -> None:
+    def __init__(self, groups: GroupTable, *, order: Order, lengths: Lengths, batch_groups: int) -> None:
         self._groups = groups
         self._lengths = lengths
         self._batch_groups = batch_groups
         self._open: dict[bool, _Heap] = {False: [], True: []}
         self._fresh: dict[bool, _Heap] = {False: [], True: []}
-        """By whether they are of the tail's side."""
+        """By whether they are of the long pool."""
         self._candidates: dict[int, Candidate] = {}
         """By group: what was predicted when it first waited; until it is in a step's record or in an older batch."""
         self._aside: list[Group] = []
-        self._wave_sizes: dict[int, int] = {}
-        """Wave -> groups of it that have waited, until it is whole."""
-        self._whole_wave: int | None = None
-        self.plan = plan
+        self._batch_sizes: dict[int, int] = {}
+        """Batch index -> groups of it that have waited, until it is whole."""
+        self._whole_batch: int | None = None
+        self.order = order
         self.samples = 0
         """Samples that wait."""
         self.revision = 0
         """Rises when a group gets a place in the queue."""
         self.batches = 0
-        """Rises when the first group of all waits, and when a batch has been planned whole: moments for a plan."""
+        """Rises when the first group of all waits, and when a batch has been planned whole: moments for an order."""
 
     # ---- groups come and go
 
@@ -78,13 +78,13 @@ class WaitingGroups:
 
     # ---- who is next
 
-    def first_open(self, *, tail: bool) -> Group | None:
-        """The begun group of this side whose sample is next."""
-        return self._first(self._open[tail])
+    def first_open(self, *, long: bool) -> Group | None:
+        """The begun group of this pool whose sample is next."""
+        return self._first(self._open[long])
 
-    def first_fresh(self, *, tail: bool) -> Group | None:
-        """The group of this side that begins next."""
-        return self._first(self._fresh[tail])
+    def first_fresh(self, *, long: bool) -> Group | None:
+        """The group of this pool that begins next."""
+        return self._first(self._fresh[long])
 
     def set_aside(self, group: Group) -> None:
         """Pass a fresh group over, until `put_back`."""
@@ -97,18 +97,13 @@ class WaitingGroups:
             heappush(self._heap_of(group), self._entry(group))
         self._aside.clear()
 
-    # ---- plans
+    # ---- orders
 
-    @property
-    def trusted(self) -> bool:
-        """Whether predictions have proved good enough to be used."""
-        return self._lengths.trusted
-
-    def adopt(self, plan: Plan) -> None:
-        """This plan is in force now."""
+    def adopt(self, order: Order) -> None:
+        """This order is in force now."""
         heaps = [*self._open.values(), *self._fresh.values()]
         waiting = [self._groups[group_id] for heap in heaps for group_id in self._valid(heap)]
-        self.plan = plan
+        self.order = order
         self.revision += 1
         self._open, self._fresh = {False: [], True: []}, {False: [], True: []}
         for group in waiting:
@@ -124,36 +119,18 @@ class WaitingGroups:
             self._candidates[group_id] = self._predicted(known, group)
 
     def batch(self) -> list[Candidate]:
-        """What a plan is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
+        """What an order is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
 
         As long as none is whole, all that is known. In the order of planning.
         """
-        newest = self._whole_wave
+        newest = self._whole_batch
         waiting = {group_id for heap in self._fresh.values() for group_id in self._valid(heap)}
         found = (
             candidate
             for group_id, candidate in self._candidates.items()
-            if newest is None or candidate.wave == newest or (candidate.wave < newest and group_id in waiting)
+            if newest is None or candidate.batch == newest or (candidate.batch < newest and group_id in waiting)
         )
         return sorted(found, key=lambda candidate: candidate.group_id)
-
-    def running_before(self, group_id: int) -> float | None:
-        """Predicted tokens of a group that is older than that batch; None for the others: they are in the batch."""
-        candidate = self._candidates.get(group_id)
-        if candidate is None or self._whole_wave is None or candidate.wave >= self._whole_wave:
-            return None
-        return candidate.predicted_tokens
-
-    def expected(self, group: Group, *, siblings: Sequence[int]) -> float:
-        """Tokens of one more completion of a group, of which some have finished with so many."""
-        return self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=siblings).tokens
-
-    def expected_share(self, group: Group, *, siblings: Sequence[int]) -> float | None:
-        """Predicted place (0..1) of one more completion of the group among all lengths; None: nothing that is trusted knows."""
-        if not self._lengths.trusted:
-            return None
-        predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=siblings)
-        return None if predicted.source == "Nothing" else predicted.share
 
     # ---- inside
 
@@ -163,12 +140,12 @@ class WaitingGroups:
 
     def _heap_of(self, group: Group) -> _Heap:
         """Where it belongs now."""
-        heaps = self._fresh if group.begun is None else self._open
-        return heaps[self.plan.is_tail(self._candidate(group))]
+        heaps = self._fresh if group.start_version is None else self._open
+        return heaps[self.order.is_long(self._candidate(group))]
 
     def _entry(self, group: Group) -> tuple[Key, int]:
         """Its place there; an older one is out of date from now on."""
-        key = self.plan.key(self._candidate(group)) if group.begun is None else (group.begun,)
+        key = self.order.key(self._candidate(group)) if group.start_version is None else (group.start_version,)
         group.entry = (key, group.group_id)
         return group.entry
 
@@ -193,11 +170,11 @@ class WaitingGroups:
         known = self._candidates.get(group.group_id)
         if known is not None:
             return known
-        wave, place = divmod(group.group_id, self._batch_groups)
+        batch, place = divmod(group.group_id, self._batch_groups)
         self._lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
-        candidate = Candidate(group_id=group.group_id, wave=wave, place=place, predicted_tokens=0.0)
+        candidate = Candidate(group_id=group.group_id, batch=batch, place=place, predicted_tokens=0.0)
         candidate = self._candidates[group.group_id] = self._predicted(candidate, group)
-        self._count(wave)
+        self._count(batch)
         return candidate
 
     def _predicted(self, candidate: Candidate, group: Group) -> Candidate:
@@ -205,18 +182,18 @@ class WaitingGroups:
         found = self._lengths.predict(group.prompt_key, prompt=group.prompt)
         return replace(candidate, predicted_tokens=max(0.0, found.tokens), is_known=found.source != "Nothing")
 
-    def _count(self, wave: int) -> None:
+    def _count(self, batch: int) -> None:
         """One more group of the batch has waited."""
         self.batches += len(self._candidates) == 1
-        self._wave_sizes[wave] = self._wave_sizes.get(wave, 0) + 1
-        if self._wave_sizes[wave] == self._batch_groups:
+        self._batch_sizes[batch] = self._batch_sizes.get(batch, 0) + 1
+        if self._batch_sizes[batch] == self._batch_groups:
             self.batches += 1
-            self._whole_wave = wave if self._whole_wave is None else max(wave, self._whole_wave)
-            self._wave_sizes = {other: size for other, size in self._wave_sizes.items() if other > self._whole_wave}
+            self._whole_batch = batch if self._whole_batch is None else max(batch, self._whole_batch)
+            self._batch_sizes = {other: size for other, size in self._batch_sizes.items() if other > self._whole_batch}
             self._candidates = {
                 group_id: candidate
                 for group_id, candidate in self._candidates.items()
-                if candidate.wave >= self._whole_wave or self._is_live(group_id)
+                if candidate.batch >= self._whole_batch or self._is_live(group_id)
             }
 
     def _is_live(self, group_id: int) -> bool:

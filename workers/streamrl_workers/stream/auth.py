@@ -1,18 +1,32 @@
-"""Who may speak to a server of this run: holders of the run's token. (With certificates there is none: `roles.py`.)
+"""Who may call a server of this run, decided before a handler sees the call.
 
-The token is a secret made for each run, handed to the processes by environment and sent as gRPC
-metadata with every call. A server without it in a call answers UNAUTHENTICATED and reads nothing.
-Servers of a local run bind to the loopback address only. The token is never logged.
+    on one machine   holders of the run's token, a secret that every call carries as metadata; never logged
+    in a cluster     roles of the job's certificates: streamrl://<namespace>/<job>/<role>, a URI in every leaf; `ROLES` says which method is whose
+
+Owns the guard around handlers, the table of roles, the refusals. Does not own certificates (`tls.py`): the handshake has
+shown that the peer's leaf is of our authority. A refusal is one line for the peer, and one in our log for each peer.
+
+A caller that streams must not write before it was let in: to grpc's client a refusal that meets a write half-way is
+INTERNAL, and the reason is lost. So the server says `ADMITTED` in the call's first metadata, and `await_admission`
+waits for that. The metadata must leave first: else the first write sends it, and when that write is cancelled half-way
+grpc can send no status after it, and the caller would wait for ever.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable
+import inspect
+import logging
+import re
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import grpc
 import grpc.aio
 
 from streamrl.keys import GRPC_TOKEN_HEADER
-from streamrl_workers.stream.admission import Context, guarded
+from streamrl.names import role_uri
 
 LOOPBACK = "127.0.0.1"
 """The address that servers of a local run bind to."""
@@ -25,22 +39,163 @@ def call_metadata(token: str) -> Metadata:
     return ((GRPC_TOKEN_HEADER, token),) if token else ()
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc ships no types
-    """Aborts calls that do not carry the run's token."""
+ADMITTED = "streamrl-admitted"
+"""Key of the metadata that says so."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token.encode()
+Context = Any
+"""grpc.aio.ServicerContext: grpc ships no types."""
+Admit = Callable[[Context], Awaitable[None]]
+"""Returns, or aborts the call of one who may not make it."""
+
+
+def guarded(handler: grpc.RpcMethodHandler, admit: Admit) -> grpc.RpcMethodHandler:
+    """The same handler behind `admit`."""
+    kinds = {
+        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+    }
+    make, behaviour = kinds[handler.request_streaming, handler.response_streaming]
+    behind = _behind(_telling(admit) if handler.request_streaming else admit, behaviour)
+    return make(behind, handler.request_deserializer, handler.response_serializer)
+
+
+async def await_admission(call: Any) -> None:  # noqa: ANN401 - any streaming call of grpc.aio's client
+    """Wait until the server has let `call` in. The caller sets the deadline.
+
+    Raises:
+        grpc.aio.AioRpcError: it refuses, or is gone; the status is its own.
+    """
+    metadata = await call.initial_metadata()
+    if any(key == ADMITTED for key, _ in metadata or ()):
+        return
+    code, details = await call.code(), await call.details()
+    raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+def _telling(admit: Admit) -> Admit:
+    async def admit_and_tell(context: Context) -> None:
+        await admit(context)
+        await context.send_initial_metadata(((ADMITTED, "1"),))
+
+    return admit_and_tell
+
+
+def _behind(admit: Admit, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """Of the same kind as `behaviour` (grpc asks whether it is a generator)."""
+    if inspect.isasyncgenfunction(behaviour):
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401 - any method's messages
+            await admit(context)
+            async with aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    yield message
+
+        return stream
+
+    async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401 - any method's messages
+        await admit(context)
+        return await behaviour(request, context)
+
+    return answer
+
+
+class _Interceptor(grpc.aio.ServerInterceptor, ABC):  # type: ignore[misc]  # grpc ships no types
+    """Puts the check before the handler: only there is the peer known."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        """Put the check before the handler."""
         handler = await continuation(handler_call_details)
-        return None if handler is None else guarded(handler, self._admit)
+        if handler is None:
+            return None
+        method = str(handler_call_details.method)
+        return guarded(handler, lambda context: self.admit(context, method))
 
-    async def _admit(self, context: Context) -> None:
+    @abstractmethod
+    async def admit(self, context: Context, method: str) -> None:
+        """Return, or abort the call."""
+
+
+class TokenInterceptor(_Interceptor):
+    """Aborts calls that do not carry the run's token."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    async def admit(self, context: Context, method: str) -> None:
         given = dict(context.invocation_metadata() or ()).get(GRPC_TOKEN_HEADER, "")
         if not hmac.compare_digest(str(given).encode(), self._token):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the token of the run")
+
+
+Role = Literal["scheduler", "trainer", "generator"]
+
+ROLES: Mapping[str, Role] = {
+    "/streamrl.v1alpha1.Scheduler/Generate": "generator",
+    "/streamrl.v1alpha1.Scheduler/GetModel": "generator",
+    "/streamrl.v1alpha1.Scheduler/Train": "trainer",
+    "/streamrl.v1alpha1.Weights/GetManifest": "generator",
+    "/streamrl.v1alpha1.Weights/Fetch": "generator",
+}
+"""Method -> the one role that has business with it; a method that is not here is nobody's."""
+
+_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/([^/]+)")
+_SAN = "x509_subject_alternative_name"
+"""Key of gRPC's authentication context: every alternative name of the peer's leaf, of whatever kind."""
+_MOST_TOLD = 1024
+"""Peers whose refusal is remembered as logged; beyond it they are only refused."""
+
+log = logging.getLogger("streamrl.admission")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerIdentity:
+    """Who the holder of a leaf is."""
+
+    namespace: str
+    job: str
+    role: str
+
+    def __str__(self) -> str:
+        return role_uri(self.namespace, self.job, self.role)
+
+
+def parse_identity(uri: str) -> PeerIdentity | None:
+    """The identity that a URI names; None: it is none of ours."""
+    found = _URI.fullmatch(uri)
+    return None if found is None else PeerIdentity(namespace=found[1], job=found[2], role=found[3])
+
+
+class RoleInterceptor(_Interceptor):
+    """Aborts calls of peers that have no business with the method, or belong to another job than `me`."""
+
+    def __init__(self, me: PeerIdentity) -> None:
+        self._me = me
+        self._told: set[tuple[str, str]] = set()
+
+    async def admit(self, context: Context, method: str) -> None:
+        names = [name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())]
+        peers = [identity for identity in map(parse_identity, names) if identity is not None]
+        if len(peers) != 1:
+            code, rule = grpc.StatusCode.UNAUTHENTICATED, "its certificate must name exactly one role of a job"
+        elif (peers[0].namespace, peers[0].job) != (self._me.namespace, self._me.job):
+            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"this is job {self._me.namespace}/{self._me.job}"
+        elif ROLES.get(method) != peers[0].role:
+            wanted = ROLES.get(method, "nobody")
+            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {wanted}"
+        else:
+            return
+        who = ", ".join(map(str, peers)) or "a peer without a role"
+        self._tell(
+            who, peer=context.peer().rpartition(":")[0], text=rule
+        )  # without the port, another for each connection
+        await context.abort(code, f"{who}: {rule}")
+
+    def _tell(self, who: str, *, peer: str, text: str) -> None:
+        if (who, peer) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((who, peer))
+            log.warning("refused %s at %s: %s", who, peer, text)

@@ -1,56 +1,97 @@
-"""gRPC servers and channels with the settings that all parts share.
+"""gRPC servers and channels with the settings that all parts share: limits, keep-alive, deadlines, reconnecting, renewal.
 
-Owns message limits, keep-alive, binding and connecting with deadlines, and the pauses between
-attempts to connect again. Does not own what is said over a channel.
+Does not own what is said over a channel, nor who may call (`auth.py`).
+
+A channel keeps the certificates that it was opened with. `Renewal` opens a successor after a share of a connection's
+longest life and gives it out once it is connected: certificates that do not work cost nothing until the server ends
+the old connection. Without TLS a connection is never renewed.
+Loop of `Renewal`: consumes time; produces a connected channel; waits for the moment, then for the server (no
+deadline: the old connection serves meanwhile); unblocked by leaving its context.
 """
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import dataclass, field
 from random import Random
+from types import TracebackType
+from typing import Self
 
 import grpc
 import grpc.aio
 
 from streamrl.errors import UserError
-from streamrl_workers.stream.auth import LOOPBACK, TokenInterceptor
-from streamrl_workers.stream.roles import RoleInterceptor
+from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
+from streamrl_workers.stream.auth import LOOPBACK, RoleInterceptor, TokenInterceptor
+from streamrl_workers.stream.messages import FRAME_BYTES
 from streamrl_workers.stream.tls import Tls
 
-MESSAGE_LIMIT_BYTES = 64 * 2**20
-"""Largest message: a group of many long trajectories fits."""
-_KEEPALIVE_MS = 20_000
-"""A peer that vanished without a word is noticed after this and the next."""
-_KEEPALIVE_ANSWER_MS = 10_000
+_REQUEST_LIMIT_BYTES = FRAME_BYTES + 2**10
+"""What a server reads at once: a frame (`messages.py`) or a small request. gRPC reads the first message of a call before
+anybody can ask who calls, so this times the calls of a connection is what a stranger can fill."""
+_ANSWER_LIMIT_BYTES = 4 * 2**20
+"""What a server says at once: a frame, a piece of a file, or a chunk of weights."""
+_CALLS_PER_CONNECTION = 32
+"""A generator has a few calls on each of its connections."""
+_MAX_CALLS = 10_000
+"""Of one server: 1,024 generators in each of 8 pools, and what else there is. More are told to come again."""
+_HANDSHAKE_MS = 10_000
+"""A connection that has not begun to speak gRPC by then is closed."""
+PEER_LOST_S = 30.0
+"""A peer that is frozen, or that vanished without a word, is noticed so long after its last sign: its connection ends."""
 
-OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", _KEEPALIVE_ANSWER_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
-    ("grpc.http2.max_pings_without_data", 0),
+
+def keepalive_options(lost_s: float) -> tuple[tuple[str, int], ...]:
+    """gRPC's: a ping after half of the silence, the other half for its answer. For that `ping_timeout_ms` governs, not `keepalive_timeout_ms`."""
+    half_ms = int(lost_s * 1000 / 2)
+    return (
+        ("grpc.keepalive_time_ms", half_ms),
+        ("grpc.http2.ping_timeout_ms", half_ms),
+        ("grpc.keepalive_timeout_ms", half_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", half_ms // 2),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+OPTIONS: tuple[tuple[str, int], ...] = keepalive_options(PEER_LOST_S)
+_SERVER_OPTIONS = (
+    *OPTIONS,
+    ("grpc.max_receive_message_length", _REQUEST_LIMIT_BYTES),
+    ("grpc.max_send_message_length", _ANSWER_LIMIT_BYTES),
+    ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
+    ("grpc.so_reuseport", 0),  # so that a port in use is an error, not a shared port
 )
-_SERVER_OPTIONS = (*OPTIONS, ("grpc.so_reuseport", 0))  # so that a port in use is an error, not a shared port
 _CHANNEL_OPTIONS = (
     *OPTIONS,
+    ("grpc.max_receive_message_length", _ANSWER_LIMIT_BYTES),
+    ("grpc.max_send_message_length", _REQUEST_LIMIT_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),  # `http_proxy` of the environment is for the world outside
 )
+LASTING_S = 2.0
+"""A connection that breaks sooner has brought nothing."""
+MAX_BREAKS = 20
+"""So many of them in a row, over half a minute: what one of the two has to say cannot be said."""
 
 
 class ConnectTimeoutError(TimeoutError):
     """Nobody answered at an address in time; the text says who was awaited, where, how long."""
 
 
+class SchedulerLostError(RuntimeError):
+    """The scheduler did not come back in time."""
+
+
 def make_server(token: str, *, tls: Tls | None = None) -> grpc.aio.Server:
-    """A server that serves holders of `token` only; with `tls`, roles of this job's certificates (`roles.py`)."""
-    if tls is None:
-        return grpc.aio.server(interceptors=[TokenInterceptor(token)], options=_SERVER_OPTIONS)
-    options = (*_SERVER_OPTIONS, *tls.server_options())
-    return grpc.aio.server(interceptors=[RoleInterceptor(tls.identity)], options=options)
+    """A server that serves holders of `token` only; with `tls`, roles of this job's certificates (`auth.py`)."""
+    door: grpc.aio.ServerInterceptor = TokenInterceptor(token)
+    options: tuple[tuple[str, int | str], ...] = _SERVER_OPTIONS
+    if tls is not None:
+        door, options = RoleInterceptor(tls.identity), (*_SERVER_OPTIONS, *tls.server_options())
+    return grpc.aio.server(interceptors=[door], options=options, maximum_concurrent_rpcs=_MAX_CALLS)
 
 
 def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK, tls: Tls | None = None) -> str:
@@ -115,6 +156,7 @@ class Backoff:
     limit_s: float = 2.0
     random: Random = field(default_factory=Random)
     _attempts: int = 0
+    _breaks: int = 0
 
     def next_pause_s(self) -> float:
         """The next pause."""
@@ -126,9 +168,17 @@ class Backoff:
         """Wait the next pause."""
         await asyncio.sleep(self.next_pause_s())
 
-    def reset(self) -> None:
-        """Begin again at `first_s`: an attempt has succeeded."""
-        self._attempts = 0
+    def ended(self, *, after_s: float) -> bool:
+        """A connection has ended that had been made; one that lasted begins again at `first_s`.
+
+        Returns:
+            Whether `MAX_BREAKS` in a row did not last.
+        """
+        if after_s >= LASTING_S:
+            self._attempts = self._breaks = 0
+        else:
+            self._breaks += 1
+        return self._breaks >= MAX_BREAKS
 
 
 async def connect_any_time(
@@ -156,3 +206,73 @@ def _silence(address: str, *, who: str, within_s: float, tls: Tls | None) -> str
     """gRPC does not say why: nobody is there, or one side does not take the other's certificate."""
     how = "" if tls is None else f" with TLS as {tls.identity}"
     return f"{who} did not answer at {address}{how} within {within_s:g} s"
+
+
+_SHARE = 0.75
+"""Of a connection's longest life: the server's own bound varies by a tenth and then waits a grace."""
+_ATTEMPT_S = 10.0
+_LONGEST_PAUSE_S = 30.0
+"""Between attempts."""
+
+
+class Renewal:
+    """The successor of one connection; use as a context around the connection's life."""
+
+    def __init__(self, address: str, *, who: str, tls: Tls | None) -> None:
+        self._address = address
+        self._who = who
+        self._tls = tls
+        self._task: asyncio.Task[grpc.aio.Channel] | None = None
+        self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def due(self) -> "asyncio.Future[grpc.aio.Channel] | asyncio.Future[None]":
+        """Done when the successor is connected."""
+        return self._never if self._task is None else self._task
+
+    def take(self) -> grpc.aio.Channel:
+        """The successor; it is the caller's now."""
+        assert self._task is not None, "nothing is due"
+        task, self._task = self._task, None
+        return task.result()
+
+    async def _open(self, tls: Tls) -> grpc.aio.Channel:
+        await asyncio.sleep(_SHARE * tls.age_s)
+        backoff = Backoff(limit_s=_LONGEST_PAUSE_S)
+        while True:
+            with contextlib.suppress(ConnectTimeoutError):
+                return await connect(self._address, timeout_s=_ATTEMPT_S, who=self._who, tls=tls)
+            await backoff.pause()
+
+    async def __aenter__(self) -> Self:
+        if self._tls is not None:
+            self._task = asyncio.create_task(self._open(self._tls), name=f"renewal of {self._who}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._never.cancel()
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and self._task.exception() is None:
+            await self._task.result().close()
+
+
+def refusal_of(error: grpc.aio.AioRpcError, *, address: str, tls: Tls | None) -> UserError | None:
+    """What is wrong with our token or certificate, if that is why the scheduler ended a call."""
+    if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return None
+    if tls is None:
+        return UserError(
+            field=ENV_TOKEN,
+            rule=f"is not the token of the scheduler at {address}",
+            fix="start all processes of a run with one token",
+        )
+    return UserError(
+        field=ENV_TLS_DIR,
+        rule=f"the scheduler at {address} does not take its certificate: {error.details()}",
+        fix="give each role the leaf of its own job",
+    )

@@ -1,17 +1,20 @@
-"""Token ids and log-probs as little-endian bytes, as the protocol carries them.
+"""Numbers as little-endian bytes, as the protocol's `bytes` fields carry them (int32, int64, float32), and items in batches by bytes.
 
-Owns the byte layout of `bytes` fields that hold numbers (int32, int64, float32). Knows no messages
-and needs no numpy, so that processes without it can read what passes through them.
+Knows no messages, needs neither numpy nor grpc: so processes without them can read what passes through them.
 """
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 _INT32, _INT64, _FLOAT32 = "i", "q", "f"
 _N = TypeVar("_N", int, float)
+_T = TypeVar("_T")
 _SWAP = sys.byteorder == "big"
+
+BATCH_BYTES = 2**20
+"""Of items in one message where there may be many: the first is at work before the last has come."""
 
 
 def pack_int32(values: Iterable[int]) -> bytes:
@@ -47,6 +50,31 @@ def unpack_float32(data: bytes) -> "array[float]":
 def count_32(data: bytes) -> int:
     """How many 4-byte numbers `data` holds."""
     return len(data) >> 2
+
+
+def no_negative_32(data: bytes) -> bool:
+    """Whether `data` is int32 numbers of which none is negative. Read off their highest bytes, at the speed of C."""
+    return not len(data) % 4 and data[3::4].isascii()
+
+
+def all_finite_32(data: bytes) -> bool:
+    """Whether `data` is float32 numbers below 1.7e38: neither infinite nor NaN. Read off as above."""
+    highest = data[3::4]
+    return not (len(data) % 4 or b"\x7f" in highest or b"\xff" in highest)
+
+
+def batches(items: Iterable[_T], *, size_bytes: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """`items` in order, each list within `BATCH_BYTES`; what is larger stands alone."""
+    batch: list[_T] = []
+    room_bytes = BATCH_BYTES
+    for item in items:
+        if batch and size_bytes(item) > room_bytes:
+            yield batch
+            batch, room_bytes = [], BATCH_BYTES
+        batch.append(item)
+        room_bytes -= size_bytes(item)
+    if batch:
+        yield batch
 
 
 def _pack(numbers: "array[_N]") -> bytes:

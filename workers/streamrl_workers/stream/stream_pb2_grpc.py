@@ -37,13 +37,13 @@ class SchedulerStub:
         """
         self.Generate = channel.stream_stream(
                 '/streamrl.v1alpha1.Scheduler/Generate',
-                request_serializer=streamrl_dot_proto_dot_stream__pb2.GeneratorEvent.SerializeToString,
-                response_deserializer=streamrl_dot_proto_dot_stream__pb2.GeneratorCommand.FromString,
+                request_serializer=streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
+                response_deserializer=streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
                 _registered_method=True)
         self.Train = channel.stream_stream(
                 '/streamrl.v1alpha1.Scheduler/Train',
-                request_serializer=streamrl_dot_proto_dot_stream__pb2.TrainerEvent.SerializeToString,
-                response_deserializer=streamrl_dot_proto_dot_stream__pb2.TrainerCommand.FromString,
+                request_serializer=streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
+                response_deserializer=streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_stream(
                 '/streamrl.v1alpha1.Scheduler/GetModel',
@@ -57,13 +57,15 @@ class SchedulerServicer:
     """
 
     def Generate(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """of GeneratorEvent, of GeneratorCommand
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Train(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """of TrainerEvent, of TrainerCommand
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -80,13 +82,13 @@ def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.stream_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=streamrl_dot_proto_dot_stream__pb2.GeneratorEvent.FromString,
-                    response_serializer=streamrl_dot_proto_dot_stream__pb2.GeneratorCommand.SerializeToString,
+                    request_deserializer=streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
+                    response_serializer=streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
             ),
             'Train': grpc.stream_stream_rpc_method_handler(
                     servicer.Train,
-                    request_deserializer=streamrl_dot_proto_dot_stream__pb2.TrainerEvent.FromString,
-                    response_serializer=streamrl_dot_proto_dot_stream__pb2.TrainerCommand.SerializeToString,
+                    request_deserializer=streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
+                    response_serializer=streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
             ),
             'GetModel': grpc.unary_stream_rpc_method_handler(
                     servicer.GetModel,
@@ -120,8 +122,8 @@ class Scheduler:
             request_iterator,
             target,
             '/streamrl.v1alpha1.Scheduler/Generate',
-            streamrl_dot_proto_dot_stream__pb2.GeneratorEvent.SerializeToString,
-            streamrl_dot_proto_dot_stream__pb2.GeneratorCommand.FromString,
+            streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
+            streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -147,8 +149,8 @@ class Scheduler:
             request_iterator,
             target,
             '/streamrl.v1alpha1.Scheduler/Train',
-            streamrl_dot_proto_dot_stream__pb2.TrainerEvent.SerializeToString,
-            streamrl_dot_proto_dot_stream__pb2.TrainerCommand.FromString,
+            streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
+            streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -200,7 +202,7 @@ class WeightsStub:
         self.GetManifest = channel.unary_stream(
                 '/streamrl.v1alpha1.Weights/GetManifest',
                 request_serializer=streamrl_dot_proto_dot_stream__pb2.ManifestRequest.SerializeToString,
-                response_deserializer=streamrl_dot_proto_dot_stream__pb2.Manifest.FromString,
+                response_deserializer=streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/streamrl.v1alpha1.Weights/Fetch',
@@ -214,7 +216,7 @@ class WeightsServicer:
     """
 
     def GetManifest(self, request, context):
-        """One manifest; the call then stays open, and until it ends the version stays kept (a few old ones at most).
+        """One Manifest; the call then stays open, and until it ends the version stays kept (a few old ones at most).
         NOT_FOUND, here and below: the version is not (or no longer) kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -234,7 +236,7 @@ def add_WeightsServicer_to_server(servicer, server):
             'GetManifest': grpc.unary_stream_rpc_method_handler(
                     servicer.GetManifest,
                     request_deserializer=streamrl_dot_proto_dot_stream__pb2.ManifestRequest.FromString,
-                    response_serializer=streamrl_dot_proto_dot_stream__pb2.Manifest.SerializeToString,
+                    response_serializer=streamrl_dot_proto_dot_stream__pb2.Frame.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
@@ -269,7 +271,7 @@ class Weights:
             target,
             '/streamrl.v1alpha1.Weights/GetManifest',
             streamrl_dot_proto_dot_stream__pb2.ManifestRequest.SerializeToString,
-            streamrl_dot_proto_dot_stream__pb2.Manifest.FromString,
+            streamrl_dot_proto_dot_stream__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,

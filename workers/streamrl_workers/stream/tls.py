@@ -1,7 +1,7 @@
 """The certificates of this process: read, checked, read again when they change, handed to gRPC.
 
     STREAMRL_TLS_DIR   ca.crt   authorities that are trusted: one, or two while they are being changed
-                       tls.crt  our leaf, whose URI says who we are (`roles.py`)
+                       tls.crt  our leaf, whose URI says who we are (`auth.py`)
                        tls.key  its key
 
 Owns the files and what gRPC is made to do with them: servers demand a certificate of every peer and take the files of the
@@ -25,7 +25,7 @@ import grpc
 from streamrl.errors import UserError
 from streamrl.keys import ENV_TLS_DIR
 from streamrl.names import role_uri, scheduler
-from streamrl_workers.stream.roles import Identity, parse_identity
+from streamrl_workers.stream.auth import PeerIdentity, parse_identity
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AGE_S = 3600.0
 """Longest life of a connection; leaves live for days."""
 GRACE_S = 60.0
-"""Most for calls that are still going on at that age: clients have long dialled anew (`renewal.py`)."""
+"""Most for calls that are still going on at that age: clients have long dialled anew (`channel.Renewal`)."""
 FILE_KEY = "tls.key"
 _FILES = ("ca.crt", "tls.crt", FILE_KEY)
 _READS = 5
@@ -51,7 +51,7 @@ class Material:
     ca: bytes
     chain: bytes
     key: bytes
-    identity: Identity
+    identity: PeerIdentity
 
 
 class Tls:
@@ -77,7 +77,7 @@ class Tls:
             ) from None
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> PeerIdentity:
         """Who we are."""
         return self._material.identity
 
@@ -142,7 +142,7 @@ def _read(directory: Path) -> Material:
     raise ValueError("they change faster than they can be read")
 
 
-def _check(*, ca: bytes, chain: bytes, key: bytes) -> Identity:
+def _check(*, ca: bytes, chain: bytes, key: bytes) -> PeerIdentity:
     """Who the leaf says that we are.
 
     Raises:
@@ -158,7 +158,7 @@ def _check(*, ca: bytes, chain: bytes, key: bytes) -> Identity:
     return _named(leaf)
 
 
-def _named(leaf: "Certificate") -> Identity:
+def _named(leaf: "Certificate") -> PeerIdentity:
     from cryptography import x509
 
     try:

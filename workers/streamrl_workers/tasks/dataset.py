@@ -1,22 +1,29 @@
 """A data set as the rest sees it: items by (split, index), made again at any time from these and the seed alone.
 
-A source (one file for each kind) gives questions; this file adds the user's format and the chat template. It does not score.
-Invariant: no question of one split is a question of the other.
+A source (one file for each kind, `DATASETS` names them) gives questions; this file adds the user's format and the chat
+template. `open_dataset` is the door. It does not score.
+
+Invariants:
+- No question of one split is a question of the other. A row of a finite data set is held out by the hash of its prompt; the
+  share is `percent` of the rows (at least one), a little more where a prompt at the edge occurs many times.
+- Train item i of n rows is row `permutation(seed, i // n)[i % n]`: every row once in each pass, each pass in its own order.
 """
 
+import functools
+import hashlib
+import random
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from streamrl.errors import UserError
 from streamrl.spec.base import PythonFunction
-from streamrl_workers.rewards.base import Item
-from streamrl_workers.rewards.functions import load_function
+from streamrl.spec.task import JsonlDataset, ReasoningGymDataset, Task
+from streamrl_workers.rewards.base import Item, load_function
+from streamrl_workers.tasks.chat import ChatTemplate, open_chat
 from streamrl_workers.tasks.values import Split
-
-if TYPE_CHECKING:
-    from streamrl_workers.tasks.chat import ChatTemplate
 
 FORMAT_FIELD = "spec.task.format"
 FORMAT_KEYWORDS = ("question", "answer", "metadata")
@@ -32,7 +39,7 @@ class Question:
     source_index: int
 
 
-class Source(Protocol):
+class QuestionSource(Protocol):
     """One kind of data set."""
 
     @property
@@ -53,7 +60,7 @@ Format = Callable[[Question], tuple[str, str]]
 class TaskDataset:
     """A source, the user's format, and the chat template around what it gives."""
 
-    def __init__(self, source: Source, *, make_texts: Format, chat: "ChatTemplate | None" = None) -> None:
+    def __init__(self, source: QuestionSource, *, make_texts: Format, chat: ChatTemplate | None = None) -> None:
         self._source = source
         self._make_texts = make_texts
         self.chat = chat
@@ -70,13 +77,27 @@ class TaskDataset:
         question = self._source.question(split, index)
         prompt, target = self._make_texts(question)
         return Item(
-            prompt=prompt if self.chat is None else self.chat.prompt(prompt),
-            target=target,
+            prompt=_encodable(prompt if self.chat is None else self.chat.prompt(prompt)),
+            target=_encodable(target),
             question=question.question,
             answer=question.answer,
             metadata=question.metadata,
             source_index=question.source_index,
         )
+
+
+def _encodable(text: str) -> str:
+    """The text, if messages can carry it: whatever made it, a lone surrogate goes no further than here."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            field="spec.task",
+            rule=f"prompts and targets must be UTF-8: {error.reason}",
+            got=text,
+            fix="look at data set, format and chat",
+        ) from None
+    return text
 
 
 def make_format(function: PythonFunction | None, *, base_dir: Path) -> Format:
@@ -109,3 +130,95 @@ def _checked_texts(texts: object) -> tuple[str, str]:
     raise UserError(
         field=FORMAT_FIELD, rule="must return {'prompt': str, 'target': str}, the prompt not empty", got=texts
     )
+
+
+def _reasoning_gym(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+    from streamrl_workers.tasks.procedural import open_procedural
+
+    del base_dir  # has no files
+    assert isinstance(task.dataset.value, ReasoningGymDataset)
+    return open_procedural(task.dataset.value, seed=seed)
+
+
+def _jsonl(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+    from streamrl_workers.tasks.jsonl import open_jsonl
+
+    assert isinstance(task.dataset.value, JsonlDataset)
+    return open_jsonl(task.dataset.value, seed=seed, base_dir=base_dir)
+
+
+def _hugging_face(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+    from streamrl_workers.tasks.huggingface import open_huggingface
+
+    return open_huggingface(task, seed=seed, base_dir=base_dir)
+
+
+DATASETS: dict[str, Callable[..., QuestionSource]] = {
+    "reasoningGym": _reasoning_gym,
+    "jsonl": _jsonl,
+    "huggingFace": _hugging_face,
+}
+
+
+def open_dataset(task: Task, *, seed: int, base_dir: Path, model_path: str = "") -> TaskDataset:
+    """Open the task's data set; makes one item of each split, so that what is wrong shows at once.
+
+    Args:
+        task: what the job says.
+        seed: the job's.
+        base_dir: where its paths begin.
+        model_path: directory of the tokenizer whose chat template is used; "" = the run has none.
+
+    Raises:
+        UserError: the data set, its file, the format function or the chat template cannot be used.
+    """
+    chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
+    source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
+    dataset = TaskDataset(source, make_texts=make_format(task.format, base_dir=base_dir), chat=chat)
+    dataset.item("train", 0)
+    dataset.item("held_out", 0)
+    return dataset
+
+
+def hash_of(prompt: str) -> int:
+    """64 bits that follow from the prompt alone."""
+    return int.from_bytes(hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def split_rows(hashes: "array[int]", *, percent: int, field: str) -> tuple["array[int]", "array[int]"]:
+    """(train, held out) row numbers by a share of the rows.
+
+    Raises:
+        UserError: all rows would be held out; `field` is what names them in the job.
+    """
+    rows = range(len(hashes))
+    wanted = max(1, round(len(rows) * percent / 100))
+    edge = sorted(hashes)[wanted - 1]
+    held_out = array("Q", (row for row in rows if hashes[row] <= edge))
+    train = array("Q", (row for row in rows if hashes[row] > edge))
+    if not train:
+        raise UserError(
+            field=field,
+            rule=f"must hold at least two different prompts, one to train on and one held out, got {len(set(hashes))}",
+            fix="add prompts or lower heldOutPercent",
+        )
+    return train, held_out
+
+
+class Passes:
+    """Train rows, pass after pass, without end."""
+
+    def __init__(self, rows: "array[int]", *, seed: int) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._order = functools.lru_cache(maxsize=2)(self._shuffled)
+
+    def row(self, index: int) -> int:
+        """Row of train item `index` >= 0."""
+        number, position = divmod(index, len(self._rows))
+        return self._order(number)[position]
+
+    def _shuffled(self, number: int) -> "array[int]":
+        order = array("Q", self._rows)
+        random.Random(f"{self._seed}/{number}").shuffle(order)
+        return order

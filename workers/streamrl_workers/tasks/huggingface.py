@@ -1,7 +1,8 @@
 """`huggingFace`: a data set of the Hugging Face `datasets` library, of the hub or on disk, as a source of questions.
 
-Owns the checks of its rows and what a row becomes. Does not own: loading (`huggingface_load.py`), split by share and
-order (`rows.py`). Invariants:
+Owns the only door to the library, the translation of what it raises into one line, the checks of the rows and what a row
+becomes. The library runs no code of a data set (versions from 4 on cannot). The hub's token is HF_TOKEN of the environment;
+files go to the library's own cache directories. Invariants:
 - All prompts and answers are checked when it is opened: a text that is not empty, or a number, which becomes its text.
 - No prompt of the held-out rows is trained: with `evaluation.split`, such rows leave the training split.
 - Rows lie in memory-mapped Arrow files: processes that were forked from one another share them.
@@ -18,13 +19,18 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError
 from streamrl.spec.task import HuggingFaceDataset, Task
 from streamrl_workers.rewards.base import Item
-from streamrl_workers.tasks.dataset import Question
-from streamrl_workers.tasks.huggingface_load import FIELD, load_splits
-from streamrl_workers.tasks.rows import Passes, hash_of, split_rows
+from streamrl_workers.tasks.dataset import Passes, Question, hash_of, split_rows
 from streamrl_workers.tasks.values import Split
 
 if TYPE_CHECKING:
     from datasets import Dataset
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamrl.errors import shorten
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 CHECK_ROWS = 1000
 """Rows read at once while a split is checked: few enough for any text, many enough to be quick."""
@@ -43,7 +49,7 @@ def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> "HuggingFaceSo
     if len(set(names)) != len(names):
         raise UserError(field=HELD_OUT_FIELD, rule="must differ from the split that is trained", got=held_out_split)
     splits = load_splits(options, names=names, base_dir=base_dir)
-    train = _Rows(splits[0], name=options.split, options=options)
+    train = _HubQuestions(splits[0], name=options.split, options=options)
     if held_out_split is None:
         train_rows, held_out_rows = split_rows(
             train.hashes, percent=options.held_out_percent, field=f"{FIELD}.{_place(options)}"
@@ -51,7 +57,7 @@ def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> "HuggingFaceSo
         return HuggingFaceSource(
             train=train, train_rows=train_rows, held_out=train, held_out_rows=held_out_rows, seed=seed
         )
-    held_out = _Rows(splits[1], name=held_out_split, options=options)
+    held_out = _HubQuestions(splits[1], name=held_out_split, options=options)
     return HuggingFaceSource(
         train=train,
         train_rows=_not_in(train, held_out, options=options),
@@ -65,7 +71,7 @@ def _place(options: HuggingFaceDataset) -> str:
     return "path" if options.name is None else "name"
 
 
-def _not_in(train: "_Rows", held_out: "_Rows", *, options: HuggingFaceDataset) -> "array[int]":
+def _not_in(train: "_HubQuestions", held_out: "_HubQuestions", *, options: HuggingFaceDataset) -> "array[int]":
     known = set(held_out.hashes)
     rows = array("Q", (row for row, digest in enumerate(train.hashes) if digest not in known))
     if not rows:
@@ -81,7 +87,13 @@ class HuggingFaceSource:
     """Questions of an opened data set."""
 
     def __init__(
-        self, *, train: "_Rows", train_rows: "array[int]", held_out: "_Rows", held_out_rows: "array[int]", seed: int
+        self,
+        *,
+        train: "_HubQuestions",
+        train_rows: "array[int]",
+        held_out: "_HubQuestions",
+        held_out_rows: "array[int]",
+        seed: int,
     ) -> None:
         self._train = train
         self._held_out = held_out
@@ -106,7 +118,7 @@ class HuggingFaceSource:
         return float(answer.strip() == item.answer.strip())
 
 
-class _Rows:
+class _HubQuestions:
     """One split, checked."""
 
     def __init__(self, dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> None:
@@ -130,11 +142,15 @@ class _Rows:
 
     def _checked_prompts(self) -> Iterator[str]:
         number = 0
-        for batch in self._dataset.select_columns(list(self._fields)).iter(batch_size=CHECK_ROWS):
-            columns = [batch[field] for field in self._fields]
-            for values in zip(*columns, strict=True):
-                yield self._checked(values, number=number)
-                number += 1
+        try:
+            for batch in self._dataset.select_columns(list(self._fields)).iter(batch_size=CHECK_ROWS):
+                columns = [batch[field] for field in self._fields]
+                for values in zip(*columns, strict=True):
+                    yield self._checked(values, number=number)
+                    number += 1
+        except UnicodeDecodeError as error:  # Arrow takes files at their word
+            rule = f"a text of rows {number} to {number + CHECK_ROWS - 1} of {self.name} must be UTF-8: {error.reason}"
+            raise UserError(field=f"{FIELD}.{_place(self._options)}", rule=rule) from error
 
     def _checked(self, values: tuple[Any, ...], *, number: int) -> str:
         keys = ("promptField", "answerField")
@@ -200,3 +216,90 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value of Arrow in, JSON out
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
         return str(value)
     return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+FIELD = "spec.task.dataset.huggingFace"
+READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+"""Suffix of a single file -> reader of the library."""
+SAVED_SPLITS = "dataset_dict.json"
+"""What `DatasetDict.save_to_disk` leaves in a directory."""
+SAVED_ONE = "state.json"
+"""What `Dataset.save_to_disk` leaves in a directory."""
+_MAX_LISTED = 20
+"""More splits than this would fill the screen."""
+
+
+def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: Path) -> "list[Dataset]":
+    """The splits by their names.
+
+    Raises:
+        UserError: the data set cannot be had, or has no such split.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    splits = _load(options, base_dir=base_dir)
+    if isinstance(splits, datasets.Dataset):
+        splits = datasets.DatasetDict({str(splits.split or "train"): splits})
+    fields = [f"{FIELD}.split", "spec.task.evaluation.split"]
+    for field, name in zip(fields, names, strict=False):
+        if name not in splits:
+            known = ", ".join([*map(str, splits)][:_MAX_LISTED])
+            raise UserError(field=field, rule=f"the data set has no split {name}", fix=f"its splits are {known}")
+    return [splits[name] for name in names]
+
+
+def _load(options: HuggingFaceDataset, *, base_dir: Path) -> "Dataset | DatasetDict":
+    if options.path is not None:
+        return _load_path(options, path=base_dir / options.path)
+    import datasets
+
+    try:
+        return datasets.load_dataset(options.name, options.config, revision=options.revision)
+    except Exception as error:  # of the hub's client, of its HTTP client, of Arrow: the library translates few of them
+        raise _refused(error, options=options) from error
+
+
+def _refused(error: Exception, *, options: HuggingFaceDataset) -> UserError:
+    wrong_config = isinstance(error, ValueError) and (
+        "BuilderConfig" in str(error) or "onfig name is missing" in str(error)
+    )
+    key = "config" if wrong_config else "name"
+    return UserError(
+        field=f"{FIELD}.{key}",
+        rule=f"cannot be loaded: {type(error).__name__}: {_one_line(error)}",
+        got=options.config if wrong_config else options.name,
+        fix="" if wrong_config else "check name, revision, network and HF_TOKEN, or use path",
+    )
+
+
+def _load_path(options: HuggingFaceDataset, *, path: Path) -> "Dataset | DatasetDict":
+    import datasets
+
+    if options.revision is not None:
+        raise UserError(field=f"{FIELD}.revision", rule="goes with name, a path has none", got=options.revision)
+    if not path.exists():
+        raise UserError(field=f"{FIELD}.path", rule="must be a directory or a file", got=str(path))
+    saved = (path / SAVED_SPLITS).is_file() or (path / SAVED_ONE).is_file()
+    if options.config is not None and (saved or path.is_file()):
+        raise UserError(field=f"{FIELD}.config", rule="goes with name or a directory of files", got=options.config)
+    if path.is_file() and path.suffix not in READERS:
+        known = ", ".join(READERS)
+        raise UserError(field=f"{FIELD}.path", rule=f"a file must end in one of {known}", got=str(path))
+    try:
+        if saved:
+            return datasets.load_from_disk(str(path))
+        if path.is_file():
+            return datasets.load_dataset(READERS[path.suffix], data_files=str(path))
+        return datasets.load_dataset(str(path), options.config)
+    except Exception as error:  # a broken file surfaces as any exception of Arrow, pandas or the library
+        raise UserError(
+            field=f"{FIELD}.path", rule=f"cannot be loaded: {type(error).__name__}: {_one_line(error)}", got=str(path)
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    """The innermost cause says most: the library wraps errors of files as "an error occurred"."""
+    while error.__cause__ is not None and type(error).__name__ == "DatasetGenerationError":
+        error = error.__cause__
+    return shorten(" ".join(str(error).split())).strip("'\"")

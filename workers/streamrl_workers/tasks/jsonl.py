@@ -1,6 +1,6 @@
 """`jsonl`: one JSON object a line. Keeps only the place of each line in memory; lines are read when asked for.
 
-Split and order are those of `rows.py`. Every line is checked when the file is opened. The file must not change during a run.
+Split and order are those of `dataset.py`. Every line is checked when the file is opened. The file must not change during a run.
 """
 
 import json
@@ -9,16 +9,18 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from streamrl.errors import UserError
+from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.task import JsonlDataset
 from streamrl_workers.rewards.base import Item
-from streamrl_workers.tasks.dataset import Question
-from streamrl_workers.tasks.rows import Passes, hash_of, split_rows
+from streamrl_workers.tasks.dataset import Passes, Question, hash_of, split_rows
 from streamrl_workers.tasks.values import Split
 
 FIELD = "spec.task.dataset.jsonl"
+MOST_LINE_BYTES = 64 * 2**20
+"""Of one line: more is no prompt, and would be held whole in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +36,24 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> "JsonlSou
     """Read and check the whole file once. Raises `UserError` with the line number of what is wrong."""
     path = base_dir / options.path
     try:
-        lines = _scan(path, options=options)
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise UserError(field=f"{FIELD}.path", rule=f"cannot be read: {error.strerror}", got=str(path)) from error
-    return JsonlSource(file, lines=lines, options=options, seed=seed)
+        file = open_regular(path)
+    except UserError as error:
+        raise UserError(field=f"{FIELD}.path", rule=error.rule, got=str(path)) from None
+    with file:
+        lines = _scan(file, path=path, options=options)
+        return JsonlSource(os.dup(file.fileno()), lines=lines, options=options, seed=seed)
 
 
-def _scan(path: Path, *, options: JsonlDataset) -> _Lines:
+def _scan(file: BinaryIO, *, path: Path, options: JsonlDataset) -> _Lines:
     lines = _Lines(offsets=array("Q"), numbers=array("Q"), hashes=array("Q"))
     offset = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file):
-            if line.strip():
-                question = _parse(line, number=number, options=options)
-                lines.offsets.append(offset)
-                lines.numbers.append(number)
-                lines.hashes.append(hash_of(question.question))
-            offset += len(line)
+    for number, line in enumerate(bounded_lines(file, name=str(path), most_bytes=MOST_LINE_BYTES)):
+        if line.strip():
+            question = _parse(line, number=number, options=options)
+            lines.offsets.append(offset)
+            lines.numbers.append(number)
+            lines.hashes.append(hash_of(question.question))
+        offset += len(line)
     if not lines.offsets:
         raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
     return lines
@@ -60,10 +62,12 @@ def _scan(path: Path, *, options: JsonlDataset) -> _Lines:
 def _parse(line: bytes, *, number: int, options: JsonlDataset) -> Question:
     place = f"{options.path} line {number + 1}"
     try:
-        record = json.loads(line.decode("utf-8-sig" if number == 0 else "utf-8"))
-    except UnicodeDecodeError as error:
+        record = parse_json(line.decode("utf-8-sig" if number == 0 else "utf-8"))
+        if b"\\ud" in line.lower():  # half of a pair may be written like that, and no message can carry it
+            json.dumps(record, ensure_ascii=False).encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise UserError(field=f"{FIELD}.path", rule=f"{place} must be UTF-8: {error.reason}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(field=f"{FIELD}.path", rule=f"{place} must be JSON: {error}") from error
     if not isinstance(record, dict):
         raise UserError(field=f"{FIELD}.path", rule=f"{place} must be an object", got=record)

@@ -1,203 +1,294 @@
-"""The task pool: makes prompts, answers turns, scores completions in processes of its own, each under a time limit.
+"""The task pool: makes prompts, answers turns, scores completions in processes of its own, each stage under a time limit.
 
 ```
-  scheduler ──▶ TaskPool ──▶ Backlog ──▶ Lane 0 ══ worker process 0      (worker.py)
-                                   └───▶ Lane 1 ══ worker process 1
+  scheduler ──put──▶ Backlog ──▶ WorkerSlot 0 ══ worker process 0      (worker.py)
+      ▲                  │  └──▶ WorkerSlot 1 ══ worker process 1
+      └─────results──────┴─────▶ EndpointSlot ══ endpoint client       (worker.py; only with `http` rewards)
 ```
-Owns the lanes and the nursery. Does not import the data set or user code (the scheduler stays small), does not pickle.
+Owns the backlog, the slots and the fork server. Does not import the data set or user code (the scheduler stays small), does
+not pickle.
 Invariant: every request gets exactly one result, whatever the user's functions do: raise, hang (also in C), print,
-exit, fill the memory. Only a pool that cannot start processes raises, and says what was awaited.
+exit, fill the memory. Results come one by one, as they are there. Only a pool that cannot start processes, and a prompt that
+cannot be made, end it: `results` then raises.
 
-Loops: one per lane (`lane.py`) and the nursery's listener (`nursery.py`).
+Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_server.py`).
 """
 
 import asyncio
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl_workers.tasks.backlog import Backlog
-from streamrl_workers.tasks.lane import Lane, LaneParts, Limit
-from streamrl_workers.tasks.nursery import NurseryProcess
-from streamrl_workers.tasks.progress import ProgressTable
+from streamrl_workers.tasks.fork_server import ForkServer
+from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, SPAWN, SPAWN_ENDPOINT_CLIENT, result_of
 from streamrl_workers.tasks.values import (
+    FailureKind,
+    NeedPrompts,
     PlayTurn,
-    Prompt,
-    Score,
+    Request,
+    Result,
     ScoreSample,
-    Split,
     TaskPoolError,
-    Turn,
-    TurnAnswer,
-    WorkRequest,
+)
+from streamrl_workers.tasks.worker_slots import (
+    EndpointSlot,
+    PoolProcess,
+    StageLimit,
+    WorkerDuties,
+    WorkerSlot,
+    WorkItem,
 )
 
+MAKE_ITEM_TIMEOUT_S = 60.0
+"""Longest time to make one item, the user's format function included; slow ones take seconds."""
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
 CLOSED = "the task pool is closed"
 
 
 class TaskPool:
-    """Prompts and scores of one job."""
+    """Prompts, turns and scores of one job."""
 
     def __init__(
-        self,
-        job: RLJob,
-        *,
-        base_dir: Path,
-        processes: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        self, job: RLJob, *, base_dir: Path, processes: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     ) -> None:
-        """`processes` None: as the job says. `clock` must be `time.monotonic` where real processes run."""
+        """`processes` None: as the job says."""
         self._job = job
         self._base_dir = base_dir
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
-        self._names = [reward.name for reward in job.spec.task.rewards]
-        environment = job.spec.task.environment
-        self._backlog = Backlog(lanes=self._count)
-        self._progress = ProgressTable(workers=self._count)
-        self._nursery: NurseryProcess | None = None
-        self._nursery_lock = asyncio.Lock()
+        self._rewards = job.spec.task.rewards
+        endpoints = [reward for reward in self._rewards if reward.http is not None]
+        at_once = min((reward.http.concurrency for reward in endpoints if reward.http is not None), default=None)
+        self._backlog = Backlog(slots=self._count, most_completions=at_once)
+        self._fork_server: ForkServer | None = None
+        self._fork_server_lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
-        self.failures: Counter[str] = Counter({"raised": 0, "timeout": 0, "died": 0, "bad_value": 0, "memory": 0})
+        self.failures: Counter[str] = Counter(dict.fromkeys(get_args(FailureKind), 0))
         """Failures by kind, since the pool began."""
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
-        self._shared = LaneParts(
-            backlog=self._backlog,
-            progress=self._progress,
-            limits=tuple(Limit(name=part.name, timeout_s=part.timeout_seconds) for part in job.spec.task.rewards),
-            environment=None
-            if environment is None
-            else Limit(name="environment", timeout_s=environment.timeout_seconds),
-            clock=clock,
-            failures=self.failures,
-            nursery=self._living_nursery,
-        )
+        self._endpoints: EndpointSlot | None = None
+        if endpoints:
+            longest_s = max(reward.timeout_seconds for reward in endpoints)
+            client = PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server)
+            self._endpoints = EndpointSlot(client, timeout_s=longest_s, finish=self._on_row)
 
     async def start(self) -> None:
-        """Open the data set and the rewards in the nursery, and have one worker say hello.
+        """Open the data set and the rewards in the fork server, and have one worker say hello.
 
         Raises:
             UserError: the job's data set, rewards or functions cannot be used.
             TaskPoolError: the processes did not start in time.
         """
-        lanes = [Lane(number, shared=self._shared) for number in range(self._count)]
+        processes = [PoolProcess(SPAWN, fork_server=self._living_fork_server) for _ in range(self._count)]
         try:
-            await lanes[0].connect()
+            await processes[0].connect()
         except BaseException:
             await self.close()
             raise
+        duties = WorkerDuties(
+            rewards=self._rewards,
+            limits=_limits(self._job),
+            take=self._backlog.take,
+            put_back=self._backlog.put_back,
+            finish=self._on_row,
+        )
+        running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
+        if self._endpoints is not None:
+            running.append(self._endpoints.run())
         self._tasks = [
-            asyncio.create_task(self._keep(lane), name=f"task-pool-lane-{number}") for number, lane in enumerate(lanes)
+            asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
         ]
 
-    async def prompts(self, *, split: Split, first_index: int, count: int) -> list[Prompt]:
-        """Prompts `first_index` .. `first_index + count - 1`.
+    def put(self, request: Request) -> None:
+        """Ask for something; its results come by `results`."""
+        self._backlog.put(request)
+
+    async def results(self) -> Sequence[Result]:
+        """What has been done since the last call, at least one; waits for it.
 
         Raises:
             UserError: an item cannot be made (its generator or the format function failed).
-            TaskPoolError: the pool cannot work.
+            TaskPoolError: the pool cannot work, or is closed. Never for what a reward or an environment does.
         """
-        indexes = range(first_index, first_index + count)
-        rows = await self._backlog.run([WorkRequest(split, index) for index in indexes])
-        for index, row in zip(indexes, rows, strict=True):
-            if isinstance(row, dict):
-                raise UserError(field="spec.task", rule=f"{split} prompt {index} cannot be made: {row['error']}")
-        return [Prompt(split=split, index=index, text=row[0]) for index, row in zip(indexes, rows, strict=True)]
-
-    async def score(self, requests: Sequence[ScoreSample]) -> list[Score]:
-        """One result for each request, in their order. Waits while too many are outstanding.
-
-        Raises:
-            TaskPoolError: the pool cannot work. Never for what a reward does.
-        """
-        asked = [WorkRequest(r.split, r.prompt_index, r.completion, r.environment_reward) for r in requests]
-        rows = await self._backlog.run(asked)
-        return [self._result(request, row) for request, row in zip(requests, rows, strict=True)]
-
-    async def play(self, requests: Sequence[PlayTurn]) -> list[TurnAnswer]:
-        """The environment's answer to each turn, in their order. Waits while too much is outstanding.
-
-        Raises:
-            TaskPoolError: the pool cannot work. Never for what an environment does.
-        """
-        rows = await self._backlog.run([_turn_request(request) for request in requests])
-        return [_turn_result(request, row) for request, row in zip(requests, rows, strict=True)]
-
-    def _result(self, request: ScoreSample, row: Any) -> Score:  # noqa: ANN401 - a row of `scoring.py`
-        group_id, sample_index = request.group_id, request.sample_index
-        if isinstance(row, dict):
-            return Score(
-                group_id=group_id,
-                sample_index=sample_index,
-                reward=None,
-                parts={},
-                error=row["error"],
-                kind=row["kind"],
-            )
-        parts = dict(zip(self._names, row[1:], strict=True))
-        return Score(group_id=group_id, sample_index=sample_index, reward=row[0], parts=parts)
+        return await self._backlog.results()
 
     async def close(self) -> None:
-        """End all processes; calls that still wait raise `TaskPoolError`. May be called twice."""
+        """End all processes; whoever waits for results gets a `TaskPoolError`. May be called twice."""
         if self._closed:
             return
         self._closed = True
-        await self._backlog.close(TaskPoolError(CLOSED))
+        self._backlog.close(TaskPoolError(CLOSED))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._nursery is not None:
-            await self._nursery.close()
-        self._progress.close()
+        if self._fork_server is not None:
+            await self._fork_server.close()
 
-    async def _keep(self, lane: Lane) -> None:
-        """Run a lane; if its worker cannot be had, the pool fails as a whole."""
+    def _on_row(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        """An item is done, or its endpoints are still to be asked."""
+        match row:
+            case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
+                self._endpoints.ask(work, values, body)
+                return
+            case {"kind": kind}:
+                self.failures[kind] += 1
+        self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+
+    async def _keep(self, run: Coroutine[Any, Any, None]) -> None:
+        """Run a slot; if its process cannot be had, the pool fails as a whole."""
         try:
-            await lane.run()
+            await run
         except (TaskPoolError, UserError) as error:
-            await self._backlog.close(TaskPoolError(str(error)))
-        except Exception as error:  # user code can write anything to its socket: nobody may wait for this lane for ever
-            await self._backlog.close(TaskPoolError(f"a lane of the task pool failed: {error!r}"))
+            self._backlog.close(error)
+        except Exception as error:  # nobody may wait for this slot for ever
+            self._backlog.close(TaskPoolError(f"a slot of the task pool failed: {error!r}"))
             raise
 
-    async def _living_nursery(self) -> NurseryProcess:
-        async with self._nursery_lock:
-            if self._nursery is not None and self._nursery.alive:
-                return self._nursery
-            if self._nursery is not None:
-                await self._nursery.close()
-            self._nursery = NurseryProcess(
-                self._job,
-                base_dir=self._base_dir,
-                progress=self._progress,
-                workers=self._count,
-                memory_limit_bytes=self._memory_limit_bytes,
+    async def _living_fork_server(self) -> ForkServer:
+        async with self._fork_server_lock:
+            if self._fork_server is not None and self._fork_server.alive:
+                return self._fork_server
+            if self._fork_server is not None:
+                await self._fork_server.close()
+            self._fork_server = ForkServer(
+                self._job, base_dir=self._base_dir, memory_limit_bytes=self._memory_limit_bytes
             )
-            self.held_out_size = await self._nursery.start()
-            return self._nursery
+            self.held_out_size = await self._fork_server.start()
+            return self._fork_server
 
 
-def _turn_request(request: PlayTurn) -> WorkRequest:
-    turn = Turn(request.group_id, request.sample_index, request.last_token, request.completions)
-    return WorkRequest(request.split, request.prompt_index, turn=turn)
+def _limits(job: RLJob) -> dict[int, StageLimit]:
+    """Of each stage."""
+    task = job.spec.task
+    limits = {
+        stage: StageLimit(name=reward.name, timeout_s=reward.timeout_seconds)
+        for stage, reward in enumerate(task.rewards)
+    }
+    limits[MAKING_ITEM] = StageLimit(name="making the item", timeout_s=MAKE_ITEM_TIMEOUT_S)
+    if task.environment is not None:
+        limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
+    return limits
 
 
-def _turn_result(request: PlayTurn, row: Any) -> TurnAnswer:  # noqa: ANN401 - a row of `scoring.py`
-    group_id, sample_index, lease = request.group_id, request.sample_index, request.lease
-    if isinstance(row, dict):
-        return TurnAnswer(
-            group_id=group_id, sample_index=sample_index, lease=lease, error=row["error"], kind=row["kind"]
+class Backlog:
+    """What waits for a slot, and what is done. No I/O.
+
+    A worker that is free takes a turn first (a generator's slot waits for it), then a completion, then a prompt: so a long
+    look-ahead holds up nothing that is under way. All turns of a sample go to one worker slot, where its environment lives;
+    anything else goes to whichever is free.
+
+    Bounds: requests are those that the scheduler's core holds anyway, by reference; a range of prompts is one entry; copies are
+    made of what is out alone, one item for each worker, or `most_completions` with the endpoints.
+    Invariant: an item ends exactly once, by `finish`.
+    """
+
+    def __init__(self, *, slots: int = 1, most_completions: int | None = None) -> None:
+        """`most_completions`: so many may be out at once; None: one for each slot."""
+        self._prompts: deque[WorkItem] = deque()
+        self._completions: deque[WorkItem] = deque()
+        self._turns: tuple[deque[WorkItem], ...] = tuple(deque() for _ in range(slots))
+        self._free_completions = slots if most_completions is None else most_completions
+        self._idle: dict[int, asyncio.Future[None]] = {}
+        """Slots that wait for work."""
+        self._results: list[Result] = []
+        self._arrived = asyncio.Event()
+        self._error: TaskPoolError | UserError | None = None
+
+    def put(self, request: Request) -> None:
+        """Work to be done."""
+        self._line(request).append(WorkItem(request=request))
+        if isinstance(request, NeedPrompts):
+            for slot in list(self._idle):
+                self._wake(slot)
+        else:
+            self._wake(self._home(request))
+
+    def put_back(self, work: WorkItem) -> None:
+        """What a worker that ended had not done; it goes first."""
+        self._returned(work)
+        self._line(work.request).appendleft(work)
+        self._wake(self._home(work.request))
+
+    async def take(self, slot: int) -> WorkItem:
+        """The next item for a slot; waits until there is one."""
+        while (work := self._next(slot)) is None:
+            self._idle[slot] = asyncio.get_running_loop().create_future()
+            try:
+                await self._idle[slot]
+            finally:
+                self._idle.pop(slot, None)
+        return work
+
+    def finish(self, work: WorkItem, result: Result) -> None:
+        """The result of an item."""
+        self._returned(work)
+        self._results.append(result)
+        self._arrived.set()
+
+    async def results(self) -> list[Result]:
+        """What has been done since the last call; waits until there is something. Raises what the backlog was closed with."""
+        await self._arrived.wait()
+        if self._error is not None:
+            raise self._error
+        self._arrived.clear()
+        done, self._results = self._results, []
+        return done
+
+    def close(self, error: TaskPoolError | UserError) -> None:
+        """Whoever waits for results, now or later, gets `error`; the first one counts."""
+        self._error = self._error or error
+        self._arrived.set()
+
+    def _line(self, request: Request) -> deque[WorkItem]:
+        if isinstance(request, PlayTurn):
+            home = self._home(request)
+            assert home is not None
+            return self._turns[home]
+        return self._completions if isinstance(request, ScoreSample) else self._prompts
+
+    def _home(self, request: Request) -> int | None:
+        """The slot that has to do it; None: any."""
+        if isinstance(request, PlayTurn):
+            return hash((request.group_id, request.sample_index)) % len(self._turns)
+        return None
+
+    def _next(self, slot: int) -> WorkItem | None:
+        if self._turns[slot]:
+            return self._turns[slot].popleft()
+        if self._completions and self._free_completions:
+            self._free_completions -= 1
+            return self._completions.popleft()
+        return self._next_prompt() if self._prompts else None
+
+    def _next_prompt(self) -> WorkItem:
+        work = self._prompts.popleft()
+        need = work.request
+        assert isinstance(need, NeedPrompts)
+        if need.count == 1:
+            return work
+        self._prompts.appendleft(
+            WorkItem(request=replace(need, first_index=need.first_index + 1, count=need.count - 1))
         )
-    observation, reward, done = row
-    return TurnAnswer(
-        group_id=group_id, sample_index=sample_index, lease=lease, observation=observation, reward=reward, done=done
-    )
+        return WorkItem(request=replace(need, count=1))
+
+    def _returned(self, work: WorkItem) -> None:
+        """It is out no longer."""
+        if isinstance(work.request, ScoreSample):
+            self._free_completions += 1
+            if self._completions:
+                self._wake(None)
+
+    def _wake(self, slot: int | None) -> None:
+        """A slot that is idle, if any; it looks by itself what there is."""
+        if slot is None:
+            slot = next(iter(self._idle), None)
+        future = None if slot is None else self._idle.pop(slot, None)
+        if future is not None and not future.done():
+            future.set_result(None)

@@ -10,7 +10,6 @@ Held-out items can repeat where the data set has few questions.
 """
 
 import difflib
-import hashlib
 import itertools
 import warnings
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.spec.task import ReasoningGymDataset
 from streamrl_workers.rewards.base import Item
-from streamrl_workers.tasks.dataset import Question
+from streamrl_workers.tasks.dataset import Question, hash_of
 from streamrl_workers.tasks.values import Split
 
 HELD_OUT_ONE_IN = 5
@@ -33,11 +32,7 @@ FIELD = "spec.task.dataset.reasoningGym"
 
 def split_of(question: str) -> Split:
     """The split that a question belongs to."""
-    return "held_out" if _stable_hash(question) % HELD_OUT_ONE_IN == 0 else "train"
-
-
-def _stable_hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return "held_out" if hash_of(question) % HELD_OUT_ONE_IN == 0 else "train"
 
 
 def open_procedural(options: ReasoningGymDataset, *, seed: int) -> "ProceduralSource":
@@ -132,7 +127,7 @@ class ProceduralSource:
 
     def _addresses(self, split: Split, index: int) -> "itertools.starmap[int]":
         keys = ((f"{self._seed}/{split}/{index}/{draw}",) for draw in itertools.count())
-        return itertools.starmap(lambda key: _stable_hash(key) % ADDRESS_LIMIT, keys)
+        return itertools.starmap(lambda key: hash_of(key) % ADDRESS_LIMIT, keys)
 
     def verify(self, answer: str, item: Item) -> float:
         """The data set's own verdict; entries are made again for it as reasoning-gym made them."""

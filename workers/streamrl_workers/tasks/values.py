@@ -1,8 +1,8 @@
 """Values that go in and out of the task pool, also as effects and events of the scheduler's core. Owns no behaviour; imports nothing heavy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Split = Literal["train", "held_out"]
 
@@ -12,6 +12,15 @@ FailureKind = Literal["raised", "timeout", "died", "bad_value", "memory"]
 
 class TaskPoolError(RuntimeError):
     """The pool cannot work: its processes do not start, or it is closed. Says what was awaited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedPrompts:
+    """Ask the task pool for prompts `first_index` .. `first_index + count - 1`; each comes as soon as it is made."""
+
+    split: Split
+    first_index: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,20 +90,5 @@ class TurnAnswer:
     kind: FailureKind | None = None
 
 
-class Turn(NamedTuple):
-    """The part of a `WorkRequest` that asks for a turn's answer."""
-
-    group_id: int
-    sample_index: int
-    last_token: int
-    completions: Sequence[str]
-
-
-class WorkRequest(NamedTuple):
-    """What a worker is asked, as it travels (JSON keeps the order): a score, a turn's answer, or else the prompt."""
-
-    split: Split
-    item: int
-    completion: str | None = None
-    environment_reward: float = 0.0
-    turn: Turn | None = None
+Request = NeedPrompts | ScoreSample | PlayTurn
+Result = Prompt | Score | TurnAnswer

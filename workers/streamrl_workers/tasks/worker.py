@@ -1,226 +1,202 @@
-"""A process of the task pool: `python -m streamrl_workers.tasks.worker FD`.
+"""What the processes of the task pool do once they are forked.
 
-```
-  pool (in the scheduler) ── control socket: job, spawn, kill ──▶ NURSERY ── fork ──▶ worker 0, 1, ...
-          ▲                 ◀── ready, exited ──────────────────                          │
-          └──────────── one socket for each worker: requests, results ────────────────────┘
-```
-The nursery imports everything and opens the data set once; workers are forks of it, so a killed one is replaced
-in milliseconds and memory is shared. The nursery runs user code only while it imports; workers run it all the time.
-
-- Nursery loop: consumes control commands and the deaths of workers; produces workers and `exited` notices; waits for
-  either; unblocked by the pool, by SIGCHLD, and by the end of the control socket (the pool is gone): then it kills all
-  workers and ends.
-- Worker loop (`serve`): consumes batches of requests; produces results, in order, at least every `FLUSH_S` while it makes
-  progress; waits for the pool; unblocked by the end of its socket. If the nursery dies the kernel kills it.
-
-Standard output is standard error here: what user code prints cannot get between the frames.
+- A worker (`serve`) makes prompts, answers turns and scores completions, one after the other. Whatever the user's functions do
+  becomes a row or a failure of the one sample. What cannot be caught here (a hang, the end of the process) is seen by the
+  pool from outside: it hears of each stage before it begins. Loop: consumes one request at a time; produces stages and one
+  row; waits for the pool; unblocked by the end of its socket. If the fork server dies the kernel kills it.
+- The endpoint client (`ask_endpoints`) asks `http` rewards, many samples at once on one event loop, and runs no code of the
+  user's. How many are under way is the pool's to decide. Loop: consumes [number, body]; produces [number, values] or
+  [number, failure]; ended by the end of its socket.
 """
 
-import contextlib
-import ctypes
-import faulthandler
+import asyncio
+import functools
 import os
 import resource
-import select
-import signal
 import socket
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from streamrl.errors import UserError
-from streamrl.spec.task import Task
-from streamrl_workers.environments.registry import open_environment
-from streamrl_workers.rewards.registry import make_parts
-from streamrl_workers.tasks import commands, framing
-from streamrl_workers.tasks.progress import ProgressTable
-from streamrl_workers.tasks.registry import open_dataset
-from streamrl_workers.tasks.scoring import Scoring
-from streamrl_workers.tasks.values import WorkRequest
+from streamrl_workers.environments.base import EnvironmentSource, Player
+from streamrl_workers.process import framing
+from streamrl_workers.rewards.base import Item
+from streamrl_workers.rewards.registry import BadValueError, Part
+from streamrl_workers.tasks import protocol
+from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, failure, first_stage
+from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Request, ScoreSample, Split
 
-FLUSH_S = 0.005
-"""Results wait so long at most for the next ones; less would cost a system call for each cheap sample."""
-PR_SET_PDEATHSIG = 1
+Row = list[Any] | dict[str, str]
 
-
-def main() -> None:
-    """Be the nursery until the pool is gone."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    os.dup2(2, 1)
-    config = framing.receive(control)
-    if config is None:
-        return
-    # Imports of user code may hang in C; this ends the process even then.
-    faulthandler.dump_traceback_later(config["start_timeout_s"], exit=True)
-    try:
-        nursery = _open(config, control)
-    except UserError as error:
-        control.sendall(framing.encode({"user_error": _plain(error)}))
-        return
-    faulthandler.cancel_dump_traceback_later()
-    nursery.run()
-    os._exit(0)  # taking down the user's modules can take long, and their exit handlers belong to nobody
+ITEMS_KEPT = 1024
+"""A group's samples come close together; an item that fell out is made again."""
+MAX_ERROR_CHARS = 500
 
 
-def _open(config: dict[str, Any], control: socket.socket) -> "Nursery":
-    task = Task.model_validate_json(config["task"])
-    base_dir = Path(config["base_dir"])
-    dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=config["model_path"])
-    parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
-    environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
-    progress = ProgressTable(workers=config["workers"], fd=config["progress_fd"])
-    control.sendall(framing.encode({"ready": {"held_out_size": dataset.held_out_size}}))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSources:
+    """What a job's task is opened as."""
 
-    def make_scoring(worker: int) -> Scoring:
-        return Scoring(dataset=dataset, parts=parts, environments=environments, progress=progress, worker=worker)
-
-    return Nursery(control, make_scoring=make_scoring, memory_limit_bytes=config["memory_limit_bytes"])
+    dataset: TaskDataset
+    parts: Sequence[Part]
+    """Of the reward."""
+    environments: EnvironmentSource | None = None
+    """None: the job has none."""
 
 
-def _plain(error: UserError) -> dict[str, Any]:
-    got = error.got if isinstance(error.got, str | int | float | dict | None) else repr(error.got)
-    return {"field": error.field, "rule": error.rule, "got": got, "fix": error.fix}
+class Scoring:
+    """The work of one worker."""
 
+    def __init__(self, sources: TaskSources, *, entering: Callable[[int], None]) -> None:
+        """`entering` is told each stage before it begins, but for `first_stage` if a request begins so."""
+        self._dataset = sources.dataset
+        self._parts = sources.parts
+        self._entering = entering
+        self._untold: int | None = None
+        self._player = (
+            None if sources.environments is None else Player(sources.environments, entering=self._enter_environment)
+        )
+        self._item = functools.lru_cache(maxsize=ITEMS_KEPT)(self._make_item)
+        self._where = ""
+        """Whose code is running, as errors begin."""
 
-class Nursery:
-    """Forks workers on command and tells the pool when one has ended."""
-
-    def __init__(
-        self, control: socket.socket, *, make_scoring: Callable[[int], Scoring], memory_limit_bytes: int
-    ) -> None:
-        self._control = control
-        self._make_scoring = make_scoring
-        self._memory_limit_bytes = memory_limit_bytes
-        self._worker_of_pid: dict[int, int] = {}
-        self._deaths, wake = socket.socketpair()
-        self._deaths.setblocking(False)  # noqa: FBT003 - positional in the standard library
-        wake.setblocking(False)  # noqa: FBT003
-        self._wake = wake
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-
-    def run(self) -> None:
-        """Serve the pool until it is gone, then kill all workers."""
-        with contextlib.suppress(ConnectionError):
-            while self._serve_once():
-                pass
-        for pid in self._worker_of_pid:
-            _kill(pid)
-
-    def _serve_once(self) -> bool:
-        ready, _, _ = select.select([self._control, self._deaths], [], [])
-        if self._deaths in ready:
-            self._deaths.recv(4096)
-            self._report_deaths()
-        return self._control not in ready or self._obey()
-
-    def _obey(self) -> bool:
-        data, fds, _, _ = socket.recv_fds(self._control, commands.SIZE, 1)
-        if len(data) != commands.SIZE:
-            return False
-        command, worker = commands.decode(data)
-        if command == commands.SPAWN:
-            self._spawn(worker, fds[0])
-        else:
-            for pid in [pid for pid, other in self._worker_of_pid.items() if other == worker]:
-                _kill(pid)
-        return True
-
-    def _spawn(self, worker: int, fd: int) -> None:
-        nursery_pid = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._be_worker(worker, fd, nursery_pid=nursery_pid)
-        os.close(fd)
-        self._worker_of_pid[pid] = worker
-
-    def _be_worker(self, worker: int, fd: int, *, nursery_pid: int) -> NoReturn:
-        status = 1
+    def answer(self, request: Request) -> Row:
+        """Row of one request; never raises for what the user's code does."""
+        self._untold = first_stage(request)
         try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            for inherited in (self._control, self._deaths, self._wake):
-                inherited.close()
-            os.setpgid(0, 0)
-            _die_with(nursery_pid)
-            _limit_memory(self._memory_limit_bytes)
-            status = serve(socket.socket(fileno=fd), self._make_scoring(worker))
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(status)
+            return self._row_in_memory(request)
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
+            return failure_row(self._where, error)
 
-    def _report_deaths(self) -> None:
-        while self._worker_of_pid:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            _kill_group(pid)  # what the user's code may have left behind
-            worker = self._worker_of_pid.pop(pid, None)
-            if worker is not None:
-                code = os.waitstatus_to_exitcode(status)
-                self._control.sendall(framing.encode({"exited": worker, "code": code, "pid": pid}))
+    def _row_in_memory(self, request: Request) -> Row:
+        """Environments of other samples may be what fills the memory: they go, and are made again when their turns come."""
+        try:
+            return self._row(request)
+        except MemoryError:
+            self._enter(MAKING_ITEM)  # gigabytes take seconds to go, which are not this sample's
+            if self._player is None or not self._player.forget():
+                raise
+        return self._row(request)
 
+    def _row(self, request: Request) -> Row:
+        self._where = ""
+        match request:
+            case NeedPrompts():
+                return [self._item(request.split, request.first_index).prompt]
+            case PlayTurn():
+                return self._play(self._item(request.split, request.prompt_index), request)
+            case ScoreSample():
+                item = self._item(request.split, request.prompt_index)
+                return self._score(replace(item, environment_reward=request.environment_reward), request.completion)
 
-def serve(connection: socket.socket, scoring: Scoring) -> int:
-    """Answer batches until the pool closes the socket. Returns the exit status."""
-    connection.sendall(framing.encode({"pid": os.getpid()}))
-    while True:
-        batch = framing.receive(connection)
-        if batch is None:
-            return 0
-        rows: list[Any] = []
-        flushed = time.monotonic()
-        for request in map(WorkRequest._make, batch):
-            row = scoring.answer(request)
-            rows.append(row)
-            now = time.monotonic()
-            if request.turn is not None or now - flushed > FLUSH_S:  # a model waits for a turn's answer
-                connection.sendall(framing.encode(rows))
-                rows, flushed = [], now
-            if isinstance(row, dict) and row["kind"] == "memory":
-                # What filled the memory may still be held by the user's module: go on in a fresh fork.
-                connection.sendall(framing.encode(rows))
-                return 0
-        if rows:
-            connection.sendall(framing.encode(rows))
+    def _score(self, item: Item, completion: str) -> Row:
+        values: list[float | None] = []
+        body = None
+        for stage, part in enumerate(self._parts):
+            self._where = f"{part.name}: "
+            if part.endpoint is None:
+                self._enter(stage)
+                values.append(part.value(completion, item))
+            else:
+                body = body or part.endpoint.body(completion, item)
+                values.append(None)
+        return [values, body]
 
+    def _play(self, item: Item, request: PlayTurn) -> Row:
+        assert self._player is not None, "a turn was asked for, and the job has no environment"
+        self._where = "environment: "
+        answer = self._player.play(
+            item,
+            split=request.split,
+            index=request.prompt_index,
+            key=(request.group_id, request.sample_index),
+            completions=request.completions,
+        )
+        chat, text = self._dataset.chat, answer.observation
+        if chat is not None and not answer.done:
+            self._enter(MAKING_ITEM)
+            text = chat.observation(text, ended=chat.ends_turn(request.last_token))
+        return [text, float(answer.reward), bool(answer.done)]
 
-def _kill(pid: int) -> None:
-    """Kill a worker that has not been waited for yet."""
-    os.kill(pid, signal.SIGKILL)
-    _kill_group(pid)
+    def _make_item(self, split: Split, index: int) -> Item:
+        self._enter(MAKING_ITEM)
+        return self._dataset.item(split, index)
 
+    def _enter_environment(self) -> None:
+        self._enter(PLAYING)
 
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _die_with(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends, also in a hang that holds the interpreter lock."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)
+    def _enter(self, stage: int) -> None:
+        if stage != self._untold:
+            self._entering(stage)
+        self._untold = None
 
 
-def _limit_memory(limit_bytes: int) -> None:
-    """Let the address space grow by `limit_bytes` from here."""
-    used_bytes = 0
-    with contextlib.suppress(OSError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        used_bytes = pages * resource.getpagesize()
+def failure_row(where: str, error: BaseException) -> dict[str, str]:
+    """The row of an item at which `error` was raised."""
+    kind: FailureKind = "raised"
+    if isinstance(error, MemoryError):
+        _lift_memory_limit()
+        return failure("memory", f"{where}ran out of memory")
+    if isinstance(error, BadValueError):
+        kind, text = "bad_value", _text(error)
+    elif isinstance(error, TimeoutError):
+        kind, text = "timeout", _text(error)
+    elif isinstance(error, UserError):
+        text = _text(error)
+    else:
+        text = f"raised {type(error).__name__}: {_text(error)}"
+    return failure(kind, f"{where}{text}"[:MAX_ERROR_CHARS])
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split()).encode("utf-8", "replace").decode("utf-8")  # no message carries surrogates
+    except Exception:  # noqa: BLE001 - the user's own exception may fail to print
+        return "(its text cannot be made)"
+
+
+def _lift_memory_limit() -> None:
+    """Room to report what happened; the worker ends after it."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = used_bytes + limit_bytes
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
-if __name__ == "__main__":
-    main()
+def serve(connection: socket.socket, sources: TaskSources) -> int:
+    """Answer requests until the pool closes the socket. Returns the exit status."""
+    scoring = Scoring(sources, entering=lambda stage: connection.sendall(framing.encode(stage)))
+    worker_pid = os.getpid()
+    while (message := framing.receive(connection)) is not None:
+        row = scoring.answer(protocol.decode_request(message))
+        if os.getpid() != worker_pid:
+            return 0  # a fork that the user's code made and returned from; its parent answers
+        connection.sendall(framing.encode(row))
+    return 0
+
+
+def ask_endpoints(connection: socket.socket, sources: TaskSources) -> int:
+    """Ask endpoints until the pool closes the socket. Returns the exit status."""
+    return asyncio.run(_ask_endpoints(connection, [part for part in sources.parts if part.endpoint is not None]))
+
+
+async def _ask_endpoints(connection: socket.socket, parts: Sequence[Part]) -> int:
+    transport, frames = await framing.open_frames(connection)
+    async with asyncio.TaskGroup() as asking:
+        while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
+            number, body = message
+            asking.create_task(_ask(number, body, parts=parts, transport=transport), name=f"ask-{number}")
+    return 0
+
+
+async def _ask(number: int, body: str, *, parts: Sequence[Part], transport: asyncio.Transport) -> None:
+    row: Any = await asyncio.gather(*(_value(part, body) for part in parts))
+    failed = [value for value in row if isinstance(value, dict)]
+    transport.write(framing.encode([number, failed[0] if failed else row]))
+
+
+async def _value(part: Part, body: str) -> float | dict[str, str]:
+    try:
+        return await part.ask(body)
+    except Exception as error:  # noqa: BLE001 - whatever an endpoint answers is a failure of the sample
+        return failure_row(f"{part.name}: ", error)

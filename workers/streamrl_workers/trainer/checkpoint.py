@@ -1,4 +1,4 @@
-"""Checkpoints on disk: `checkpoints/step-<8 digits>/`, whole or not there at all.
+"""Checkpoints on disk, `checkpoints/step-<8 digits>/`, and the trained model in the end: whole or not there at all.
 
 Owns: atomicity, the order journal-then-rename, `meta.json`, which checkpoints are kept, which one is good. Does not
 own: the engine's files, the journal (`sync` is a callback).
@@ -6,11 +6,10 @@ own: the engine's files, the journal (`sync` is a callback).
 Invariants:
 - A directory with a checkpoint's name is complete: it was written under another name, synced to disk, and renamed.
 - It is renamed only after `sync`: every step it holds is durable in the journal (design invariant 1).
-- `meta.json` names size and hash of every file, so damage is found before anything is loaded.
+- `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
-from streamrl_workers.stream.history import EMPTY_CHAIN, History
+from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
+from streamrl_workers.trainer.engines.engine import TrainEngine
 
 _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
@@ -31,24 +31,24 @@ _HASH_BYTES = 16
 log = logging.getLogger(__name__)
 
 
-class DamagedError(ValueError):
+class DamagedCheckpointError(ValueError):
     """A checkpoint that is not what was written; the text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
+class CheckpointMeta:
     """What a checkpoint says of itself."""
 
     step: int  # version; the history is the steps before it
     attempt: int  # of the trainer that wrote it
-    history: tuple[str, ...]  # hex digest of each step's groups (stream/history.py), from step `folded_steps` on
+    history: tuple[str, ...]  # hex digest of each step's groups (stream/digests.py), from step `folded_steps` on
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size_bytes", "hash"}
 
     @classmethod
-    def of(cls, history: History, *, attempt: int) -> "Meta":
+    def of(cls, history: History, *, attempt: int) -> "CheckpointMeta":
         """Of a trainer with this history."""
         return cls(
             step=len(history),
@@ -65,11 +65,11 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Checkpoint:
     """A good checkpoint."""
 
     directory: Path
-    meta: Meta
+    meta: CheckpointMeta
 
 
 class CheckpointStore:
@@ -79,7 +79,7 @@ class CheckpointStore:
         self._root = root
         self._keep_last = keep_last
 
-    def write(self, meta: Meta, *, save: Callable[[Path], None], sync: Callable[[], None]) -> Path:
+    def write(self, meta: CheckpointMeta, *, save: Callable[[Path], None], sync: Callable[[], None]) -> Path:
         """Write a checkpoint: `save` fills a directory, `sync` returns when the journal holds its steps.
 
         Raises:
@@ -100,7 +100,7 @@ class CheckpointStore:
         """Step of the oldest checkpoint kept; 0 if there is none."""
         return min((_step(directory) for directory in self._directories()), default=0)
 
-    def newest(self) -> Found | None:
+    def newest(self) -> Checkpoint | None:
         """The newest good checkpoint; damaged ones are named in the log and passed over. None: there is none yet.
 
         Raises:
@@ -109,8 +109,8 @@ class CheckpointStore:
         damage: list[str] = []
         for directory in self._directories():
             try:
-                return Found(directory=directory, meta=_read(directory))
-            except DamagedError as error:
+                return Checkpoint(directory=directory, meta=_read(directory))
+            except DamagedCheckpointError as error:
                 damage.append(f"{directory.name}: {error}")
                 log.warning("checkpoint %s is damaged (%s); trying the one before", directory, error)
         if not damage:
@@ -126,7 +126,7 @@ class CheckpointStore:
         for leftover in self._root.glob(f"{_PARTIAL_PREFIX}*"):
             shutil.rmtree(leftover)
 
-    def _fill(self, meta: Meta, save: Callable[[Path], None]) -> Path:
+    def _fill(self, meta: CheckpointMeta, save: Callable[[Path], None]) -> Path:
         partial = self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}"
         if partial.exists():
             shutil.rmtree(partial)
@@ -134,7 +134,7 @@ class CheckpointStore:
         save(partial)
         files = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
         document = asdict(meta) | {"files": files}
-        (partial / _META_FILE).write_text(json.dumps(document), encoding="utf-8")
+        (partial / _META_FILE).write_text(seal(document), encoding="utf-8")
         sync_tree(partial)
         return partial
 
@@ -172,24 +172,44 @@ def sync_tree(directory: Path) -> None:
         _sync_path(path)
 
 
-def _read(directory: Path) -> Meta:
+def export_once(engine: TrainEngine, *, directory: Path) -> Path:
+    """Export into `directory`, unless that was done before; returns it.
+
+    Raises:
+        UserError: the disk does not take it.
+    """
+    if directory.exists():
+        return directory
+    partial = directory.with_name(f".partial-{directory.name}")
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        engine.export(partial)
+        sync_tree(partial)
+        return partial.rename(directory)
+    except OSError as error:
+        raise _unwritable(directory, error, what="the model") from error
+
+
+def _read(directory: Path) -> CheckpointMeta:
     meta = _read_meta(directory / _META_FILE)
     if meta.step != _step(directory) or len(meta.past) != meta.step or not meta.complete:
-        raise DamagedError(f"{_META_FILE} does not belong to it")
+        raise DamagedCheckpointError(f"{_META_FILE} does not belong to it")
     for name, fingerprint in meta.files.items():
         if not (directory / name).is_file():
-            raise DamagedError(f"{name} is missing")
+            raise DamagedCheckpointError(f"{name} is missing")
         if _fingerprint(directory / name) != fingerprint:
-            raise DamagedError(f"{name} is not what was written")
+            raise DamagedCheckpointError(f"{name} is not what was written")
     return meta
 
 
-def _read_meta(path: Path) -> Meta:
+def _read_meta(path: Path) -> CheckpointMeta:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return Meta(**(document | {"history": tuple(document["history"])}))
+        document = read_sealed(path)
+        return CheckpointMeta(**(document | {"history": tuple(document["history"])}))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"{_META_FILE} cannot be read: {error}") from error
+        raise DamagedCheckpointError(f"{_META_FILE} cannot be read: {error}") from error
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -218,9 +238,9 @@ def _sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def _unwritable(root: Path, error: OSError) -> UserError:
+def _unwritable(path: Path, error: OSError, *, what: str = "a checkpoint") -> UserError:
     return UserError(
-        field=str(root),
-        rule=f"a checkpoint cannot be written: {error.strerror or error}",
+        field=str(path),
+        rule=f"{what} cannot be written: {error.strerror or error}",
         fix="free the disk, then resume the run",
     )

@@ -6,7 +6,7 @@
 Owns: how many ranks there are (`trainer.processesPerNode` on each of `trainer.nodes`) and which are here, their environment as torchrun would
 set it, their common end. With one rank in all this process becomes it. Does not own: restarts; who runs the container has the failure policy.
 
-Loops: `_relay` for each rank (consumes its standard error; produces ours; waits for the rank; unblocked by its end), and
+Loops: `_relay` for each rank (consumes its standard error; produces ours; waits for the rank; unblocked by its end), a watch of its heartbeat, and
 the wait for the first end or SIGTERM (no deadline: a run takes as long as it takes).
 
 Invariants: ranks wait for each other in collectives, so when one has ended the others are ended too; no rank outlives this
@@ -23,20 +23,23 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl_workers.hearing import become, hear
+from streamrl_workers.process.early_sigterm import exec_worker, exit_on_sigterm
 
 if __name__ == "__main__":  # before imports that take a while
-    hear(exit_code=EXIT_DONE)
+    exit_on_sigterm(exit_code=EXIT_DONE)
 
 from streamrl.spec import read_job
 from streamrl.spec.training import Trainer
+from streamrl.text import say
+from streamrl_workers.process.environment_variables import integer, job_file, required
+from streamrl_workers.process.heartbeat import beat_from, child_environment, kill_when_frozen, start_heartbeat
 from streamrl_workers.stream.auth import LOOPBACK
-from streamrl_workers.stream.environ import integer, job_file, required
 from streamrl_workers.stream.tls import FILE_KEY
 
 _MODULE = "streamrl_workers.trainer"
@@ -54,15 +57,16 @@ _SIGNALLED = 128
 
 
 @dataclass(slots=True, kw_only=True)
-class Rank:
+class RankProcess:
     """One process."""
 
-    number: int
-    """Among the ranks of all nodes."""
+    number: int  # among the ranks of all nodes
     process: asyncio.subprocess.Process
+    ended: asyncio.Task[Any]
+    last_line: str = ""  # that it wrote to standard error
     relay: asyncio.Task[None] | None = None
-    last_line: str = ""
-    """The last one that it wrote to standard error."""
+    watch: asyncio.Task[None] | None = None
+    """Kills it when it is frozen: to the others that is a rank like one that died."""
 
     @property
     def code(self) -> int | None:
@@ -70,51 +74,10 @@ class Rank:
         code = self.process.returncode
         return code if code is None or code >= 0 else _SIGNALLED - code
 
-
-@dataclass(slots=True, kw_only=True)
-class Ranks:
-    """All of them."""
-
-    all: list[Rank] = field(default_factory=list)
-
-    async def until_one_ends(self, *, asked: asyncio.Event) -> None:
-        """Until one has ended, or somebody has asked for the end."""
-        ends = [asyncio.create_task(rank.process.wait(), name=f"end of rank {rank.number}") for rank in self.all]
-        wish = asyncio.create_task(_until(asked), name="the wish to end")
-        try:
-            await asyncio.wait([*ends, wish], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (*ends, wish):
-                task.cancel()
-            await asyncio.gather(*ends, wish, return_exceptions=True)
-
-    async def until_all_end(self, among: Iterable[Rank], *, timeout_s: float | None) -> None:
-        """Until all have ended, or time is out."""
-        waits = [asyncio.create_task(rank.process.wait(), name=f"end of rank {rank.number}") for rank in among]
-        if waits:
-            await asyncio.wait(waits, timeout=timeout_s)
-        for wait in waits:
-            wait.cancel()
-
-    async def until_heard(self) -> None:
-        """Until their last words are written; somebody whom a rank has started may hold its pipe open."""
-        relays = [rank.relay for rank in self.all if rank.relay is not None]
-        if relays:
-            await asyncio.wait(relays, timeout=_SETTLE_S)
-        for relay in relays:
-            relay.cancel()
-
-    def living(self) -> list[Rank]:
-        """Those that have not ended."""
-        return [rank for rank in self.all if rank.process.returncode is None]
-
-    async def end(self, *, grace_s: float) -> None:
-        """SIGTERM for those that live, and SIGKILL for those that live on."""
-        for by, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
-            for rank in self.living():
-                with suppress(ProcessLookupError):
-                    rank.process.send_signal(by)
-            await self.until_all_end(self.living(), timeout_s=wait_s)
+    def send(self, number: signal.Signals) -> None:
+        """The signal, if it lives."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
 
 def main() -> int:
@@ -124,11 +87,11 @@ def main() -> int:
         trainer = read_job(job_file(os.environ, run_dir=run_dir)).spec.trainer
         environments = [] if trainer.ranks == 1 else rank_environments(trainer, environ=os.environ)
     except (UserError, UserErrors) as error:
-        sys.stderr.write(f"{error}\n")
+        say(*error.lines)
         return EXIT_USER_ERROR
     if not environments:
         sys.stderr.flush()
-        become([sys.executable, "-m", _MODULE])  # this process is the rank
+        exec_worker([sys.executable, "-m", _MODULE])  # this process is the rank
     return asyncio.run(launch(environments))
 
 
@@ -136,26 +99,28 @@ async def launch(environments: Sequence[Mapping[str, str]]) -> int:
     """Start a rank for each, wait, end; the exit code."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
+    start_heartbeat()
+    beat_from(loop)
     loop.add_signal_handler(signal.SIGTERM, asked.set)
     loop.add_signal_handler(signal.SIGINT, asked.set)
     lifeline = os.pipe()
-    ranks = Ranks()
+    ranks: list[RankProcess] = []
     try:
         for env in environments:
-            ranks.all.append(await _start(int(env[keys.ENV_RANK]), env=env, lifeline=lifeline[0]))
-        await ranks.until_one_ends(asked=asked)
+            ranks.append(await _start(int(env[keys.ENV_RANK]), env=env, lifeline=lifeline[0]))  # noqa: PERF401 - those before are ended, too
+        await _one_end(ranks, asked=asked)
         telling = await (_orderly(ranks) if asked.is_set() else _broken(ranks))
     finally:
-        for rank in ranks.living():
-            rank.process.kill()
-        await ranks.until_all_end(ranks.living(), timeout_s=None)
+        for rank in _living(ranks):
+            rank.send(signal.SIGKILL)
+        await _ends(ranks)
         for end in lifeline:
             os.close(end)
-        await ranks.until_heard()
+        await _last_words(ranks)
     code = telling.code
     assert code is not None, "it has ended"
     if code != EXIT_DONE:
-        sys.stderr.write(f"{telling.last_line or f'rank {telling.number} ended with exit code {code}'}\n")
+        say(telling.last_line or f"rank {telling.number} ended with exit code {code}")
     return code
 
 
@@ -171,7 +136,7 @@ def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[d
         keys.ENV_THREADS: str(max(1, cpus // count)),  # torch's own choice is all of them, for each rank
         **{key: value for key, value in environ.items() if value},
         keys.ENV_WORLD_SIZE: str(trainer.ranks),
-        **(_meeting_here(environ) if trainer.nodes == 1 else _meeting_of_nodes(environ)),
+        **(_local_rendezvous(environ) if trainer.nodes == 1 else _rendezvous_of_nodes(environ)),
     }
     others = {keys.ENV_SIGNALS_PORT: "0", keys.ENV_GRPC_PORT: "0"}
     first = count * _node(trainer, environ=environ)
@@ -196,13 +161,13 @@ def _node(trainer: Trainer, *, environ: Mapping[str, str]) -> int:
     return node
 
 
-def _meeting_here(environ: Mapping[str, str]) -> dict[str, str]:
+def _local_rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
     """A rendezvous of this process' own: where certificates do a token's other work, the ranks still need a secret."""
     token = environ.get(keys.ENV_TOKEN) or secrets.token_hex(32)
     return {keys.ENV_TOKEN: token, keys.ENV_MASTER_ADDR: LOOPBACK, keys.ENV_MASTER_PORT: str(_free_port())}
 
 
-def _meeting_of_nodes(environ: Mapping[str, str]) -> dict[str, str]:
+def _rendezvous_of_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     """Where all nodes were told to meet; their secret is the run's, or follows from the key that all trainer pods are given."""
     address = {key: required(environ, key) for key in (keys.ENV_MASTER_ADDR, keys.ENV_MASTER_PORT)}
     return {
@@ -220,29 +185,33 @@ def _token_of_key(directory: Path) -> str:
     return hmac.new(key, b"ranks of a trainer", "sha256").hexdigest()
 
 
-def says_most(ended: Iterable[Rank]) -> Rank:
+def says_most(ended: Iterable[RankProcess]) -> RankProcess:
     """The rank whose end tells what is wrong: what a person must change, then a crash, then one that asks to be started
     again, then a good end; the first by the order given."""
     order = {EXIT_USER_ERROR: 0, EXIT_RETRY: 2, EXIT_RANK_LOST: 3, EXIT_DONE: 4}
     return min(ended, key=lambda rank: order.get(rank.code if rank.code is not None else EXIT_DONE, 1))
 
 
-async def _start(number: int, *, env: Mapping[str, str], lifeline: int) -> Rank:
+async def _start(number: int, *, env: Mapping[str, str], lifeline: int) -> RankProcess:
+    own = child_environment(env[keys.ENV_PROCESS], environ=os.environ)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", _MODULE),
-        env={**env, keys.ENV_LIFELINE_FD: str(lifeline)},
+        env={**env, **own, keys.ENV_PARENT_WATCH_FD: str(lifeline)},
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         pass_fds=(lifeline,),
         start_new_session=True,  # a terminal's Ctrl-C reaches us alone; we end the ranks in order
         limit=_LINE_LIMIT_BYTES,
     )
-    rank = Rank(number=number, process=process)
+    ended = asyncio.create_task(process.wait(), name=f"end of rank {number}")
+    rank = RankProcess(number=number, process=process, ended=ended)
     rank.relay = asyncio.create_task(_relay(rank), name=f"standard error of rank {number}")
+    watch = kill_when_frozen(f"rank {number}", environ=own, kill=lambda: rank.send(signal.SIGKILL), say=say)
+    rank.watch = asyncio.create_task(watch, name=f"heartbeat of rank {number}")
     return rank
 
 
-async def _relay(rank: Rank) -> None:
+async def _relay(rank: RankProcess) -> None:
     stream = rank.process.stderr
     assert stream is not None, "it is a pipe"
     while True:
@@ -255,46 +224,72 @@ async def _relay(rank: Rank) -> None:
         text = line.decode(errors="replace").rstrip("\n")
         if text.strip():
             rank.last_line = text.strip()
-        sys.stderr.write(f"[rank {rank.number}] {text}\n")
-        sys.stderr.flush()
+        say(f"[rank {rank.number}] {text}")
 
 
-async def _orderly(ranks: Ranks) -> Rank:
-    """SIGTERM came: rank 0 keeps what is done and tells the others. Who asked has the deadline."""
-    first = ranks.all[0]
+def _living(ranks: Iterable[RankProcess]) -> list[RankProcess]:
+    return [rank for rank in ranks if rank.code is None]
+
+
+async def _one_end(ranks: Sequence[RankProcess], *, asked: asyncio.Event) -> None:
+    """Until one has ended, or somebody has asked for the end."""
+    wish: asyncio.Task[Any] = asyncio.create_task(asked.wait(), name="the wish to end")
+    await asyncio.wait([wish, *(rank.ended for rank in ranks)], return_when=asyncio.FIRST_COMPLETED)
+    wish.cancel()
+
+
+async def _ends(ranks: Sequence[RankProcess], *, timeout_s: float | None = None) -> None:
+    """Until all have ended, or time is out."""
+    if ranks:
+        await asyncio.wait([rank.ended for rank in ranks], timeout=timeout_s)
+
+
+async def _end(ranks: Sequence[RankProcess], *, grace_s: float) -> None:
+    """SIGTERM for those that live, and SIGKILL for those that live on."""
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
+        for rank in _living(ranks):
+            rank.send(number)
+        await _ends(ranks, timeout_s=wait_s)
+
+
+async def _last_words(ranks: Sequence[RankProcess]) -> None:
+    """Until they are written; somebody whom a rank has started may hold its pipe open."""
+    relays = [rank.relay for rank in ranks if rank.relay is not None]
+    for rank in ranks:
+        if rank.watch is not None:
+            rank.watch.cancel()
+    if relays:
+        await asyncio.wait(relays, timeout=_SETTLE_S)
+    for relay in relays:
+        relay.cancel()
+
+
+async def _orderly(ranks: Sequence[RankProcess]) -> RankProcess:
+    """SIGTERM came: rank 0 keeps what is done and tells the others. Who asked has the deadline.
+
+    Ranks without rank 0 among them end when it tells them, wherever it is.
+    """
+    first = ranks[0]
     if first.number != 0:
-        return await _followed(ranks)
-    with suppress(ProcessLookupError):
-        first.process.send_signal(signal.SIGTERM)
-    await ranks.until_all_end([first], timeout_s=None)
-    await ranks.until_all_end(ranks.living(), timeout_s=_FOLLOWER_S)
-    await ranks.end(grace_s=_FOLLOWER_S)
+        for rank in _living(ranks):
+            rank.send(signal.SIGTERM)
+        await _ends(ranks)
+        return says_most(ranks)
+    first.send(signal.SIGTERM)
+    await _ends([first])
+    await _ends(ranks, timeout_s=_FOLLOWER_S)
+    await _end(ranks, grace_s=_FOLLOWER_S)
     return first
 
 
-async def _followed(ranks: Ranks) -> Rank:
-    """Ranks without rank 0 among them end when it tells them, wherever it is."""
-    for rank in ranks.living():
-        with suppress(ProcessLookupError):
-            rank.process.send_signal(signal.SIGTERM)
-    await ranks.until_all_end(ranks.all, timeout_s=None)
-    return says_most(ranks.all)
-
-
-async def _broken(ranks: Ranks) -> Rank:
+async def _broken(ranks: Sequence[RankProcess]) -> RankProcess:
     """One has ended: at the run's end all do so by themselves; else those that are left are ended."""
-    ended = [rank for rank in ranks.all if rank.code is not None]
-    if all(rank.code == EXIT_DONE for rank in ended):
-        await ranks.until_all_end(ranks.living(), timeout_s=_FAREWELL_S)
-    else:
-        await ranks.until_all_end(ranks.living(), timeout_s=_SETTLE_S)
-    by_themselves = ended + [rank for rank in ranks.all if rank.code is not None and rank not in ended]
-    await ranks.end(grace_s=_GROUP_END_S)
+    ended = [rank for rank in ranks if rank.code is not None]
+    orderly = all(rank.code == EXIT_DONE for rank in ended)
+    await _ends(ranks, timeout_s=_FAREWELL_S if orderly else _SETTLE_S)
+    by_themselves = ended + [rank for rank in ranks if rank.code is not None and rank not in ended]
+    await _end(ranks, grace_s=_GROUP_END_S)
     return says_most(by_themselves)
-
-
-async def _until(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def _free_port() -> int:

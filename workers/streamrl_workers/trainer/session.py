@@ -1,8 +1,8 @@
 """What the scheduler and this trainer know of each other: the conversation without the connection.
 
 Owns: the groups that wait for the step loop, what is recorded and what is not, what has to be said again after a
-break. Does not own: gRPC (`link.py`), training (`loop.py`). Thread-safe: the link calls from its event loop, the
-step loop from its thread; every wait has a deadline or ends with the link, which has one.
+break. Does not own: gRPC (`scheduler_connection.py`), training (`step_loop.py`). Thread-safe: the connection calls from its event loop, the
+step loop from its thread; every wait has a deadline or ends with the connection, which has one.
 
 Invariants:
 - A group is handed to the step loop once, also when the scheduler sends it again.
@@ -18,18 +18,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.trainer.endings import Ending, RetryError, TerminatedError
+from streamrl_workers.trainer.engines.engine import RetryError
 
 _ANSWER_TIMEOUT_S = 300.0
-"""For an answer of a scheduler that listens: a journal on a busy disk takes seconds; beyond this it hangs."""
+"""For an answer: a journal on a busy disk takes seconds, a new scheduler a minute; beyond this none will come."""
 _LAST_ANSWER_S = 5.0
 """The same once this process is asked to end: the whole farewell is to take some ten seconds."""
 
 Send = Callable[[Sequence[pb.TrainerEvent]], None]
 
 
+class StoppedError(Exception):
+    """The scheduler has ended the run: exit code 0."""
+
+
+class TerminatedError(Exception):
+    """Somebody asked this process to end (SIGTERM)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class TrainerIdentity:
     """What a trainer process says of itself."""
 
     trainer_id: str
@@ -44,7 +52,7 @@ def _drop(_events: Sequence[pb.TrainerEvent]) -> None:
 class Session:
     """One trainer process's side of the conversation."""
 
-    def __init__(self, identity: Identity, *, step: int, window_bytes: int, checkpoint_path: str = "") -> None:
+    def __init__(self, identity: TrainerIdentity, *, step: int, window_bytes: int, checkpoint_path: str = "") -> None:
         """`step`: version of the checkpoint that this process starts from; `checkpoint_path`: where that is."""
         self._identity = identity
         self._window_bytes = window_bytes
@@ -53,6 +61,7 @@ class Session:
         self._step = step  # the one being done, or done next
         self._checkpoint = pb.Checkpointed(step=step, path=checkpoint_path)
         self._inbox: deque[pb.Group] = deque()
+        self._partial: pb.Group | None = None  # whose last part has not come
         self._held: set[int] = set()  # groups of `_step`, taken or not
         self._unrecorded: pb.StepDone | None = None
         self._told_unrecorded: pb.StepDone | None = None  # what the last hello said of it
@@ -63,10 +72,10 @@ class Session:
         self._listening = False
         self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
-        self._ending: Ending | None = None
+        self._ending: StoppedError | RetryError | None = None
         self._leave_by_s: float | None = None
 
-    # ---------------------------------------------------------------- called by the link
+    # ---------------------------------------------------------------- called by the connection
 
     def hello(self) -> pb.TrainerHello:
         """The first message of a connection."""
@@ -98,26 +107,22 @@ class Session:
             elif kind == "idle":
                 self._cause = command.idle.cause
             elif kind == "stop":
-                self._end(Ending(kind="stop", reason=command.stop.reason))
+                self._end(StoppedError(command.stop.reason))
             elif kind == "restart":
-                self._end(
-                    Ending(
-                        kind="retry",
-                        reason=f"the scheduler asks to go back to the checkpoint: {command.restart.reason}",
-                    )
-                )
+                self._end(RetryError(f"the scheduler asks to go back to the checkpoint: {command.restart.reason}"))
             self._changed.notify_all()
 
     def disconnected(self) -> None:
         """Nobody listens until the next welcome."""
         with self._changed:
             self._send = _drop
+            self._partial = None
             if self._listening:
                 self._silent_since_s = time.monotonic()
             self._listening = False
             self._changed.notify_all()
 
-    def end(self, ending: Ending) -> None:
+    def end(self, ending: StoppedError | RetryError) -> None:
         """End all waits, now and later, with `ending`; the first one counts."""
         with self._changed:
             self._end(ending)
@@ -146,14 +151,14 @@ class Session:
         return len(self._inbox)
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> StoppedError | RetryError | None:
         """Why it is over, or None."""
         return self._ending
 
     # ---------------------------------------------------------------- called by the step loop
 
     def wait_welcome(self) -> pb.TrainerWelcome:
-        """The first welcome. As long as there is no connection, the link's own deadline counts."""
+        """The first welcome. As long as there is no connection, the connection's own deadline counts."""
         self._wait(lambda: self._welcome is not None, what="the scheduler's welcome", until_terminated=True)
         assert self._welcome is not None, "waited for it"
         return self._welcome
@@ -222,7 +227,7 @@ class Session:
             self._send([pb.TrainerEvent(checkpointed=checkpointed)])
 
     def wait_stop(self) -> None:
-        """Until the scheduler ends the run; returns by raising only. Ends with the link, which has a deadline."""
+        """Until the scheduler ends the run; returns by raising only. Ends with the connection, which has a deadline."""
         with self._changed:
             while True:
                 self._raise_ending(until_terminated=True)
@@ -233,7 +238,7 @@ class Session:
     def _welcomed(self, welcome: pb.TrainerWelcome, send: Send) -> None:
         if self._welcome is not None and self._welcome.attempt != welcome.attempt:
             text = f"the scheduler takes this trainer for attempt {welcome.attempt}, it is {self._welcome.attempt}"
-            self._end(Ending(kind="retry", reason=text))
+            self._end(RetryError(text))
             return
         self._welcome, self._listening, self._send = welcome, True, send
         send(self._whole_state())
@@ -251,14 +256,18 @@ class Session:
             events.append(pb.TrainerEvent(sync_journal=pb.SyncJournal(step=self._syncing)))
         return events
 
-    def _arrived(self, group: pb.Group) -> None:
+    def _arrived(self, part: pb.Group) -> None:
+        group = part
+        if self._partial is not None:
+            group = self._partial
+            group.MergeFrom(part)  # the next samples
+        self._partial = group if part.more else None
+        if not part.more:
+            self._whole(group)
+
+    def _whole(self, group: pb.Group) -> None:
         if group.step != self._step:
-            self._end(
-                Ending(
-                    kind="retry",
-                    reason=f"got group {group.group_id} of step {group.step} while doing step {self._step}",
-                )
-            )
+            self._end(RetryError(f"got group {group.group_id} of step {group.step} while doing step {self._step}"))
             return
         if group.group_id in self._held:
             self._send([pb.TrainerEvent(credit=pb.Credit(bytes=group.size_bytes))])
@@ -271,24 +280,22 @@ class Session:
         if self._unrecorded is not None and self._unrecorded.step <= step:
             self._unrecorded = None
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: StoppedError | RetryError) -> None:
         self._ending = self._ending or ending
 
     def _raise_ending(self, *, until_terminated: bool = False) -> None:
         if self._ending is not None:
-            self._ending.throw()
+            raise self._ending
         if until_terminated and self._leave_by_s is not None:
             raise TerminatedError
 
     def _wait(self, arrived: Callable[[], bool], *, what: str, until_terminated: bool = False) -> None:
-        """Wait for the scheduler. Time without a connection does not count here: the link bounds it."""
+        """Wait for the scheduler, also over breaks of the connection: one that breaks again and again brings no answer."""
         with self._changed:
-            left_s = _ANSWER_TIMEOUT_S
+            end_s = time.monotonic() + _ANSWER_TIMEOUT_S
             while not arrived():
                 self._raise_ending(until_terminated=until_terminated)
-                begun_s = time.monotonic()
-                limit_s = left_s if self._leave_by_s is None else min(left_s, self._leave_by_s - begun_s)
+                limit_s = min(end_s, self._leave_by_s or end_s) - time.monotonic()
                 if limit_s <= 0:
                     raise RetryError(f"waited in vain for {what}")
                 self._changed.wait(limit_s)
-                left_s -= (time.monotonic() - begun_s) if self._listening else 0.0

@@ -6,7 +6,6 @@ Owns: reading and checking both. Does not own: what follows from them (`main.py`
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 from streamrl.errors import EXIT_RANK_LOST, EXIT_RETRY, UserError
 from streamrl.keys import (
@@ -25,16 +24,17 @@ from streamrl.keys import (
     ENV_WORLD_SIZE,
 )
 from streamrl.spec import RLJobSpec, read_job
-from streamrl_workers.stream.environ import (
-    Surroundings,
+from streamrl_workers.process.environment_variables import (
+    WorkerVariables,
     integer,
     job_file,
     port,
     required,
     store_dir,
-    surroundings,
+    worker_variables,
 )
-from streamrl_workers.trainer.engines.place import ALONE, Place
+from streamrl_workers.trainer.engines.engine import RankEnvironment
+from streamrl_workers.trainer.engines.process_group import Rendezvous
 
 _TOKEN_BYTES = 8
 """Of one completion token in a group: id and log-prob."""
@@ -47,7 +47,7 @@ _MOST_WINDOW_BYTES = 96 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TrainerSettings:
     """Everything that `main.py` wires from."""
 
     run_dir: Path
@@ -59,15 +59,20 @@ class Settings:
     token: str  # of the run, or of the ranks alone where certificates do its work
     model_path: str | None
     threads: int | None
-    place: Place = ALONE
+    env: RankEnvironment = field(default_factory=RankEnvironment)
     store_dir: Path | None = None  # what holds checkpoints and the model; None: the run folder
     weights_address: str | None = None  # host:port that generators are told; None: where the service is bound
-    around: Surroundings = field(default_factory=Surroundings)
+    variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
     def store(self) -> Path:
         """What holds checkpoints and the model."""
         return self.store_dir or self.run_dir
+
+    @property
+    def rendezvous(self) -> Rendezvous:
+        """Where and how the ranks of this job meet."""
+        return Rendezvous(env=self.env, token=self.token, timeout_s=self.spec.trainer.rank_timeout_seconds)
 
     @property
     def lost_code(self) -> int:
@@ -87,48 +92,47 @@ class Settings:
         return min(_MOST_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, wanted_bytes))
 
 
-def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Settings from the environment and the job in the run folder.
+def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
+    """TrainerSettings from the environment and the job in the run folder.
 
     Raises:
         UserError, UserErrors: something is missing or wrong.
     """
     run_dir = Path(required(environ, ENV_RUN_DIR))
-    place = read_place(environ)
-    around = surroundings(environ)
-    return Settings(
+    env = read_rank_environment(environ)
+    variables = worker_variables(environ)
+    return TrainerSettings(
         run_dir=run_dir,
-        process=environ.get(ENV_PROCESS) or f"trainer-{place.rank}",
+        process=environ.get(ENV_PROCESS) or f"trainer-{env.rank}",
         spec=read_job(job_file(environ, run_dir=run_dir)).spec,
-        scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if place.rank == 0 else "",
+        scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if env.rank == 0 else "",
         grpc_port=port(environ, ENV_GRPC_PORT),
         signals_port=port(environ, ENV_SIGNALS_PORT),
-        token=around.token,
+        token=variables.token,
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
-        place=place,
+        env=env,
         store_dir=store_dir(environ, run_dir=run_dir),
         weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
-        around=around,
+        variables=variables,
     )
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
+def read_rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
     """This rank among the others, as torchrun's variables say it; without them it is alone."""
     rank, size = integer(environ, ENV_RANK) or 0, integer(environ, ENV_WORLD_SIZE)
     size = 1 if size is None else size
     if rank >= size:
         raise UserError(field=ENV_RANK, rule=f"must be below {ENV_WORLD_SIZE} ({size})", got=rank)
     if size == 1:
-        return ALONE
-    return Place(
+        return RankEnvironment()
+    host, master_port = required(environ, ENV_MASTER_ADDR), port(environ, ENV_MASTER_PORT)
+    if not master_port:
+        raise UserError(field=ENV_MASTER_PORT, rule=f"must be a port from 1 to 65535 with {ENV_WORLD_SIZE} above 1")
+    return RankEnvironment(
         rank=rank,
         local_rank=integer(environ, ENV_LOCAL_RANK) or 0,
         size=size,
-        host=required(environ, ENV_MASTER_ADDR),
-        port=port(environ, ENV_MASTER_PORT) or _no_port(),
+        host=host,
+        port=master_port,
     )
-
-
-def _no_port() -> NoReturn:
-    raise UserError(field=ENV_MASTER_PORT, rule=f"must be a port from 1 to 65535 with {ENV_WORLD_SIZE} above 1")

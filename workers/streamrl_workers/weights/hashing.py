@@ -23,11 +23,6 @@ class TensorBytes(NamedTuple):
     data: memoryview
 
 
-def tensor_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """Hash of the raw bytes alone."""
-    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
-
-
 def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
     """Hash over (name, dtype, shape, tensor hash) of all tensors, sorted by name: names a version's bytes."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
@@ -42,7 +37,13 @@ def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
 def describe(tensors: Mapping[str, TensorBytes]) -> list[pb.TensorEntry]:
     """Manifest entries of `tensors`, sorted by name."""
     return [
-        pb.TensorEntry(name=name, dtype=dtype, shape=shape, size_bytes=data.nbytes, hash=tensor_hash(data))
+        pb.TensorEntry(
+            name=name,
+            dtype=dtype,
+            shape=shape,
+            size_bytes=data.nbytes,
+            hash=hashlib.blake2b(data, digest_size=HASH_BYTES).digest(),
+        )
         for name, (dtype, shape, data) in sorted(tensors.items())
     ]
 

@@ -1,6 +1,33 @@
 """Builds every Kubernetes object of a job but the Secrets with its certificates. Pure: the same input gives the same bytes."""
 
+from streamrl_operator.planning.objects import generators, shared, trainer
 from streamrl_operator.planning.objects.generators import pool_replicas
-from streamrl_operator.planning.objects.plan import plan_objects
+from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_hash
+
+
+def plan_objects(plan: JobPlan) -> list[Built]:
+    """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
+    pools = plan.job.spec.generators
+    several = plan.job.spec.trainer.nodes > 1
+    built = [
+        shared.service_account(plan),
+        shared.resolved_job(plan),
+        *shared.claims(plan),
+        shared.trainer_policy(plan),
+        *([shared.trainer_workers_policy(plan)] if several else []),
+        *(shared.generators_policy(plan, pool=pool) for pool in pools),
+        trainer.scheduler_service(plan),
+        trainer.headless_service(plan),
+        *([trainer.workers_service(plan)] if several else []),
+        *(generators.headless_service(plan, pool=pool) for pool in pools),
+        *trainer.disruption_budgets(plan),
+        *(generators.disruption_budget(plan, pool=pool) for pool in pools),
+        *(generators.generator_pool(plan, pool=pool) for pool in pools),
+        trainer.stateful_set(plan),
+        *([trainer.workers_set(plan)] if several else []),
+        *(generators.stateful_set(plan, pool=pool) for pool in pools),
+    ]
+    return [with_spec_hash(each) for each in built]
+
 
 __all__ = ["plan_objects", "pool_replicas"]

@@ -1,37 +1,169 @@
-"""The parts that all containers have: command, ports, probes, security, mounts.
+"""The parts that all containers have: command, environment, ports, probes, security, mounts.
 
-What Pod Security "restricted" asks for stands here and in `template`; a job cannot change it.
+What Pod Security "restricted" asks for stands here and in `template`; a job cannot change it. Of the environment, what begins with STREAMRL_ is
+ours; the rest are defaults that a job may change.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from streamrl.spec.pod import Pod, VolumeMount
-from streamrl_operator.planning.objects.environment import Variables, merged
-from streamrl_operator.planning.objects.meta import Built
+from streamrl import keys, names
+from streamrl.liveness import LIVENESS_S, word_s
+from streamrl.spec import RLJob
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.pod import OWN_PREFIX, EnvVar, Pod, VolumeMount
+from streamrl_operator.planning.objects.shared import Built
 
-_PROTECTED_DIRS = ("/etc/streamrl/", "/var/lib/streamrl/")
+Variables = dict[str, str | dict[str, Any]]
+"""Name -> value, or where it comes from."""
 
-ALIVE, READY = "/numbers", "/healthz"
-"""Pages of the signals port. /numbers answers as long as the process does; /healthz also says no while it loads or waits
-for another process, and nobody is helped by killing one that waits."""
+PROCESS_SCHEDULER, PROCESS_TRAINER = "scheduler", "trainer-0"
+
+_ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - NetworkPolicies say who may come in
+_HOME = "/tmp"  # noqa: S108 - the one writable directory that every container has; the pod's own
+_LABEL_ORDINAL = "apps.kubernetes.io/pod-index"
+"""On every pod of a StatefulSet."""
+_HEARTBEATS = f"{names.DIR_SHARED}/{keys.DIR_HEARTBEATS}"
+"""In the trainer's pods: scratch space of the pod's own, which no other pod sees and no job replaces."""
+_JOB_FILE = f"{names.DIR_JOB}/{keys.FILE_JOB}"
+
+
+def prepare_variables(job: RLJob, *, uid: str) -> Variables:
+    """Of the container that makes the model ready."""
+    # Some data sets of reasoning-gym iterate over sets of strings: their items follow the hash seed.
+    return {**_trainer_pod(job, uid=uid), "PYTHONHASHSEED": "0"}
+
+
+def scheduler_variables(job: RLJob, *, uid: str) -> Variables:
+    """Of the scheduler."""
+    return _trainer_pod(job, uid=uid) | {
+        keys.ENV_PROCESS: PROCESS_SCHEDULER,
+        keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_SCHEDULER}",
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_GRPC_PORT: str(names.PORT_GRPC),
+        keys.ENV_SIGNALS_PORT: str(names.PORT_SIGNALS),
+        **_SERVING,
+    }
+
+
+def trainer_variables(job: RLJob, *, uid: str) -> Variables:
+    """Of the trainer, whose ranks get the rest from what starts them."""
+    return _trainer_pod(job, uid=uid) | {
+        keys.ENV_PROCESS: PROCESS_TRAINER,
+        keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
+        keys.ENV_GRPC_PORT: str(names.PORT_WEIGHTS),
+        keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
+        keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
+        **_SERVING,
+        **({} if job.spec.trainer.nodes == 1 else _meeting({"fieldRef": {"fieldPath": "status.podIP"}})),
+    }
+
+
+def trainer_worker_variables(job: RLJob, *, uid: str) -> Variables:
+    """Of the ranks of a further node."""
+    trainer = names.trainer(job.metadata.name)
+    return _trainer_pod(job, uid=uid) | {
+        keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
+        keys.ENV_NODE_ORDINAL: {"fieldRef": {"fieldPath": f"metadata.labels['{_LABEL_ORDINAL}']"}},
+        **_SERVING,
+        **_meeting(f"{trainer}-0.{trainer}"),
+    }
+
+
+def _meeting(host: str | dict[str, Any]) -> Variables:
+    """Where the trainer's ranks meet; rank 0's own pod knows its address before there is a name for it."""
+    return {keys.ENV_MASTER_ADDR: host, keys.ENV_MASTER_PORT: str(names.PORT_RANKS)}
+
+
+def generator_variables(job: RLJob, *, pool: GeneratorPool) -> Variables:
+    """Of a generator; its ordinal is in the name of its pod."""
+    return {
+        **_COMMON,
+        "HF_HOME": f"{_HOME}/huggingface",
+        "HF_HUB_OFFLINE": "1",  # its NetworkPolicy lets it reach no hub: asking would only take time
+        keys.ENV_POOL: pool.name,
+        keys.ENV_POD_NAME: {"fieldRef": {"fieldPath": "metadata.name"}},
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_HEARTBEAT_FILE: f"{names.DIR_RUN}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_GENERATOR}",
+        keys.ENV_SCHEDULER_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_GRPC}",
+        keys.ENV_SIGNALS_PORT: str(names.PORT_SIGNALS),
+        **_SERVING,
+    }
+
+
+def merged_environment(ours: Variables, given: Sequence[EnvVar]) -> list[Built]:
+    """The environment as a list: the job's variables over our defaults, ours with the prefix over everything."""
+    theirs: Variables = {variable.name: _source(variable) for variable in given}
+    protected = {name: value for name, value in ours.items() if name.startswith(OWN_PREFIX)}
+    return [
+        {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value}
+        for name, value in (ours | theirs | protected).items()
+    ]
+
+
+def _source(variable: EnvVar) -> str | dict[str, Any]:
+    if variable.secret_key is None:
+        return variable.value or ""
+    return {"secretKeyRef": variable.secret_key.model_dump(mode="json", by_alias=True)}
+
+
+def _trainer_pod(job: RLJob, *, uid: str) -> Variables:
+    store = names.store_dir(job.metadata.name, uid=uid)
+    simulated = job.spec.trainer.engine.simulated is not None  # nobody prepares a model, so nobody may wait for one
+    return {
+        **_COMMON,
+        "HF_HOME": f"{store}/huggingface",  # on the volume: loaded once, seen by all three, there after a restart
+        keys.ENV_STORE_DIR: store,
+        **({} if simulated else {keys.ENV_SHARED_DIR: names.DIR_SHARED}),
+        keys.ENV_CODE_DIR: names.DIR_RUN if job.spec.task.code is None else names.DIR_CODE,
+    }
+
+
+_COMMON: Variables = {
+    "HOME": _HOME,
+    "USER": "streamrl",  # libraries ask who runs them, and an image need not know our user's number
+    "XDG_CACHE_HOME": f"{_HOME}/cache",
+    "PYTHONUNBUFFERED": "1",
+    keys.ENV_JOB_FILE: _JOB_FILE,
+}
+_SERVING: Variables = {keys.ENV_BIND_HOST: _ANY_ADDRESS, keys.ENV_TLS_DIR: names.DIR_TLS, keys.ENV_STAY: "1"}
+
+_READY = "/healthz"
+"""Page of the signals port. It says no while a process loads or waits for another, and nobody is helped by killing one that waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probes:
-    """How it is seen that a container works."""
+    """How it is seen that a container works: that it is alive by its heartbeat file, which nobody outside of the container can keep from being
+    touched or touch himself, and that it is ready by its signals port."""
 
     port: int
-    start_deadline_s: int
-    starts_ready: bool = False
-    """It has started only when it is ready: what comes after it in the pod waits for that."""
+    start_deadline_s: int | None = None
+    """Given: it has started only when it is ready, and what comes after it in the pod waits for that, so long at most."""
 
 
 _START_PERIOD_S = 2
 _READY_PERIOD_S = 5
-_ALIVE_PERIOD_S, _ALIVE_FAILURES = 20, 15
-"""Five minutes without an answer: a process that computes answers late, and a restart costs more than the wait."""
+_ALIVE_FAILURES = 6
+"""In a row. With a file as old as a person is told of at the first, and the bound's rest in between, the last is at the bound."""
+_ALIVE_GRACE_S = 5
+"""Between SIGTERM and SIGKILL: a process without a heartbeat hears nothing, and has no use for its pod's grace."""
 _TIMEOUT_S = 5
+_ALIVE = """
+import os, sys, time
+try:
+    silent_s = time.time() - os.stat(sys.argv[1]).st_mtime
+except FileNotFoundError:
+    sys.exit(0)
+if silent_s > float(sys.argv[2]):
+    sys.exit(f"no sign of life for {silent_s:.0f} s")
+""".strip()
+"""By Python, since every image has it; without its site packages it takes 10 ms. An image of an earlier release writes no file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +193,7 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         "image": image,
         "imagePullPolicy": pod.image_pull_policy,
         "command": ["python", "-m", container.module, *container.arguments],
-        "env": merged(container.variables, pod.env),
+        "env": merged_environment(container.variables, pod.env),
         "resources": _resources(container, pod=pod),
         "volumeMounts": _mounts(container, given=pod.volume_mounts),
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -79,7 +211,7 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         built["ports"] = [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in container.ports.items()
         ]
-    return built | (_probes(container.probes) if container.probes else {})
+    return built | (_probes(container, container.probes) if container.probes else {})
 
 
 def _resources(container: Container, *, pod: Pod) -> Built:
@@ -89,11 +221,9 @@ def _resources(container: Container, *, pod: Pod) -> Built:
 
 
 def _mounts(container: Container, *, given: Sequence[VolumeMount]) -> list[Built]:
-    """Ours and the job's; the job may put a volume of its own in the place of scratch space, not of the rest."""
-    theirs = {mount.mount_path.rstrip("/") or "/": _given_mount(mount) for mount in given}
+    """Ours and the job's; the job may put a volume of its own in the place of scratch space, and of nothing else (`VolumeMount`)."""
     ours = {path: _own_mount(container, path=path, volume=volume) for path, volume in container.mounts.items()}
-    protected = {path: mount for path, mount in ours.items() if f"{path}/".startswith(_PROTECTED_DIRS)}
-    return list((ours | theirs | protected).values())
+    return list((ours | {mount.mount_path: _given_mount(mount) for mount in given}).values())
 
 
 def _own_mount(container: Container, *, path: str, volume: str) -> Built:
@@ -106,15 +236,27 @@ def _given_mount(mount: VolumeMount) -> Built:
     return built
 
 
-def _probes(probes: Probes) -> Built:
-    return {
-        "startupProbe": _probe(READY if probes.starts_ready else ALIVE, port=probes.port)
-        | {"periodSeconds": _START_PERIOD_S, "failureThreshold": probes.start_deadline_s // _START_PERIOD_S},
-        "livenessProbe": _probe(ALIVE, port=probes.port)
-        | {"periodSeconds": _ALIVE_PERIOD_S, "failureThreshold": _ALIVE_FAILURES},
-        "readinessProbe": _probe(READY, port=probes.port) | {"periodSeconds": _READY_PERIOD_S},
+def _probes(container: Container, probes: Probes) -> Built:
+    built: Built = {
+        "livenessProbe": _alive(str(container.variables[keys.ENV_HEARTBEAT_FILE])),
+        "readinessProbe": _ready(probes.port, period_s=_READY_PERIOD_S),
     }
+    if probes.start_deadline_s is not None:
+        tries = probes.start_deadline_s // _START_PERIOD_S
+        built["startupProbe"] = _ready(probes.port, period_s=_START_PERIOD_S) | {"failureThreshold": tries}
+    return built
 
 
-def _probe(path: str, *, port: int) -> Built:
-    return {"httpGet": {"path": path, "port": port}, "timeoutSeconds": _TIMEOUT_S}
+def _ready(port: int, *, period_s: int) -> Built:
+    return {"httpGet": {"path": _READY, "port": port}, "timeoutSeconds": _TIMEOUT_S, "periodSeconds": period_s}
+
+
+def _alive(heartbeat_file: str) -> Built:
+    told_s = word_s(LIVENESS_S)
+    return {
+        "exec": {"command": ["python", "-I", "-S", "-c", _ALIVE, heartbeat_file, f"{told_s:g}"]},
+        "timeoutSeconds": _TIMEOUT_S,
+        "periodSeconds": int((LIVENESS_S - told_s) / _ALIVE_FAILURES),
+        "failureThreshold": _ALIVE_FAILURES,
+        "terminationGracePeriodSeconds": _ALIVE_GRACE_S,
+    }

@@ -3,22 +3,20 @@
 from streamrl import API_VERSION, names
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
-from streamrl_operator.planning.objects import environment, template
+from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container, Probes
-from streamrl_operator.planning.objects.meta import Built, Plan
+from streamrl_operator.planning.objects.shared import Built, JobPlan
 from streamrl_operator.planning.pods import ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
 
 _GRACE_S = 90
 """To finish what it generates after SIGTERM; what is not finished is issued again."""
-_START_S = 1_800
-"""Its pages are there before its model, but torch from a cold disk is slow."""
 _SHARE_AWAY = "10%"
 """Of a pool may be drained away at once; rounded up, so one of a small pool."""
 _REVISIONS_KEPT = 2
 
 
-def generator_pool(plan: Plan, *, pool: GeneratorPool) -> Built:
+def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """The GeneratorPool without `replicas`, which has another field manager (`pool_replicas`)."""
     least, most = bounds(pool.scaling)
     return {
@@ -45,7 +43,7 @@ def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Bu
     }
 
 
-def stateful_set(plan: Plan, *, pool: GeneratorPool) -> Built:
+def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """The generators' StatefulSet; all start and end at once."""
     selector = plan.selector(role=ROLE_GENERATOR, pool=pool.name)
     return {
@@ -63,7 +61,7 @@ def stateful_set(plan: Plan, *, pool: GeneratorPool) -> Built:
     }
 
 
-def headless_service(plan: Plan, *, pool: GeneratorPool) -> Built:
+def headless_service(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """Names of the pool's pods, for those who read their signals."""
     port = names.PORT_SIGNALS
     return {
@@ -78,7 +76,7 @@ def headless_service(plan: Plan, *, pool: GeneratorPool) -> Built:
     }
 
 
-def disruption_budget(plan: Plan, *, pool: GeneratorPool) -> Built:
+def disruption_budget(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """Drains take a share of the pool at a time; a generator that does not work yet keeps no drain waiting."""
     return {
         "apiVersion": "policy/v1",
@@ -92,7 +90,7 @@ def disruption_budget(plan: Plan, *, pool: GeneratorPool) -> Built:
     }
 
 
-def _template(plan: Plan, *, pool: GeneratorPool) -> template.Template:
+def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
     return template.Template(
         selector=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
         labels=plan.labels(pool=pool.name),
@@ -109,11 +107,11 @@ def _template(plan: Plan, *, pool: GeneratorPool) -> template.Template:
     )
 
 
-def _container(plan: Plan, *, pool: GeneratorPool) -> Container:
+def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
     return Container(
         name=names.CONTAINER_GENERATOR,
         module="streamrl_workers.generator",
-        variables=environment.generator(plan.job, pool=pool),
+        variables=containers.generator_variables(plan.job, pool=pool),
         mounts={
             names.DIR_JOB: template.VOLUME_JOB,
             names.DIR_TLS: template.VOLUME_TLS,
@@ -122,5 +120,5 @@ def _container(plan: Plan, *, pool: GeneratorPool) -> Container:
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
         ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
-        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_START_S),
+        probes=Probes(port=names.PORT_SIGNALS),
     )

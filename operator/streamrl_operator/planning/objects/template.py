@@ -7,7 +7,7 @@ from typing import Any
 from streamrl import API_GROUP, names
 from streamrl.spec.pod import Pod
 from streamrl_operator.planning.objects.containers import Container, build
-from streamrl_operator.planning.objects.meta import Built, Plan
+from streamrl_operator.planning.objects.shared import Built, JobPlan
 
 USER = 10_001
 """Number of user and group in the pods; the images make it, and any other image will do without."""
@@ -37,7 +37,7 @@ class Template:
     image: str
 
 
-def build_template(template: Template, *, plan: Plan, pod: Pod) -> Built:
+def build_template(template: Template, *, plan: JobPlan, pod: Pod) -> Built:
     """The pod template of a StatefulSet."""
     image = pod.image or template.image
     spec: Built = {

@@ -8,9 +8,9 @@ prepare ──▶ trainer (the ranks of a further node), for each `trainer.nodes
 from collections.abc import Mapping
 
 from streamrl import keys, names
-from streamrl_operator.planning.objects import environment, template
+from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container, Probes
-from streamrl_operator.planning.objects.meta import Built, Plan
+from streamrl_operator.planning.objects.shared import Built, JobPlan
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
 _VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE, _VOLUME_SHM = (
@@ -28,7 +28,6 @@ _GRACE_S = 120
 """For a last checkpoint after the end of the step."""
 _SCHEDULER_START_S = 1_800
 """A data set is read and a journal replayed; what must be downloaded, `prepare` has."""
-_TRAINER_START_S = 1_800
 _SMALL = {"cpu": "100m", "memory": "512Mi"}
 """Requests beside the trainer's own; without limits, since data sets and warm-ups differ."""
 
@@ -37,18 +36,18 @@ _RANKER_MEMORY = "2Gi"
 _REVISIONS_KEPT = 2
 
 
-def stateful_set(plan: Plan) -> Built:
+def stateful_set(plan: JobPlan) -> Built:
     """The StatefulSet of the first pod."""
     return _stateful_set(plan, names.trainer(plan.name), replicas=plan.wanted.trainers, pods=_template(plan))
 
 
-def workers_set(plan: Plan) -> Built:
+def workers_set(plan: JobPlan) -> Built:
     """The StatefulSet of the further nodes."""
     replicas = plan.wanted.trainers * (plan.job.spec.trainer.nodes - 1)
     return _stateful_set(plan, names.trainer_workers(plan.name), replicas=replicas, pods=_worker_template(plan))
 
 
-def _stateful_set(plan: Plan, name: str, *, replicas: int, pods: template.Template) -> Built:
+def _stateful_set(plan: JobPlan, name: str, *, replicas: int, pods: template.Template) -> Built:
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -64,17 +63,17 @@ def _stateful_set(plan: Plan, name: str, *, replicas: int, pods: template.Templa
     }
 
 
-def headless_service(plan: Plan) -> Built:
+def headless_service(plan: JobPlan) -> Built:
     """Name of the trainer's first pod, from before it is ready: the others wait for each other."""
     return _headless_service(plan, name=names.trainer(plan.name), role=ROLE_TRAINER)
 
 
-def workers_service(plan: Plan) -> Built:
+def workers_service(plan: JobPlan) -> Built:
     """Names of the pods of the further nodes."""
     return _headless_service(plan, name=names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
 
 
-def _headless_service(plan: Plan, *, name: str, role: str) -> Built:
+def _headless_service(plan: JobPlan, *, name: str, role: str) -> Built:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -88,7 +87,7 @@ def _headless_service(plan: Plan, *, name: str, role: str) -> Built:
     }
 
 
-def scheduler_service(plan: Plan) -> Built:
+def scheduler_service(plan: JobPlan) -> Built:
     """The address that generators dial; without a ready pod too, else generators and trainer wait for each other."""
     ports = {
         names.PORT_NAME_GRPC: names.PORT_GRPC,
@@ -108,7 +107,7 @@ def scheduler_service(plan: Plan) -> Built:
     }
 
 
-def disruption_budgets(plan: Plan) -> list[Built]:
+def disruption_budgets(plan: JobPlan) -> list[Built]:
     """Keep drains away from the trainer where the job asks for it."""
     trainer = plan.job.spec.trainer
     if trainer.disruption == "Allow":
@@ -120,7 +119,7 @@ def disruption_budgets(plan: Plan) -> list[Built]:
     return [first, _disruption_budget(plan, name=workers, role=ROLE_TRAINER_WORKER, pods=trainer.nodes - 1)]
 
 
-def _disruption_budget(plan: Plan, *, name: str, role: str, pods: int) -> Built:
+def _disruption_budget(plan: JobPlan, *, name: str, role: str, pods: int) -> Built:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -133,25 +132,25 @@ def _service_port(name: str, port: int) -> Built:
     return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
 
 
-def _template(plan: Plan) -> template.Template:
+def _template(plan: JobPlan) -> template.Template:
     simulated = plan.job.spec.trainer.engine.simulated is not None  # there is no model to make ready
     main = _trainer(
         plan,
-        variables=environment.trainer(plan.job, uid=plan.uid),
+        variables=containers.trainer_variables(plan.job, uid=plan.uid),
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
     before = ([] if simulated else [_prepare(plan)]) + [_scheduler(plan)]
     return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=_volumes(plan))
 
 
-def _worker_template(plan: Plan) -> template.Template:
-    main = _trainer(plan, variables=environment.trainer_worker(plan.job, uid=plan.uid), ports={})
+def _worker_template(plan: JobPlan) -> template.Template:
+    main = _trainer(plan, variables=containers.trainer_worker_variables(plan.job, uid=plan.uid), ports={})
     volumes = _shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()}
     return _pod_template(plan, role=ROLE_TRAINER_WORKER, init_containers=[_prepare(plan)], main=main, volumes=volumes)
 
 
 def _pod_template(
-    plan: Plan, *, role: str, init_containers: list[Container], main: Container, volumes: dict[str, Built]
+    plan: JobPlan, *, role: str, init_containers: list[Container], main: Container, volumes: dict[str, Built]
 ) -> template.Template:
     stamp = plan.wanted.restarted_at
     return template.Template(
@@ -166,7 +165,7 @@ def _pod_template(
     )
 
 
-def _volumes(plan: Plan) -> dict[str, Built]:
+def _volumes(plan: JobPlan) -> dict[str, Built]:
     """Of the first pod."""
     return _shared_volumes(plan) | {
         _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
@@ -174,7 +173,7 @@ def _volumes(plan: Plan) -> dict[str, Built]:
     }
 
 
-def _shared_volumes(plan: Plan) -> dict[str, Built]:
+def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
     """Of all pods with ranks."""
     code, checkpoints = plan.job.spec.task.code, plan.job.spec.storage.checkpoints
     volumes = {
@@ -191,12 +190,12 @@ def _shared_volumes(plan: Plan) -> dict[str, Built]:
     return volumes
 
 
-def _has_ranks(plan: Plan) -> bool:
+def _has_ranks(plan: JobPlan) -> bool:
     """Several processes, which speak through shared memory: a container's own 64 MiB are too little for NCCL."""
     return plan.job.spec.trainer.processes_per_node > 1
 
 
-def _mounts(plan: Plan) -> dict[str, str]:
+def _mounts(plan: JobPlan) -> dict[str, str]:
     """What all three containers see."""
     mounts = {
         names.DIR_JOB: template.VOLUME_JOB,
@@ -207,7 +206,7 @@ def _mounts(plan: Plan) -> dict[str, str]:
     return mounts if plan.job.spec.task.code is None else mounts | {names.DIR_CODE: _VOLUME_CODE}
 
 
-def _prepare(plan: Plan) -> Container:
+def _prepare(plan: JobPlan) -> Container:
     return Container(
         name=names.CONTAINER_PREPARE,
         module="streamrl_workers.models.prepare",
@@ -216,36 +215,36 @@ def _prepare(plan: Plan) -> Container:
             *("--cache", f"{names.store_dir(plan.name, uid=plan.uid)}/models"),
             *("--result", f"{names.DIR_SHARED}/{keys.FILE_MODEL}"),
         ),
-        variables=environment.prepare(plan.job, uid=plan.uid),
+        variables=containers.prepare_variables(plan.job, uid=plan.uid),
         mounts=_mounts(plan),
         read_only=_READ_ONLY,
         requests=_SMALL,
     )
 
 
-def _scheduler(plan: Plan) -> Container:
+def _scheduler(plan: JobPlan) -> Container:
     return Container(
         name=names.CONTAINER_SCHEDULER,
         module="streamrl_workers.scheduler",
-        variables=environment.scheduler(plan.job, uid=plan.uid),
+        variables=containers.scheduler_variables(plan.job, uid=plan.uid),
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER},
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
-        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S, starts_ready=True),
+        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S),
         requests=_scheduler_requests(plan),
         sidecar=True,
     )
 
 
-def _scheduler_requests(plan: Plan) -> dict[str, str]:
+def _scheduler_requests(plan: JobPlan) -> dict[str, str]:
     """A ranker that needs torch runs in a process beside the scheduler, in its container."""
     ranker = plan.job.spec.scheduling.ranker
-    if ranker is None or (ranker.language_model is None and ranker.policy_features is None):
+    if ranker is None or ranker.language_model is None:
         return _SMALL
     return {**_SMALL, "memory": _RANKER_MEMORY}
 
 
-def _trainer(plan: Plan, *, variables: environment.Variables, ports: Mapping[str, int]) -> Container:
+def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[str, int]) -> Container:
     shm = {_DIR_SHM: _VOLUME_SHM} if _has_ranks(plan) else {}
     return Container(
         name=names.CONTAINER_TRAINER,
@@ -254,5 +253,5 @@ def _trainer(plan: Plan, *, variables: environment.Variables, ports: Mapping[str
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
         read_only=_READ_ONLY,
         ports={**ports, names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS},
-        probes=Probes(port=names.PORT_TRAINER_SIGNALS, start_deadline_s=_TRAINER_START_S),
+        probes=Probes(port=names.PORT_TRAINER_SIGNALS),
     )

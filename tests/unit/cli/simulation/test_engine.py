@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve, replica_seconds
-from streamrl_cli.simulation.engine import Engine
-from streamrl_workers.metrics.step_times import Steps, bucket_of
+from streamrl_cli.simulation.engine import ModelledEngine
+from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 
 CURVE = LatencyCurve((1, 4, 8), (0.01, 0.02, 0.06))
 STEP_S = [CURVE.at(batch) for batch in range(9)]
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=8)
 
 
-def run_out(engine: Engine, *, ends: dict[int, float] | None = None) -> dict[int, float]:
+def run_out(engine: ModelledEngine, *, ends: dict[int, float] | None = None) -> dict[int, float]:
     """Lease -> when it ends."""
     found = {} if ends is None else ends
     while (at_s := engine.next_end_s()) is not None:
@@ -25,7 +25,7 @@ def run_out(engine: Engine, *, ends: dict[int, float] | None = None) -> dict[int
 
 @given(lengths)
 def test_samples_that_all_fit_take_the_exact_replica_time(tokens: list[int]) -> None:
-    engine = Engine(STEP_S, kv_s=0.0)
+    engine = ModelledEngine(STEP_S, kv_s=0.0)
     for lease, count in enumerate(tokens):
         engine.admit(lease, tokens=count, context=7)
     ends = run_out(engine)
@@ -39,14 +39,14 @@ def test_samples_that_all_fit_take_the_exact_replica_time(tokens: list[int]) -> 
 
 
 def test_it_tells_the_time_of_its_steps_by_batch_and_not_that_of_pauses() -> None:
-    engine = Engine(STEP_S, kv_s=0.0)
+    engine = ModelledEngine(STEP_S, kv_s=0.0)
     engine.admit(0, tokens=30, context=0)
     engine.admit(1, tokens=10, context=0)
     engine.pause(paused=True)
     engine.advance(5.0)
     engine.pause(paused=False)
     run_out(engine)
-    told = {bucket_of(1): Steps(10, 10, 20 * STEP_S[1]), bucket_of(2): Steps(5, 10, 10 * STEP_S[2])}
+    told = {bucket_of(1): StepCounts(10, 10, 20 * STEP_S[1]), bucket_of(2): StepCounts(5, 10, 10 * STEP_S[2])}
     assert {bucket: astuple(of) for bucket, of in engine.step_times(unit=2).items()} == {
         bucket: pytest.approx(astuple(of)) for bucket, of in told.items()
     }
@@ -54,7 +54,7 @@ def test_it_tells_the_time_of_its_steps_by_batch_and_not_that_of_pauses() -> Non
 
 @given(lengths, st.floats(0.0, 1e-3), st.integers(0, 50))
 def test_context_slows_a_step_down_by_each_token(tokens: list[int], kv_s: float, context: int) -> None:
-    engine = Engine(STEP_S, kv_s=kv_s)
+    engine = ModelledEngine(STEP_S, kv_s=kv_s)
     for lease, count in enumerate(tokens):
         engine.admit(lease, tokens=count, context=context)
     now_s, made, active = 0.0, 0, dict(enumerate(tokens))
@@ -67,7 +67,7 @@ def test_context_slows_a_step_down_by_each_token(tokens: list[int], kv_s: float,
 
 @given(lengths, st.floats(0.0, 3.0), st.floats(0.0, 1e-4))
 def test_looking_in_between_changes_nothing(tokens: list[int], at_s: float, kv_s: float) -> None:
-    engines = [Engine(STEP_S, kv_s=kv_s) for _ in range(2)]
+    engines = [ModelledEngine(STEP_S, kv_s=kv_s) for _ in range(2)]
     for engine in engines:
         for lease, count in enumerate(tokens):
             engine.admit(lease, tokens=count, context=3)
@@ -80,7 +80,7 @@ def test_looking_in_between_changes_nothing(tokens: list[int], at_s: float, kv_s
 
 
 def test_a_pause_moves_every_end() -> None:
-    engine = Engine(STEP_S, kv_s=0.0)
+    engine = ModelledEngine(STEP_S, kv_s=0.0)
     engine.admit(0, tokens=100, context=0)
     engine.advance(0.3)
     engine.pause(paused=True)
@@ -91,7 +91,7 @@ def test_a_pause_moves_every_end() -> None:
 
 
 def test_who_is_cancelled_makes_room_and_never_ends() -> None:
-    engine = Engine(STEP_S, kv_s=1e-3)
+    engine = ModelledEngine(STEP_S, kv_s=1e-3)
     engine.admit(0, tokens=10, context=100)
     engine.admit(1, tokens=50, context=0)
     engine.advance(0.1)

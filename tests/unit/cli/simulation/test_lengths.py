@@ -6,10 +6,8 @@ from statistics import correlation, median, quantiles
 import pytest
 
 from streamrl_cli.simulation.lengths import LengthModel, growth_at
-from streamrl_cli.simulation.lengths_spec import GrowthPoint
 from streamrl_cli.simulation.ranker import ModelledRanker, correlation_of, recall_of
-from streamrl_cli.simulation.scenario import ModelledRanker as Spec
-from streamrl_cli.simulation.scenario import Scenario
+from streamrl_cli.simulation.scenario import GrowthPoint, Scenario, ScenarioRanker
 
 Make = Callable[..., Scenario]
 LOG_NORMAL = {"logNormal": {"medianTokens": 1000, "sigma": 0.5}}
@@ -79,7 +77,7 @@ def test_lengths_grow_with_the_step_and_end_at_the_longest(make: Make) -> None:
 @pytest.mark.parametrize("recall", [0.2, 0.5, 0.75, 0.87, 1.0])
 def test_a_modelled_ranker_finds_the_share_of_the_longest_that_it_is_said_to(make: Make, recall: float) -> None:
     model = LengthModel(make(lengths=LOG_NORMAL | {"withinGroupPercent": 0}))
-    ranker = ModelledRanker(Spec(recallPercent=recall * 100), lengths=model, seed=1, step=lambda: 0)
+    ranker = ModelledRanker(ScenarioRanker(recallPercent=recall * 100), lengths=model, seed=1, step=lambda: 0)
     prompts = range(4000)
     longest = set(sorted(prompts, key=lambda prompt: -model.group(prompt)[0])[:800])
     predicted = sorted(prompts, key=lambda prompt: -(ranker.score(model.text_of(prompt)) or 0))[:800]
@@ -89,7 +87,7 @@ def test_a_modelled_ranker_finds_the_share_of_the_longest_that_it_is_said_to(mak
 
 def test_a_ranker_that_flips_is_inverted_from_its_step_on(make: Make) -> None:
     model, now = LengthModel(make(lengths=LOG_NORMAL)), [4]
-    spec = Spec(recallPercent=100.0, flipsAtStep=5)
+    spec = ScenarioRanker(recallPercent=100.0, flipsAtStep=5)
     ranker = ModelledRanker(spec, lengths=model, seed=1, step=lambda: now[0])
     before = [ranker.score(model.text_of(prompt)) for prompt in range(20)]
     now[0] = 5

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamrl_cli.simulation.measures import SizeChange
-from streamrl_cli.simulation.results import Outcome
+from streamrl_cli.simulation.results import SimulationResult, SizeChange
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_cli.simulation.world import simulate
 
@@ -17,13 +16,13 @@ MEASURED = [{"batch": 1, "milliseconds": 8.3}, {"batch": 16, "milliseconds": 9.4
 """Of a 7B model."""
 
 
-def late_makespan_s(outcome: Outcome) -> float:
+def late_makespan_s(outcome: SimulationResult) -> float:
     """Mean over the second half of the run: by then the scheduler knows its prompts."""
     rows = outcome.steps[len(outcome.steps) // 2 :]
     return sum(row.makespan_s for row in rows) / len(rows)
 
 
-def skewed(make: Make, *, dispatch: str, **more: Any) -> Outcome:
+def skewed(make: Make, *, dispatch: str, **more: Any) -> SimulationResult:
     return simulate(
         make(
             pipeline={"batchGroups": 64, "steps": 20},
@@ -41,7 +40,7 @@ def skewed(make: Make, *, dispatch: str, **more: Any) -> Outcome:
 
 
 def test_longest_first_beats_the_order_of_planning_once_prompts_come_round_again(make: Make) -> None:
-    fifo, late = skewed(make, dispatch="fifo"), skewed(make, dispatch="lateBinding")
+    fifo, late = skewed(make, dispatch="fifo"), skewed(make, dispatch="longestFirst")
     assert not late.steps[2].trusted
     assert late.steps[-1].trusted
     assert [row.makespan_s for row in late.steps[:3]] == pytest.approx([row.makespan_s for row in fifo.steps[:3]])

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl_operator.allocation.choice import neighbours, one_datacenter, two_datacenters
-from streamrl_operator.allocation.stage_curve import StageCurve
-from streamrl_operator.allocation.values import Allocation, Sizes, Stage
+from streamrl_operator.allocation.choice import Allocation, Sizes, Stage, neighbours, one_datacenter, two_datacenters
+from streamrl_operator.allocation.stage_times import StageCurve
 
 MACHINE = Sizes(unit=8, least=8)
 """The paper's unit: a machine of 8 GPUs."""

@@ -5,17 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve, replica_seconds
-from streamrl_operator.allocation.generation import (
+from streamrl_operator.allocation.stage_times import (
     MOST_PLAYED,
     Replica,
+    StageCurve,
+    StepLine,
     by_list,
     by_rounds,
     floor_seconds,
     generation_curve,
     spread,
+    training_curve,
 )
-from streamrl_operator.allocation.stage_curve import StageCurve
-from streamrl_operator.allocation.training import StepLine, training_curve
 
 GENERATION_7B = {8: 1.0, 16: 0.81, 24: 0.74, 32: 0.69}
 """The paper's figure: 7B, generation by GPUs."""

@@ -6,11 +6,17 @@ from typing import Any
 import pytest
 
 from streamrl.latency import LatencyCurve
-from streamrl_operator.autoscaler import growth, shrinking
-from streamrl_operator.autoscaler.observation import observe
+from streamrl_operator.autoscaler import balance
+from streamrl_operator.autoscaler.balance import curve_of
 from streamrl_operator.autoscaler.pace import measure
-from streamrl_operator.autoscaler.splitting import curve_of
-from streamrl_operator.autoscaler.values import Clock, Observation, Pace, Replica, inverse
+from streamrl_operator.autoscaler.values import (
+    ConnectedReplica,
+    PoolObservation,
+    ProcessTimes,
+    StagePace,
+    inverse,
+    observe,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +35,9 @@ from streamrl_operator.autoscaler.values import Clock, Observation, Pace, Replic
 def test_growth_and_shrinking_leave_a_dead_band(
     *, replicas: int, t_gen_s: float, t_train_s: float, grows: bool, shrinks: bool
 ) -> None:
-    pace = Pace(replicas=replicas, interval_s=10.0, t_gen_s=t_gen_s, t_train_s=t_train_s)
-    assert growth.by_pace(pace, curve=inverse)[0] is grows
-    assert shrinking.has_slack(pace, curve=inverse)[0] is shrinks
+    pace = StagePace(replicas=replicas, interval_s=10.0, t_gen_s=t_gen_s, t_train_s=t_train_s)
+    assert balance.by_pace(pace, curve=inverse)[0] is grows
+    assert balance.has_slack(pace, curve=inverse)[0] is shrinks
 
 
 def seen(
@@ -43,16 +49,16 @@ def seen(
     lag_s: float = 0.0,
     waiting: int = 0,
     active: int = 4,
-) -> Observation:
+) -> PoolObservation:
     """One replica and a trainer whose clocks began with the world; `lag_s`: since the last heartbeat."""
-    clock = Clock(wall_s=at_s - lag_s, idle_s=idle_s)
-    return Observation(
+    clock = ProcessTimes(wall_s=at_s - lag_s, idle_s=idle_s)
+    return PoolObservation(
         at_s=at_s,
         attempt=1,
         step=step,
         waiting=waiting,
-        replicas=(Replica(name="g-0", slots=4, active=active, clock=clock),),
-        trainer=Clock(wall_s=at_s - lag_s, idle_s=trainer_idle_s),
+        replicas=(ConnectedReplica(name="g-0", slots=4, active=active, clock=clock),),
+        trainer=ProcessTimes(wall_s=at_s - lag_s, idle_s=trainer_idle_s),
     )
 
 
@@ -66,7 +72,7 @@ def seen(
         (seen(30, step=4, lag_s=25), None),  # a clock that went back
     ],
 )
-def test_the_pace_is_the_interval_without_the_idle_time(now: Observation, pace: tuple[float, float] | None) -> None:
+def test_the_pace_is_the_interval_without_the_idle_time(now: PoolObservation, pace: tuple[float, float] | None) -> None:
     measured = measure(seen(10, step=0), now)
     got = None if measured is None else (measured.t_gen_s, measured.t_train_s)
     assert got == (None if pace is None else pytest.approx(pace))
@@ -90,7 +96,7 @@ LATENCY = LatencyCurve.of_milliseconds([(1, 8.0), (16, 9.0), (64, 12.0), (256, 2
 def test_what_is_seen_of_the_slots_tells_what_another_replica_brings(
     *, replicas: int, waits: float, batch: float, latency: LatencyCurve | None, share: float, worth: bool
 ) -> None:
-    pace = Pace(
+    pace = StagePace(
         replicas=replicas,
         interval_s=10.0,
         t_gen_s=10.0,
@@ -101,7 +107,7 @@ def test_what_is_seen_of_the_slots_tells_what_another_replica_brings(
     )
     curve = curve_of(pace)
     assert curve(10.0, replicas, replicas + 1) == pytest.approx(10.0 * share, rel=1e-3)
-    assert (growth.too_little(pace, curve=curve) == "") is worth
+    assert (balance.too_little(pace, curve=curve) == "") is worth
 
 
 @pytest.mark.parametrize(
@@ -119,18 +125,18 @@ def test_slots_in_use_are_those_of_waiting_and_a_batch_of_the_rest(
     assert (pace.waits, pace.batch) == (pytest.approx(waits), pytest.approx(batch))
 
 
-def in_turn(at_s: float, *, step_s: float, beat_s: float) -> Observation:
+def in_turn(at_s: float, *, step_s: float, beat_s: float) -> PoolObservation:
     """Of a run in which both stages take turns: a step begins with 60 % of generation, training is the rest."""
 
-    def clock(*, lag_s: float, busy: float, begins: float) -> Clock:
+    def clock(*, lag_s: float, busy: float, begins: float) -> ProcessTimes:
         told_s = (at_s - lag_s) // beat_s * beat_s
         steps, part = divmod(told_s, step_s)
         busy_s = steps * busy * step_s + min(max(part - begins * step_s, 0.0), busy * step_s)
-        return Clock(wall_s=told_s, idle_s=told_s - busy_s)
+        return ProcessTimes(wall_s=told_s, idle_s=told_s - busy_s)
 
     steps, part = divmod(at_s, step_s)
-    generator = Replica(name="g-0", slots=4, active=4, clock=clock(lag_s=0.1, busy=0.6, begins=0.0))
-    return Observation(
+    generator = ConnectedReplica(name="g-0", slots=4, active=4, clock=clock(lag_s=0.1, busy=0.6, begins=0.0))
+    return PoolObservation(
         at_s=at_s,
         attempt=1,
         step=int(steps),
@@ -172,11 +178,11 @@ def test_when_a_step_is_overdue_the_queue_decides(
     *, waiting: int, active: int, trainer_idle_s: float, interval_s: float | None, grows: bool
 ) -> None:
     now = seen(30, step=5, waiting=waiting, active=active, trainer_idle_s=trainer_idle_s)
-    assert growth.by_queue(seen(10, step=5), now, interval_s=interval_s)[0] is grows
+    assert balance.by_queue(seen(10, step=5), now, interval_s=interval_s)[0] is grows
 
 
 def page(**more: Any) -> dict[str, Any]:
-    bubbles = {"busy": 5.0, "skew": 1.0, "pipeline_staleness": 3.0, "pipeline_turn": 1.0}
+    bubbles = {"busy": 5.0, "skew": 1.0, "pipeline_staleness": 3.0, "pipeline_phase": 1.0}
     line = {"pool": "p", "slots": 8, "active": 3, "tokens": 500, "bubbles": bubbles, "wall_s": 10.0}
     generators = [{"id": f"generator-p-{n}", **line} for n in (2, 0)] + [{"id": "generator-other-0", **line}]
     trainer = {"id": "trainer-0", "bubbles": {"busy": 9.0, "pipeline_no_samples": 1.0}, "wall_s": 10.0}
@@ -197,7 +203,7 @@ def test_the_page_is_read_for_the_wanted_ordinals_of_the_pool() -> None:
     assert [(one.name, one.clock.idle_s) for one in observed.replicas] == [("generator-p-0", 4.0)]
     (replica,) = observed.replicas
     assert (replica.tokens, replica.busy_s, replica.skew_s) == (500.0, 5.0, 1.0)
-    assert (observed.step, observed.waiting, observed.trainer) == (5, 7, Clock(wall_s=10.0, idle_s=1.0))
+    assert (observed.step, observed.waiting, observed.trainer) == (5, 7, ProcessTimes(wall_s=10.0, idle_s=1.0))
     assert observed.since_step_s == 0.5
     assert observe(page(trainer=None), pool="p", wanted=2, now_s=3.0).trainer is None  # type: ignore[union-attr] # is a page
 
@@ -230,7 +236,7 @@ def test_a_pools_speed_counts_once_it_is_measured_whole(*, speed: dict[str, Any]
         page(dispatch={}),
         page(dispatch={"pools": {"p": {"speed": "known", "step_s": {}}}}),
         page(trainer={"wall_s": 1.0}),
-        page(trainer={"wall_s": 1.0, "bubbles": {"pipeline_turn": None}}),
+        page(trainer={"wall_s": 1.0, "bubbles": {"pipeline_phase": None}}),
     ],
 )
 def test_a_page_that_is_not_whole_is_no_observation(broken: dict[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamrl.spec.generators import Scaling
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.values import Clock, Decision, Observation, Replica, State
+from streamrl_operator.autoscaler.values import ConnectedReplica, Decision, PoolObservation, ProcessTimes, ScalingState
 from support.pool_world import PoolWorld
 
 POLL_S = 2.0
@@ -27,7 +27,7 @@ def drive(
     scaling: Scaling, works_s: Iterable[float], *, missing: Iterable[bool] = (), splits: float = 1.0
 ) -> Iterator[tuple[float, int, Decision]]:
     """(time, replicas before, decision) of each poll; the pool follows at once. `missing`: polls without numbers."""
-    world, state = PoolWorld(scaling.initial, splits=splits), State(wanted=scaling.initial)
+    world, state = PoolWorld(scaling.initial, splits=splits), ScalingState(wanted=scaling.initial)
     for work_s, blind in zip(works_s, itertools.chain(missing, itertools.repeat(False)), strict=False):
         world.advance(POLL_S, work_s=work_s, train_s=TRAIN_S)
         seen = None if blind else world.see()
@@ -54,7 +54,7 @@ def test_growing_lengths_add_a_replica_within_a_step_of_the_data() -> None:
 
 
 def test_answers_that_grow_without_bound_bring_replicas_before_the_step_has_ended() -> None:
-    world, state, scaling = PoolWorld(2, waiting=100), State(wanted=2), auto()
+    world, state, scaling = PoolWorld(2, waiting=100), ScalingState(wanted=2), auto()
     for _ in range(40):
         world.advance(POLL_S, work_s=20.0, train_s=TRAIN_S)
         decision, state = POLICIES["auto"](scaling, state=state, seen=world.see(), now_s=world.now_s)
@@ -157,10 +157,10 @@ def test_answers_that_grow_meanwhile_are_not_held_against_a_replica() -> None:
     assert changes(run)[-1][2] >= 8
 
 
-def incomplete(seen: Observation) -> list[tuple[Observation, str]]:
+def incomplete(seen: PoolObservation) -> list[tuple[PoolObservation, str]]:
     """What a page may lack, and how it is told."""
     first, *rest = seen.replicas
-    restarted = replace(first, clock=Clock(wall_s=0.5, idle_s=0.5))
+    restarted = replace(first, clock=ProcessTimes(wall_s=0.5, idle_s=0.5))
     silent = replace(seen, at_s=seen.at_s + 100, step=seen.step + 50)
     return [
         (replace(seen, trainer=None), "no trainer is connected"),
@@ -174,7 +174,7 @@ def incomplete(seen: Observation) -> list[tuple[Observation, str]]:
 
 @pytest.mark.parametrize("case", range(6))
 def test_with_a_part_of_the_data_nothing_is_taken_away(case: int) -> None:
-    world, state, scaling = PoolWorld(3), State(wanted=3), auto(initial=3, cooldown_s=0.0)
+    world, state, scaling = PoolWorld(3), ScalingState(wanted=3), auto(initial=3, cooldown_s=0.0)
     while state.slack_windows < 1 and world.now_s < 60:  # idle enough to let one go, once all is seen
         world.advance(POLL_S, work_s=1.0, train_s=TRAIN_S)
         decision, state = POLICIES["auto"](scaling, state=state, seen=world.see(), now_s=world.now_s)
@@ -186,14 +186,14 @@ def test_with_a_part_of_the_data_nothing_is_taken_away(case: int) -> None:
 
 
 def test_bounds_that_were_edited_are_kept_at_once() -> None:
-    state = State(wanted=7, changed_s=99.0)
+    state = ScalingState(wanted=7, changed_s=99.0)
     decision, after = POLICIES["auto"](auto(initial=2, most=4), state=state, seen=None, now_s=100.0)
     assert (decision.replicas, decision.reason, after.changed_s) == (4, "bounds are 1 to 4", 100.0)
 
 
 def test_a_fixed_size_is_what_the_job_says() -> None:
     scaling = Scaling.model_validate({"static": {"replicas": 3}})
-    decision, after = POLICIES["static"](scaling, state=State(wanted=1), seen=None, now_s=0.0)
+    decision, after = POLICIES["static"](scaling, state=ScalingState(wanted=1), seen=None, now_s=0.0)
     assert (decision.replicas, after.wanted) == (3, 3)
 
 
@@ -223,21 +223,21 @@ def test_arithmetic_of_the_rule_on_the_papers_numbers() -> None:
     The curve is the test's own; what runs decide by is T_gen · n/m. How such a trace comes about is shown by
     examples/simulations/elastic.yaml (docs/simulator.md).
     """
-    scaling, state, at_s, train_s = auto(initial=4, least=4, most=7), State(wanted=4), 0.0, 100.0
+    scaling, state, at_s, train_s = auto(initial=4, least=4, most=7), ScalingState(wanted=4), 0.0, 100.0
     busy_s, waits_s, trace = 0.0, 0.0, []
     for iteration in range(30):
         gap_s = gap_with_four_units_s(iteration) - sum(FALLS_S[unit] for unit in range(4, state.wanted))
         interval_s = train_s + max(gap_s, 0.0)
         at_s, busy_s, waits_s = at_s + interval_s, busy_s + interval_s, waits_s + interval_s - train_s
-        clock = Clock(wall_s=busy_s, idle_s=0.0)
-        replicas = tuple(Replica(name=f"g-{n}", slots=8, active=8, clock=clock) for n in range(state.wanted))
-        seen = Observation(
+        clock = ProcessTimes(wall_s=busy_s, idle_s=0.0)
+        replicas = tuple(ConnectedReplica(name=f"g-{n}", slots=8, active=8, clock=clock) for n in range(state.wanted))
+        seen = PoolObservation(
             at_s=at_s,
             attempt=1,
             step=iteration + 1,
             waiting=0,
             replicas=replicas,
-            trainer=Clock(wall_s=at_s, idle_s=waits_s),
+            trainer=ProcessTimes(wall_s=at_s, idle_s=waits_s),
         )
         before = state.wanted
         decision, state = POLICIES["auto"](scaling, state=state, seen=seen, now_s=at_s, curve=curve_of_the_paper)

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl.spec.task import Environment as EnvironmentSpec
-from streamrl_workers.environments.base import Answer, checked
-from streamrl_workers.environments.player import EnvironmentSource, Player, item_seed
+from streamrl.spec.task import EnvironmentSpec
+from streamrl_workers.environments.base import EnvironmentSource, Player, StepResult, checked, item_seed
 from streamrl_workers.environments.registry import open_environment
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.registry import BadValueError
@@ -40,7 +39,7 @@ class Stepped(NamedTuple):
     ],
 )
 def test_every_shape_of_an_answer(value: object) -> None:
-    assert checked(value) == Answer(observation="o", reward=0.5, done=False)
+    assert checked(value) == StepResult(observation="o", reward=0.5, done=False)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def player(*, max_live: int = 100, limit_chars: int = 1000) -> Player:
     return Player(source, entering=lambda: None, max_live=max_live)
 
 
-def play(who: Player, completions: list[str], *, sample: int = 0, index: int = 0) -> Answer:
+def play(who: Player, completions: list[str], *, sample: int = 0, index: int = 0) -> StepResult:
     return who.play(ITEM, split="train", index=index, key=(index, sample), completions=completions)
 
 
@@ -228,7 +227,7 @@ def opened(function: str, base_dir: Path) -> Player:
 
 def test_a_function_of_the_users_own(base_dir: Path) -> None:
     seed = item_seed(3, split="train", index=0)
-    assert play(opened("make", base_dir), ["x"]) == Answer(observation=f"qa{seed}x", reward=1.0, done=True)
+    assert play(opened("make", base_dir), ["x"]) == StepResult(observation=f"qa{seed}x", reward=1.0, done=True)
     metadata: Mapping[str, Any] = ITEM.metadata
     assert metadata["level"] == 1
 

@@ -20,7 +20,7 @@ def test_an_unknown_engine_lists_the_known() -> None:
 
 def test_the_simulated_engine_needs_no_torch() -> None:
     code = (
-        "import sys; from streamrl.spec.generators import SimulatedEngine as S; from streamrl_workers.generator.engines import create_simulated;"
-        "create_simulated(spec=S(), slots=2, seed=0); sys.exit('torch' in sys.modules)"
+        "import sys; from streamrl.spec.generators import SimulatedEngineSpec as S; from streamrl_workers.generator.engines import EngineOptions, create_simulated;"
+        "create_simulated(EngineOptions(spec=S(slots=2))); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

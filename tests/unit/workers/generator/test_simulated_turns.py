@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.spec.generators import PtlPoint
-from streamrl.spec.generators import SimulatedEngine as Spec
-from streamrl_workers.generator.engine import Delta, Request, Sampling, TensorBytes
+from streamrl.spec.generators import SimulatedEngineSpec as Spec
+from streamrl_workers.generator.engines.base import Delta, SampleRequest, SamplingParams, TensorBytes
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
 
 CURVE = (PtlPoint(batch=1, milliseconds=1.0),)
-SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=40, stop=())
+SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=40, stop=())
 
 
 def run(
@@ -19,7 +19,7 @@ def run(
     spec = Spec(latency=CURVE, timeScale=0.0, meanTokens=12.0, sigma=1.0)
     engine = SimulatedEngine(spec=spec, slots=1, seed=1)
     engine.load_weights(version=3, tensors={"w": TensorBytes("uint8", (1,), memoryview(b"1"))})
-    request = Request(
+    request = SampleRequest(
         request_id=number,
         group_id=0,
         prompt="p",

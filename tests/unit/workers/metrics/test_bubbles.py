@@ -1,26 +1,35 @@
 """The wall partition: its parts add up after any sequence, and the skew rule is the design's."""
 
+import json
 import math
+import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamrl.errors import UserError
 from streamrl_workers.metrics.bubbles import (
     CAUSES,
     PARTS,
+    BubbleSink,
+    Clocks,
     ProcessWall,
-    State,
+    Recorder,
     WallPartition,
+    WallState,
     bubble_ratios,
     generating,
     idle,
 )
+from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.metrics.signals import ProcessMetrics
 
 SLOTS = 64
 
 _states = st.one_of(
-    st.sampled_from(PARTS).map(lambda part: State(part=part)),
+    st.sampled_from(PARTS).map(lambda part: WallState(part=part)),
     st.sampled_from([*CAUSES, "no_weights", "ended", "nonsense"]).map(idle),
     st.builds(generating, active=st.integers(1, SLOTS), slots=st.just(SLOTS), waiting=st.booleans()),
 )
@@ -66,7 +75,7 @@ def test_empty_slots_are_skew_only_when_nothing_waits(state, busy, skew):
     + [("no_weights", "weights"), ("ended", "other"), ("", "other"), ("unheard_of", "other")],
 )
 def test_every_idle_cause_has_a_part(cause, part):
-    assert idle(cause) == State(part=part)
+    assert idle(cause) == WallState(part=part)
 
 
 def test_time_before_the_first_state_is_other():
@@ -89,3 +98,82 @@ def test_ratios_are_weighted_by_cost():
 def test_ratios_of_nothing_are_zero():
     assert set(bubble_ratios([]).values()) == {0.0}
     assert set(bubble_ratios([])) == {*PARTS, "pipeline"}
+
+
+def opened(path: Path, instance: str = "one") -> BubbleSink:
+    return BubbleSink(path, process="generator-a-0", role="generator", instance=instance)
+
+
+def test_a_line_has_every_part(tmp_path: Path):
+    sink = opened(tmp_path / "metrics" / "g.jsonl")
+    sink.write(t_s=100.5, wall_s=2.0, parts={"busy": 1.5, "other": 0.5})
+    (record,) = read_jsonl(tmp_path / "metrics" / "g.jsonl")  # already there, without close
+    assert list(record) == ["t", "process", "role", "instance", "wall_s", "parts"]
+    assert list(record["parts"]) == list(PARTS)
+    assert record["parts"]["busy"] == 1.5
+    assert record["parts"]["skew"] == 0.0
+    sink.close()
+
+
+def test_a_restarted_process_appends_behind_a_torn_line(tmp_path: Path):
+    path = tmp_path / "g.jsonl"
+    first = opened(path, "one")
+    first.write(t_s=1.0, wall_s=1.0, parts={})
+    first.close()
+    with path.open("a") as file:
+        file.write('{"t": 2.0, "proc')  # killed while writing
+    second = opened(path, "two")
+    second.write(t_s=3.0, wall_s=1.0, parts={})
+    second.close()
+    assert [(s["t"], s["instance"]) for s in read_jsonl(path)] == [(1.0, "one"), (3.0, "two")]
+
+
+def test_a_missing_file_has_no_samples(tmp_path: Path):
+    assert list(read_jsonl(tmp_path / "none.jsonl")) == []
+
+
+def test_an_unwritable_file_is_the_users_error(tmp_path: Path):
+    (tmp_path / "metrics").write_text("a file where a folder is needed")
+    with pytest.raises(UserError, match=r"metrics/g\.jsonl: cannot be written"):
+        opened(tmp_path / "metrics" / "g.jsonl")
+
+
+def test_a_full_disk_is_the_users_error():
+    sink = opened(Path("/dev/full"))
+    with pytest.raises(UserError, match="/dev/full: cannot be written: No space left on device"):
+        sink.write(t_s=1.0, wall_s=1.0, parts={})
+    sink.close()
+
+
+def test_recorder_writes_cumulative_seconds_to_file_and_counters(tmp_path: Path):
+    now = [1000.0]
+    metrics = ProcessMetrics(role="generator", process="g")
+    sink = opened(tmp_path / "g.jsonl")
+    recorder = Recorder(sink=sink, metrics=metrics, clocks=Clocks(monotonic_s=lambda: now[0], unix_s=time.time))
+    now[0] += 2.0
+    with recorder.during("busy"):
+        now[0] += 3.0
+    recorder.sample()
+    recorder.enter("pipeline_staleness")
+    now[0] += 4.0
+    recorder.close()
+    first, last = read_jsonl(tmp_path / "g.jsonl")
+    assert (first["wall_s"], first["parts"]["busy"], first["parts"]["other"]) == (5.0, 3.0, 2.0)
+    assert (last["wall_s"], last["parts"]["pipeline_staleness"]) == (9.0, 4.0)
+    page = metrics.render().decode()
+    labels = '{cause="staleness",part="pipeline",process="g",role="generator"}'
+    assert f"streamrl_bubble_seconds_total{labels} 4.0" in page
+    assert 'streamrl_wall_seconds_total{process="g",role="generator"} 9.0' in page
+
+
+def test_counters_show_all_parts_from_the_start():
+    page = ProcessMetrics(role="trainer", process="t").render().decode()
+    assert sum(line.startswith("streamrl_bubble_seconds_total{") for line in page.splitlines()) == len(PARTS)
+
+
+def test_lines_are_json_of_plain_numbers(tmp_path: Path):
+    sink = opened(tmp_path / "g.jsonl")
+    sink.write(t_s=1.23456789, wall_s=1e-9, parts={"busy": 1 / 3})
+    sink.close()
+    (line,) = (tmp_path / "g.jsonl").read_text().splitlines()
+    assert json.loads(line)["parts"]["busy"] == 0.333333

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.metrics.step_times import Steps, StepTimes, bucket_of
+from streamrl_workers.metrics.step_times import StepCounts, StepTimes, bucket_of
 
 
 def test_a_step_lasts_from_the_one_before_it() -> None:
@@ -12,7 +12,7 @@ def test_a_step_lasts_from_the_one_before_it() -> None:
     times.stepped([1, 1], now_s=10.5)
     times.enter(generating=True, now_s=10.7)  # new samples in between are part of the next step
     times.stepped([1, 1], now_s=11.0)
-    assert times.counts() == {bucket_of(2): Steps(2, 4, 1.0)}
+    assert times.counts() == {bucket_of(2): StepCounts(2, 4, 1.0)}
 
 
 def test_waiting_is_no_part_of_a_step() -> None:
@@ -22,7 +22,7 @@ def test_waiting_is_no_part_of_a_step() -> None:
     times.enter(generating=False, now_s=1.5)
     times.enter(generating=True, now_s=9.0)
     times.stepped([1], now_s=9.25)
-    assert times.counts() == {bucket_of(1): Steps(2, 2, 1.25)}
+    assert times.counts() == {bucket_of(1): StepCounts(2, 2, 1.25)}
 
 
 def test_a_call_that_gives_nothing_leaves_its_time_to_the_next() -> None:
@@ -32,14 +32,14 @@ def test_a_call_that_gives_nothing_leaves_its_time_to_the_next() -> None:
     times.stepped([], now_s=2.0)
     times.stepped([0], now_s=3.0)  # a sample that fails gains nothing
     times.stepped([1, 0, 1], now_s=4.0)
-    assert times.counts() == {bucket_of(2): Steps(1, 2, 3.0)}
+    assert times.counts() == {bucket_of(2): StepCounts(1, 2, 3.0)}
 
 
 def test_several_steps_at_once_count_with_their_mean_batch() -> None:
     times = StepTimes()
     times.enter(generating=True, now_s=0.0)
     times.stepped([10, 10, 4], now_s=1.0)
-    assert times.counts() == {bucket_of(2.4): Steps(10, 24, 1.0)}
+    assert times.counts() == {bucket_of(2.4): StepCounts(10, 24, 1.0)}
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-6, 10.0)), max_size=40))

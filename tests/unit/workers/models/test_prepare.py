@@ -16,8 +16,8 @@ from streamrl.errors import EXIT_RETRY, UserError
 from streamrl.spec import RLJobSpec, parse_job
 from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
-from streamrl_workers.models.survey import take_survey, warm_up_pairs
-from streamrl_workers.tasks.registry import open_dataset
+from streamrl_workers.models.warm_up import take_survey, warm_up_pairs
+from streamrl_workers.tasks.dataset import open_dataset
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 TINY = {
@@ -143,14 +143,14 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streamrl_workers.models.prepare"]
     command += ["--job", str(tmp_path / "job.json"), "--cache", str(tmp_path / "cache")]
     read_end, write_end = os.pipe()
-    environment = os.environ | {keys.ENV_CODE_DIR: str(EXAMPLES), keys.ENV_LIFELINE_FD: str(read_end)}
+    environment = os.environ | {keys.ENV_CODE_DIR: str(EXAMPLES), keys.ENV_PARENT_WATCH_FD: str(read_end)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, pass_fds=(read_end,)) as process:
         try:
             os.close(read_end)
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["event"] == "warmup"
             os.close(write_end)
-            assert process.wait(10) == EXIT_RETRY
+            assert process.wait(120) == EXIT_RETRY
         finally:
             process.kill()
 

@@ -9,14 +9,14 @@ from torch.nn.functional import log_softmax
 from streamrl.errors import UserError
 from streamrl.spec.model import ScratchModel, WarmUp
 from streamrl_workers.models.scratch import build_model, build_tokenizer
-from streamrl_workers.models.warm_up import IGNORED, Pair, imitation_loss, make_batch, schedule, warm_up
+from streamrl_workers.models.warm_up import IGNORED, WarmUpPair, imitation_loss, make_batch, schedule, warm_up
 
 TINY = ScratchModel.model_validate(
     {"hiddenSize": 16, "layers": 2, "heads": 2, "intermediateSize": 16, "maxPositions": 32}
 )
 TOKENIZER = build_tokenizer(frozenset("0123456789+="), max_positions=32)
 END = TOKENIZER.eos_token_id
-PAIRS = [Pair(prompt="1+2=", target="3"), Pair(prompt="10+20+3=", target="33")]
+PAIRS = [WarmUpPair(prompt="1+2=", target="3"), WarmUpPair(prompt="10+20+3=", target="33")]
 
 
 def test_only_target_and_end_carry_labels() -> None:

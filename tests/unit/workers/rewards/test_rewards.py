@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_workers.rewards.base import Item
-from streamrl_workers.rewards.extraction import make_extract
-from streamrl_workers.rewards.registry import BadValueError, Part, make_parts, weighted_sum
+from streamrl_workers.rewards.base import Item, make_extract
+from streamrl_workers.rewards.registry import BadValueError, Part, make_parts
 from support.task_jobs import make_task
 
 FUNCTIONS = """
@@ -141,14 +140,3 @@ def test_mistakes_are_told_by_field(code_dir: Path, reward: dict[str, Any], fiel
     assert caught.value.field == f"spec.task.rewards.0.{field}"
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_the_reward_is_the_weighted_sum() -> None:
-    parts = parts_of(
-        [
-            {"name": "right", "weightPercent": 70, "exactMatch": {}},
-            {"name": "form", "weightPercent": 30, "regex": {"pattern": "x"}},
-        ]
-    )
-    assert weighted_sum(parts, [1.0, 0.0]) == pytest.approx(0.7)
-    assert weighted_sum(parts, [-1.0, 1.0]) == pytest.approx(-0.4)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from streamrl_workers.metrics.step_times import Steps, bucket_of
+from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 from streamrl_workers.scheduler import assignment
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
+from streamrl_workers.scheduler.groups.planning import PORTION
 from streamrl_workers.scheduler.lengths import Lengths, prompt_key
-from streamrl_workers.scheduler.prompts import PORTION
 from support.core_world import KnownLengths, World, settings
 from support.sure_lengths import SureLengths
 
@@ -117,16 +117,16 @@ def measure(run: World, **step_s: float) -> None:
     for name in run.generators:
         for steps in (0, 1000, 2000):
             batches = {int(batch[1:]): seconds for batch, seconds in step_s.items()}
-            reading = {bucket_of(batch): Steps(steps, batch * steps, s * steps) for batch, s in batches.items()}
+            reading = {bucket_of(batch): StepCounts(steps, batch * steps, s * steps) for batch, s in batches.items()}
             run.do(run.core.generator_alive(name, now_s=run.now_s, reading=reading))
 
 
 @pytest.mark.parametrize("first", ["g0", "g1"])
 def test_who_loads_first_does_not_get_all_of_the_longest(first: str) -> None:
-    run = ready("g0", "g1", slots=4, lengths=SureLengths(), dispatch="lateBinding", batch_groups=12)
+    run = ready("g0", "g1", slots=4, lengths=SureLengths(), dispatch="longestFirst", batch_groups=12)
     measure(run, b1=0.01, b2=0.01, b4=0.01)
     plan(run)
-    assert run.core.plan.longest_first, run.core.plan.why
+    assert run.core.order.longest_first, run.core.order.why
     load(run, first)
     held(run)
     load(run, "g1" if first == "g0" else "g0")
@@ -136,12 +136,12 @@ def test_who_loads_first_does_not_get_all_of_the_longest(first: str) -> None:
     assert taken == {"g0": {by_length[0], by_length[2]}, "g1": {by_length[1], by_length[3]}}
 
 
-SIDES = ("g0", "g1", "g2", "g3")
+GENERATORS = ("g0", "g1", "g2", "g3")
 
 
 def taken_by(dispatch: str, *, before: Sequence[str], after: Sequence[str]) -> tuple[str, dict[str, set[int]]]:
     """How dispatch goes, and the groups that each generator has; it has loaded before the batch is planned, or after."""
-    run = ready(*SIDES, slots=12, lengths=SureLengths(), dispatch=dispatch, batch_groups=5)
+    run = ready(*GENERATORS, slots=12, lengths=SureLengths(), dispatch=dispatch, batch_groups=5)
     measure(run, b1=0.01, b2=0.02, b4=0.04, b8=0.08, b16=0.16)
     for name in before:
         load(run, name)
@@ -150,25 +150,21 @@ def taken_by(dispatch: str, *, before: Sequence[str], after: Sequence[str]) -> t
         load(run, name)
         held(run)
     held(run)
-    why = run.core.plan.why
+    why = run.core.order.why
     return why, {name: {request.group_id for request in one.active.values()} for name, one in run.generators.items()}
 
 
-@pytest.mark.parametrize("order", list(permutations(SIDES)))
-@pytest.mark.parametrize(
-    ("dispatch", "sides"), [("skewAware", "Algorithm 2"), ("tailIsolation", "alone on"), ("auto", "alone on")]
-)
-def test_with_sides_it_does_not_matter_who_loads_first(dispatch: str, sides: str, order: Sequence[str]) -> None:
-    why, together = taken_by(dispatch, before=order, after=())
-    assert sides in why
-    assert taken_by(dispatch, before=(), after=order) == (why, together)
+@pytest.mark.parametrize("order", list(permutations(GENERATORS)))
+def test_with_length_pools_it_does_not_matter_who_loads_first(order: Sequence[str]) -> None:
+    why, together = taken_by("auto", before=order, after=())
+    assert "length pools" in why
+    assert taken_by("auto", before=(), after=order) == (why, together)
     assert sum(map(len, together.values())) == 5
 
 
-def test_with_sides_and_too_many_to_keep_nothing_begins_before_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, together = taken_by("skewAware", before=SIDES, after=())
+def test_with_too_many_to_keep_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assignment, "MOST_KEPT", 4)
-    why, one_by_one = taken_by("skewAware", before=(), after=SIDES)
-    assert (why[:11], one_by_one) == ("Algorithm 2", together)
-    _, without_the_last = taken_by("skewAware", before=(), after=SIDES[:3])
-    assert not any(without_the_last.values())
+    run = ready("g0", "g1", slots=SAMPLES)
+    plan(run)
+    load(run, "g0")
+    assert held(run) == {"g0": SAMPLES, "g1": 0}

@@ -4,10 +4,12 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.replay import replay
+from streamrl_workers.scheduler.records import Recovered
 from support.core_events import Always, commands, issued, token, world
 from support.core_world import World, is_evaluation, settings
+from support.replayed import replay
 
 
 def test_a_groups_samples_stay_together_and_load_is_even():
@@ -54,8 +56,26 @@ def test_a_silent_generator_loses_its_samples_and_late_words_are_ignored():
         pb.Progress(tokens=bytes(8), logprobs=bytes(4), spans=[pb.VersionSpan(tokens=2)]),
         pb.Progress(tokens=bytes(4), logprobs=bytes(4)),
         pb.Progress(tokens=bytes(4), logprobs=bytes(4), spans=[pb.VersionSpan(tokens=1, step=7)]),
+        pb.Progress(
+            tokens=bytes(8), logprobs=bytes(8), spans=[pb.VersionSpan(tokens=1), pb.VersionSpan(tokens=1, step=7)]
+        ),
+        pb.Progress(tokens=bytes(4), logprobs=bytes(4), spans=[pb.VersionSpan(tokens=1), pb.VersionSpan()]),
+        pb.Progress(tokens=b"\xff" * 4, logprobs=bytes(4), spans=[pb.VersionSpan(tokens=1)]),
+        pb.Progress(tokens=bytes(4), logprobs=b"\xff" * 4, spans=[pb.VersionSpan(tokens=1)]),
+        pb.Progress(prompt_tokens=b"123"),
+        pb.Progress(finish_reason="bored"),
+        pb.Progress(tokens=bytes(1000), logprobs=bytes(1000), spans=[pb.VersionSpan(tokens=250)]),
     ],
-    ids=["log-prob missing", "version missing", "version unknown"],
+    ids=[
+        *(
+            "log-prob missing",
+            "version missing",
+            "version unknown",
+            "a later version unknown",
+            "version without a token",
+        ),
+        *("negative token", "log-prob not a number", "odd prompt", "unknown end", "more than maxTokens"),
+    ],
 )
 def test_unsound_progress_is_not_believed(item):
     run = World(settings(evaluation_prompts=0), slots=(12,))
@@ -85,11 +105,11 @@ def test_a_group_is_handed_over_only_when_it_is_durable():
         run.make_token(run.generators["g0"], lease, finish="stop")
     while run.scores:
         run.score(fail=False)
-    assert run.core.view().groups_by_state["handed"] == 0
+    assert run.core.view().groups_by_state["delivered"] == 0
     run.commit(1)
-    assert run.core.view().groups_by_state["handed"] == 1
+    assert run.core.view().groups_by_state["delivered"] == 1
     run.commit(100)
-    assert run.core.view().groups_by_state["handed"] == run.job.batch_groups
+    assert run.core.view().groups_by_state["delivered"] == run.job.batch_groups
 
 
 def test_credit_bounds_what_is_handed_over():
@@ -99,7 +119,7 @@ def test_credit_bounds_what_is_handed_over():
     run.join_generator("g0")
     for _ in range(6):
         run.progress_some(Always(), pace=1.0, finish=1.0)
-    assert run.core.view().handed_groups == 1
+    assert run.core.view().delivered_groups == 1
     del run.pay
     run.run_out()
 
@@ -173,7 +193,7 @@ def test_evaluation_goes_first_and_holds_the_next_version_back():
     run.core.generator_alive("g0", now_s=1.0 + 10 * run.job.lease_s)
     run.do(run.core.tick(2.0 + 10 * run.job.lease_s))
     run.commit(10)
-    assert run.core.last_evaluation == fx.Evaluated(step=0, mean_reward=None, prompts=2, failed=2, mean_tokens=0.0)
+    assert run.core.last_evaluation == rec.Evaluated(step=0, mean_reward=None, prompts=2, failed=2, mean_tokens=0.0)
     assert run.core.view().announced_step == 2
 
 
@@ -181,12 +201,12 @@ def test_a_group_without_rewards_is_dropped_and_another_planned():
     run = world(slots=2)
     for lease in list(run.generators["g0"].active):
         run.make_token(run.generators["g0"], lease, finish="stop")
-    planned = {r.group_id for r in [w.record for w in run.unsynced] + run.durable if isinstance(r, fx.Planned)}
+    planned = {r.group_id for r in [w.record for w in run.unsynced] + run.durable if isinstance(r, rec.Planned)}
     run.score(fail=True)
     run.score(fail=False)
     records = run.durable + [write.record for write in run.unsynced]
-    assert [r.reason for r in records if isinstance(r, fx.Dropped)] == ["reward_failed"]
-    assert {r.group_id for r in records if isinstance(r, fx.Planned)} - planned
+    assert [r.reason for r in records if isinstance(r, rec.Dropped)] == ["reward_failed"]
+    assert {r.group_id for r in records if isinstance(r, rec.Planned)} - planned
 
 
 def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
@@ -215,7 +235,7 @@ def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
     ],
 )
 def test_a_history_that_does_not_fit_is_refused(hello, answer):
-    core = Core(settings(), replay([]))
+    core = Core(settings(), Recovered())
     core.start(0.0)
     effects = core.trainer_joined(pb.TrainerHello(instance="t", **hello), now_s=0.0)
     reasons = [effect.reason for effect in effects if isinstance(effect, fx.Failed)]
@@ -228,6 +248,34 @@ def test_a_step_with_other_groups_than_given_sends_the_trainer_back():
     run = world()
     (restart,) = commands(run.core.step_done(pb.StepDone(step=0, group_ids=[1, 2, 3])), "restart")
     assert restart.reason == "step 0 took 3 groups, not the 3 that it was given"
+
+
+def _one_scored(run: World) -> int:
+    """A group is scored, and its record is durable; its number."""
+    run.commit(len(run.unsynced))
+    group_id = next(iter(run.generators["g0"].active.values())).group_id
+    for lease in [lease for lease, request in run.generators["g0"].active.items() if request.group_id == group_id]:
+        run.make_token(run.generators["g0"], lease, finish="stop")
+    while run.scores:
+        run.score(fail=False)
+    run.commit(len(run.unsynced))
+    return group_id
+
+
+def test_a_step_that_names_a_group_twice_sends_the_trainer_back():
+    run = world(slots=12, batch_groups=2)
+    group_id = _one_scored(run)
+    done = pb.StepDone(step=0, group_ids=[group_id, group_id])
+    assert len(commands(run.core.step_done(done), "restart")) == 1
+
+
+def test_a_hello_that_names_a_group_twice_holds_it_once():
+    run = world(slots=12, batch_groups=2)
+    run.core.trainer_left(now_s=0.0)
+    group_id = _one_scored(run)
+    hello = pb.TrainerHello(trainer_id="t", instance=run.trainer.instance, held_groups=[group_id, group_id])
+    assert len(commands(run.core.trainer_joined(hello, now_s=0.0), "welcome")) == 1
+    assert run.core.view().delivered_groups == 1
 
 
 def test_idle_generators_are_told_why_once():
@@ -260,7 +308,7 @@ def test_the_end_and_everything_after_it():
     run = World(settings())
     run.run_out()
     run.commit(100)
-    assert isinstance(run.durable[-1], fx.RunEnded)
+    assert isinstance(run.durable[-1], rec.RunEnded)
     effects = run.core.trainer_joined(pb.TrainerHello(instance="late"), now_s=0.0)
     assert effects == [], "whoever ended the run tells everybody so, once the result is written"
     again = Core(run.job, replay(run.durable))
@@ -292,9 +340,9 @@ def test_smaller_staleness_on_resume_drops_what_no_longer_fits():
         run.commit(100)
         while run.generators["g0"].inbox:
             run.deliver_generator(run.generators["g0"])
-    assert run.core.view().groups_by_state["scored"] + run.core.view().groups_by_state["handed"] == 6
+    assert run.core.view().groups_by_state["scored"] + run.core.view().groups_by_state["delivered"] == 6
     core = Core(settings(evaluation_prompts=0, staleness=0, batch_groups=2), replay(run.durable))
-    dropped = [e.record for e in core.start(0.0) if isinstance(e, fx.Write) and isinstance(e.record, fx.Dropped)]
+    dropped = [e.record for e in core.start(0.0) if isinstance(e, fx.Write) and isinstance(e.record, rec.Dropped)]
     assert [record.reason for record in dropped] == ["too_stale"] * 4
 
 
@@ -321,3 +369,33 @@ def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():
     assert run.core.view().active_leases == 0
     run.join_trainer()
     assert run.core.view().active_leases > 0
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pb.Progress(observation_tokens=bytes(8)),
+        pb.Progress(tokens=bytes(8), logprobs=bytes(8)),
+        pb.Progress(tokens=bytes(8), logprobs=bytes(8), spans=[pb.VersionSpan(tokens=2, step=7)]),
+        pb.Progress(tokens=bytes(1000), logprobs=bytes(1000), spans=[pb.VersionSpan(tokens=250)]),
+    ],
+    ids=["an observation without a version", "version missing", "another version", "more than maxTokens"],
+)
+@pytest.mark.parametrize("max_turns", [None, 3])
+def test_unsound_progress_of_an_evaluation_is_made_again_but_not_for_ever(item: pb.Progress, max_turns: int | None):
+    run = World(settings(evaluation_prompts=1, max_turns=max_turns, max_issues=3), slots=(1,))
+    run.start_trainer()
+    run.join_generator("g0")
+    while not run.generators["g0"].active:
+        run.progress_some(Always(), pace=1.0, finish=0.0)
+    (request,) = run.generators["g0"].active.values()
+    assert is_evaluation(request)
+    for _ in range(run.job.max_issues):
+        assert run.core.view().evaluating_step == 0
+        item.lease = request.lease
+        effects = run.core.generator_progress("g0", items=[item], now_s=0.0)
+        assert [list(batch.leases) for batch in commands(effects, "cancel")] == [[request.lease]]
+        (request,) = issued(effects)
+    assert not is_evaluation(request)
+    (result,) = [effect.record for effect in effects if isinstance(effect, fx.Write)]
+    assert (result.mean_reward, result.failed) == (None, 1)

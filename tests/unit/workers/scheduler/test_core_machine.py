@@ -22,19 +22,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streamrl.spec.scheduling import Rebalance, TailIsolation
-from streamrl_workers.scheduler.dispatch import replanning
-from streamrl_workers.scheduler.effects import Evaluated, StepTaken
+from streamrl.spec.scheduling import Rebalance, SkewAware
+from streamrl_workers.scheduler import dispatcher, rebalancing
 from streamrl_workers.scheduler.fleet import Fleet
-from streamrl_workers.scheduler.rebalancing import Move, rebalancer
+from streamrl_workers.scheduler.rebalancing import Move
+from streamrl_workers.scheduler.records import Evaluated, StepTaken
 from support.core_world import KnownLengths, World, settings
 
 NAMES = ("a", "b", "c")
 DISPATCHES = {
     "fifo": None,
-    "lateBinding": None,
-    "skewAware": None,
-    "tailIsolation": TailIsolation.model_validate({"gainPercent": 0}),
+    "longestFirst": None,
+    "skewAware": SkewAware(),
     "auto": None,
 }
 EXAMPLES = hypothesis_settings(
@@ -274,7 +273,7 @@ TestStaleness2 = machine(2)
 TestStaleness4 = machine(4)
 TestTurns = machine(1, max_turns=3)
 TestTurnsWithoutStaleness = machine(0, max_turns=2)
-TestColocated = machine(0, whole_batches=True, waits_are_turns=True)
+TestColocated = machine(0, whole_batches=True, waits_are_phases=True)
 TestBatch = machine(0, whole_batches=True)
 TestBatchOfStaleness1 = machine(1, whole_batches=True)
 TestBatchOfStaleness3 = machine(3, whole_batches=True)
@@ -285,8 +284,8 @@ TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)
 
 
-def test_a_plan_for_generators_that_are_gone_strands_nobody(monkeypatch):
-    monkeypatch.setattr(replanning, "FLEET_SHARE", 1)  # all of the generators must change before there is a new plan
+def test_an_order_for_generators_that_are_gone_strands_nobody(monkeypatch):
+    monkeypatch.setattr(dispatcher, "FLEET_SHARE", 1)  # all of the generators must change before there is a new order
     run_state_machine_as_test(CoreMachine, settings=EXAMPLES)
 
 
@@ -311,16 +310,14 @@ def test_samples_that_move_at_every_chance(staleness, demands, monkeypatch):
     moved = []
 
     def all_of_them(source, target, *, movable, gain):
-        leases = tuple(running.lease for running in movable[: target.free])
+        leases = tuple(running.lease for running in movable[: target.slots - len(target.running)])
         moved.append(len(leases))
-        ends = {"source": source.generator_id, "target": target.generator_id}
-        return Move(**ends, leases=leases, before_s=1.0, after_s=0.0) if leases else None
+        return Move(target=target.generator_id, leases=leases, before_s=1.0, after_s=0.0) if leases else None
 
-    monkeypatch.setattr(rebalancer, "best_move", all_of_them)
-    monkeypatch.setattr(rebalancer, "LOOK_INTERVAL_S", 0.0)
-    monkeypatch.setattr(rebalancer, "WINDOW", 0)  # completions that must be known
+    monkeypatch.setattr(rebalancing, "best_move", all_of_them)
+    monkeypatch.setattr(rebalancing, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(rebalancing, "COMPLETIONS_WINDOW", 0)  # completions that must be known
     monkeypatch.setattr(Fleet, "measured", lambda self, generator: True)
-    monkeypatch.setattr(rebalancer.Rebalancer, "_is_known", lambda self, generator: bool(generator.leases))
     often = {"rebalance": Rebalance.model_validate({"maxMoves": 5}), "evaluation_prompts": 0}
     fixed = {"staleness": staleness, "demands": {**demands, **often}, "least_slots": 12}  # something is free
     kind = type("Moving", (CoreMachine,), fixed)

@@ -2,34 +2,34 @@
 
 import pytest
 
-from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import records as rec
 from support.core_events import Always, token, world
 from support.core_world import World, settings
 
 
 def finish_one_by_one(run: World) -> list[int]:
     """Samples end one after the other; groups with the trainer after each."""
-    handed = []
+    delivered = []
     generator = run.generators["g0"]
     for lease in list(generator.active):
         run.make_token(generator, lease, finish="stop")
         while run.scores:
             run.score(fail=False)
         run.commit(100)
-        handed.append(run.core.view().handed_groups)
-    return handed
+        delivered.append(run.core.view().delivered_groups)
+    return delivered
 
 
-@pytest.mark.parametrize(("whole_batches", "handed"), [(False, [0, 1, 1, 2, 2, 3]), (True, [0, 0, 0, 0, 0, 3])])
-def test_whole_batches_are_handed_over_at_once(whole_batches, handed):
+@pytest.mark.parametrize(("whole_batches", "delivered"), [(False, [0, 1, 1, 2, 2, 3]), (True, [0, 0, 0, 0, 0, 3])])
+def test_whole_batches_are_delivered_at_once(whole_batches, delivered):
     run = world(slots=12, staleness=0, whole_batches=whole_batches)
-    assert finish_one_by_one(run) == handed
+    assert finish_one_by_one(run) == delivered
 
 
 @pytest.mark.parametrize(
     ("demands", "trainer", "generator"),
     [
-        ({"whole_batches": True, "waits_are_turns": True}, "turn", "turn"),
+        ({"whole_batches": True, "waits_are_phases": True}, "phase", "phase"),
         ({"whole_batches": True}, "no_samples", "staleness"),
         ({}, "no_samples", "staleness"),
     ],
@@ -67,7 +67,7 @@ def test_a_batch_larger_than_the_credit_goes_on_once_it_has_begun():
     run.pay = lambda: None
     for _ in range(6):
         run.progress_some(Always(), pace=1.0, finish=1.0)
-    assert run.core.view().handed_groups == 1
+    assert run.core.view().delivered_groups == 1
     del run.pay
     run.run_out()
 
@@ -78,14 +78,14 @@ def test_groups_with_equal_rewards_are_dropped_until_the_draws_are_used_up():
     run.run_out()
     run.commit(1000)
     assert not run.failed, "16 drops in a row of other groups would end the run"
-    dropped = [record.reason for record in run.durable if isinstance(record, fx.Dropped)]
+    dropped = [record.reason for record in run.durable if isinstance(record, rec.Dropped)]
     assert dropped == ["zero_variance"] * (2 * run.job.batch_groups * run.job.steps)
     assert run.core.last_step.dropped_groups == {"zero_variance": 2 * run.job.batch_groups}
 
 
 def test_a_dropped_group_makes_room_for_another():
     run = world(slots=4, draws_per_step=2, staleness=0, batch_groups=2)
-    planned = sum(isinstance(record, fx.Planned) for record in run.durable)
+    planned = sum(isinstance(record, rec.Planned) for record in run.durable)
     run.reward = lambda group_id, sample_index: 0.0
     for lease in list(run.generators["g0"].active):
         run.make_token(run.generators["g0"], lease, finish="stop")
@@ -93,7 +93,7 @@ def test_a_dropped_group_makes_room_for_another():
         run.score(fail=False)
     run.commit(100)
     assert planned == 2
-    assert sum(isinstance(record, fx.Planned) for record in run.durable) == 4
+    assert sum(isinstance(record, rec.Planned) for record in run.durable) == 4
     assert run.core.view().dropped_groups == {"zero_variance": 2}
 
 

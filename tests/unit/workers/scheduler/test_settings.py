@@ -3,10 +3,10 @@
 import pytest
 
 from streamrl.spec import parse_job
-from streamrl_workers.scheduler.settings import Settings
+from streamrl_workers.scheduler.settings import SchedulerSettings
 
 
-def job_settings(**spec) -> Settings:
+def job_settings(**spec) -> SchedulerSettings:
     document = {
         "apiVersion": "streamrl.io/v1alpha1",
         "kind": "RLJob",
@@ -23,14 +23,14 @@ def job_settings(**spec) -> Settings:
             **spec,
         },
     }
-    return Settings.from_job(parse_job(document).spec)
+    return SchedulerSettings.from_job(parse_job(document).spec)
 
 
 def test_settings_from_a_job():
     found = job_settings()
     assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
     assert (found.dispatch, found.length_signals, found.prompt_look_ahead) == (
-        "lateBinding",
+        "longestFirst",
         ("History", "Siblings"),
         64,
     )
@@ -49,7 +49,7 @@ def test_settings_from_a_job():
 )
 def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, turns):
     found = job_settings(pipeline={"mode": mode, "batchGroups": 4, "steps": 9})
-    assert (found.staleness, found.whole_batches, found.waits_are_turns) == (staleness, whole_batches, turns)
+    assert (found.staleness, found.whole_batches, found.waits_are_phases) == (staleness, whole_batches, turns)
 
 
 @pytest.mark.parametrize(

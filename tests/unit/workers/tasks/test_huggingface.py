@@ -3,15 +3,17 @@
 import datetime
 import json
 import os
+from array import array
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
+from pyarrow import parquet
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.registry import open_dataset
+from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from support.task_jobs import make_task
 
 COUNT = 50
@@ -193,6 +195,14 @@ def test_a_bad_row_is_one_line_with_its_number(tmp_path: Path, column: str, valu
     with pytest.raises(UserError) as caught:
         opened(tmp_path)
     assert text in str(caught.value)
+
+
+def test_a_text_that_is_not_utf8_is_one_line_with_its_rows(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(array("i", [0, 2, 5]).tobytes())
+    texts = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"ok\xed\xa0\x80")])
+    parquet.write_table(pa.table({"question": texts, "answer": ["x", "y"]}), tmp_path / "rows.parquet")
+    with pytest.raises(UserError, match="path: a text of rows 0 to 999 of train must be UTF-8"):
+        opened(tmp_path, path="rows.parquet")
 
 
 def test_a_training_split_that_is_held_out_whole_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.registry import open_dataset
+from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from support.task_jobs import make_task, write_lines
 
 
@@ -88,6 +87,10 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
         (GOOD + b'{"prompt": "", "answer": "x"}\n', "prompt must not be empty"),
         (GOOD + b'{"prompt": "x", "answer": ["x"]}\n', "answer must be a text or a number"),
         (GOOD + b'{"prompt": "\xff", "answer": "x"}\n', "line 2 must be UTF-8"),
+        (GOOD + b'{"prompt": "\\ud800 hello", "answer": "x"}\n', "line 2 must be UTF-8: surrogates not allowed"),
+        (GOOD + b'{"prompt": "x", "answer": "\\uDFFF"}\n', "line 2 must be UTF-8: surrogates not allowed"),
+        (GOOD + b'{"prompt": "x", "answer": "x", "hint": ["\\ud800"]}\n', "line 2 must be UTF-8"),
+        (GOOD + b'{"prompt": "x", "answer": 1' + b"0" * 5000 + b"}\n", "line 2 must be JSON: Exceeds the limit"),
         (GOOD + GOOD, "two different prompts"),
     ],
 )
@@ -102,7 +105,7 @@ def test_bad_files(tmp_path: Path, content: bytes | None, text: str) -> None:
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
+    with pytest.raises(UserError, match="must be a regular file"):
         opened(tmp_path, dataset={"jsonl": {"path": "."}})
 
 
@@ -118,6 +121,12 @@ def text(*, question, answer, metadata):
 
 def empty(*, question, answer, metadata):
     return {"prompt": "", "target": ""}
+
+def half(*, question, answer, metadata):
+    return {"prompt": "\\ud800", "target": ""}
+
+def half_target(*, question, answer, metadata):
+    return {"prompt": question, "target": "\\ud800"}
 """
 
 
@@ -128,6 +137,7 @@ def test_the_format_function_makes_prompt_and_target(tmp_path: Path, monkeypatch
     one = opened(tmp_path, dataset=lines, format={"function": "formats_of_test:good"}).item("train", 0)
     assert one.prompt == f"Q {one.question}"
     assert one.target == f"A {one.answer} level {one.metadata['level']}"
-    for name, text in {"raises": "raised KeyError", "text": "must return", "empty": "must return"}.items():
+    refused = {"raises": "raised KeyError", "text": "must return", "empty": "must return"}
+    for name, text in (refused | {"half": "must be UTF-8", "half_target": "must be UTF-8"}).items():
         with pytest.raises(UserError, match=text):
             opened(tmp_path, dataset=lines, format={"function": f"formats_of_test:{name}"})

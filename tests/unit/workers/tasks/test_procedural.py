@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from streamrl_workers.tasks.procedural import split_of
-from streamrl_workers.tasks.registry import open_dataset
 from support.task_jobs import CHAIN_SUM, make_task
 
 

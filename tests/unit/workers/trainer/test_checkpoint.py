@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_workers.trainer.checkpoint import CheckpointStore, Meta
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
 
 
 def _save(directory: Path) -> None:
@@ -15,7 +15,7 @@ def _save(directory: Path) -> None:
 
 
 def _write(store: CheckpointStore, step: int) -> Path:
-    return store.write(Meta(step=step, attempt=1, history=("digest",) * step), save=_save, sync=lambda: None)
+    return store.write(CheckpointMeta(step=step, attempt=1, history=("digest",) * step), save=_save, sync=lambda: None)
 
 
 def test_no_checkpoint_yet(tmp_path):
@@ -44,7 +44,7 @@ def test_only_the_last_few_are_kept(tmp_path):
 def test_it_is_renamed_only_after_the_journal_is_on_disk(tmp_path):
     seen = []
     CheckpointStore(tmp_path, keep_last=1).write(
-        Meta(step=1, attempt=1, history=("d",)),
+        CheckpointMeta(step=1, attempt=1, history=("d",)),
         save=_save,
         sync=lambda: seen.extend(p.name for p in tmp_path.iterdir()),
     )
@@ -54,7 +54,7 @@ def test_it_is_renamed_only_after_the_journal_is_on_disk(tmp_path):
 def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     with pytest.raises(ZeroDivisionError):
-        store.write(Meta(step=1, attempt=1, history=("d",)), save=_save, sync=lambda: 1 // 0)
+        store.write(CheckpointMeta(step=1, attempt=1, history=("d",)), save=_save, sync=lambda: 1 // 0)
     assert store.newest() is None
     store.clean()
     assert list(tmp_path.iterdir()) == []
@@ -81,11 +81,39 @@ def _foreign_meta(directory: Path) -> None:
     (directory / "meta.json").write_text(json.dumps(meta | {"step": 9}))
 
 
+def _flip_a_digest(directory: Path) -> None:
+    """Of the history, which the engine's files know nothing of."""
+    text = (directory / "meta.json").read_text()
+    (directory / "meta.json").write_text(text.replace('"digest", "digest"', '"digest", "digesu"'))
+
+
+def _flip_the_attempt(directory: Path) -> None:
+    text = (directory / "meta.json").read_text()
+    (directory / "meta.json").write_text(text.replace('"attempt": 1', '"attempt": 3'))
+
+
+def _old_meta(directory: Path) -> None:
+    """Of before it had a digest of itself."""
+    meta = json.loads((directory / "meta.json").read_text())
+    del meta["digest"]
+    (directory / "meta.json").write_text(json.dumps(meta))
+
+
 def _list_meta(directory: Path) -> None:
     (directory / "meta.json").write_text("[]")
 
 
-DAMAGES = [_truncate, _flip, _remove, _break_meta, _foreign_meta, _list_meta]
+DAMAGES = [
+    _truncate,
+    _flip,
+    _remove,
+    _break_meta,
+    _foreign_meta,
+    _flip_a_digest,
+    _flip_the_attempt,
+    _old_meta,
+    _list_meta,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -119,5 +147,5 @@ def test_a_full_disk_is_the_users_error_and_keeps_what_is_there(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="a checkpoint cannot be written: No space left on device; free the disk"):
-        store.write(Meta(step=2, attempt=1, history=("d",) * 2), save=fill_the_disk, sync=lambda: None)
+        store.write(CheckpointMeta(step=2, attempt=1, history=("d",) * 2), save=fill_the_disk, sync=lambda: None)
     assert store.newest().meta.step == 1

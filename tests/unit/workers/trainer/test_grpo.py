@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.trainer.algorithms import algorithm_creator, create_algorithm
-from streamrl_workers.trainer.algorithms.rule import Outcome, TokenBatch, Turn
+from streamrl_workers.trainer.algorithms import algorithm_class, create_algorithm
+from streamrl_workers.trainer.algorithms.algorithm import ModelTurn, RewardedSample, TokenBatch
 from support.trainer_groups import trainer_spec
 
 reals = st.floats(-4, 4, allow_nan=False, width=32)
@@ -16,7 +16,7 @@ tokens = st.lists(st.tuples(reals, reals, reals), min_size=1, max_size=20)
 
 
 def _outcomes(rewards):
-    return [Outcome(reward=reward, turns=(Turn(tokens=3),)) for reward in rewards]
+    return [RewardedSample(reward=reward, turns=(ModelTurn(tokens=3),)) for reward in rewards]
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_token_loss_equals_a_plain_loop(tokens, low, high, cap):
 
 def test_an_unknown_algorithm_lists_the_known():
     with pytest.raises(ValueError, match="known are: dapo, drGrpo, grpo, gspo"):
-        algorithm_creator("ppo2")
+        algorithm_class("ppo2")

@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.trainer.engines.packing import PADDING_TOKENS, Pending, Sample, cut, deal, make_sample, rounds
+from streamrl_workers.trainer.engines.packing import (
+    PADDING_TOKENS,
+    PackedSample,
+    Pending,
+    pack,
+    pack_for_ranks,
+    pack_sample,
+    rounds,
+)
 from support.trainer_groups import make_group
 
 
-def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> Sample:
-    return Sample(
+def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> PackedSample:
+    return PackedSample(
         group_id=mark,
         index=0,
         tokens=array("i", [mark] * (prompt_tokens + completion_tokens)),
@@ -29,7 +37,7 @@ lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 600)), max_size=
 @given(lengths=lengths, budget_tokens=st.integers(16, 4096))
 def test_cut_covers_every_sample_once_within_the_budget(lengths, budget_tokens):
     samples = [_sample(prompt, completion, mark=n) for n, (prompt, completion) in enumerate(lengths)]
-    batches = cut(samples, budget_tokens=budget_tokens)
+    batches = pack(samples, budget_tokens=budget_tokens)
     assert sorted(sample.tokens[0] for batch in batches for sample in batch) == list(range(len(samples)))
     for batch in batches:
         longest = max(sample.inputs for sample in batch)
@@ -60,10 +68,10 @@ def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
 
 
 def test_a_sample_knows_which_tokens_are_of_the_trained_version():
-    trajectory = make_group(0, step=3).trajectories[0]
-    assert make_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh_N[0]
-    assert not make_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh_N[0]
-    assert not make_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh_N[0]
+    trajectory = make_group(0, step=3).samples[0]
+    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh_N[0]
+    assert not pack_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh_N[0]
+    assert not pack_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh_N[0]
 
 
 @given(count=st.integers(0, 9), ranks=st.integers(1, 4))
@@ -78,7 +86,7 @@ def test_rounds_give_every_rank_one_batch(count, ranks):
 @given(lengths=lengths, budget_tokens=st.integers(16, 4096), ranks=st.integers(1, 5))
 def test_what_is_dealt_to_ranks_covers_every_sample_once_within_the_budget(lengths, budget_tokens, ranks):
     samples = [_sample(prompt, completion, mark=n) for n, (prompt, completion) in enumerate(lengths)]
-    batches = deal(samples, budget_tokens=budget_tokens, ranks=ranks)
+    batches = pack_for_ranks(samples, budget_tokens=budget_tokens, ranks=ranks)
     assert sorted(sample.tokens[0] for batch in batches for sample in batch) == list(range(len(samples)))
     for batch in batches:
         longest = max(sample.inputs for sample in batch)
@@ -101,11 +109,11 @@ def test_a_streamed_step_keeps_all_ranks_busy(ranks, longest):
 
 
 def test_observations_are_seen_but_not_trained():
-    trajectory = make_group(0, rewards=[1.0]).trajectories[0]
+    trajectory = make_group(0, rewards=[1.0]).samples[0]
     total = len(trajectory.tokens) // 4
     for tokens, observation in ((2, False), (total - 4, True), (1, False), (1, True)):
         trajectory.segments.add(tokens=tokens, observation=observation)
-    sample = make_sample(trajectory, advantage=1.0, step=0, attempt=1)
+    sample = pack_sample(trajectory, advantage=1.0, step=0, attempt=1)
     prompt = len(trajectory.prompt_tokens) // 4
     assert list(sample.places_N) == [prompt, prompt + 1, prompt + total - 2]
     assert len(sample.tokens) == prompt + total - 1  # what comes behind the last trained token is not seen

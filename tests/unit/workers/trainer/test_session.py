@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.trainer.endings import Ending, RetryError, StoppedError, TerminatedError
-from streamrl_workers.trainer.session import Identity, Session
+from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError, TrainerIdentity
 from support.trainer_groups import make_group
 
 WINDOW_BYTES = 10_000
@@ -16,7 +16,7 @@ class Wire:
     """A session and all that it said."""
 
     def __init__(self, *, step: int = 0) -> None:
-        identity = Identity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
+        identity = TrainerIdentity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
         self.session = Session(identity, step=step, window_bytes=WINDOW_BYTES)
         self.said: list[pb.TrainerEvent] = []
 
@@ -172,7 +172,7 @@ def test_the_idle_cause_is_known_and_a_break_is_no_idleness():
 
 def test_the_first_ending_counts():
     wire = Wire()
-    wire.session.end(Ending(kind="stop", reason="first"))
-    wire.session.end(Ending(kind="retry", reason="second"))
+    wire.session.end(StoppedError("first"))
+    wire.session.end(RetryError("second"))
     with pytest.raises(StoppedError, match="first"):
         wire.session.wait_stop()

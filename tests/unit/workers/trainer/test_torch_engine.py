@@ -61,7 +61,7 @@ def test_streamed_micro_batches_give_the_gradient_of_one_big_batch(aggregation):
     assert streamed_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6)
 
 
-def _reference_logprobs(model: torch.nn.Module, trajectory: pb.Trajectory, temperature: float) -> list[float]:
+def _reference_logprobs(model: torch.nn.Module, trajectory: pb.Sample, temperature: float) -> list[float]:
     """One sequence at a time, no padding, float64."""
     prompt, tokens = unpack_int32(trajectory.prompt_tokens), unpack_int32(trajectory.tokens)
     with torch.no_grad():
@@ -75,10 +75,10 @@ def _reference_loss(spec: RLJobSpec, groups: Sequence[pb.Group]) -> float:
     grpo, model = spec.algorithm.value, tiny_model().double().eval()
     sequence_sums, lengths = [], []
     for group in groups:
-        rewards = [t.reward for t in group.trajectories if t.HasField("reward")]
+        rewards = [t.reward for t in group.samples if t.HasField("reward")]
         mean = sum(rewards) / len(rewards)
         std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-        for trajectory in (t for t in group.trajectories if t.HasField("reward")):
+        for trajectory in (t for t in group.samples if t.HasField("reward")):
             advantage = (trajectory.reward - mean) / (std + 1e-6)
             logprobs = _reference_logprobs(model, trajectory, spec.task.sampling.temperature)
             total = 0.0
@@ -104,20 +104,20 @@ def test_the_loss_equals_an_independent_reference(aggregation, temperature):
 def test_metrics_of_samples_that_were_drawn_by_the_very_policy():
     """A second engine's log-probs stand for the generator's: every ratio is 1."""
     model, groups = tiny_model().eval(), [make_group(1), make_group(3, rewards=[1.0, 1.0])]
-    for trajectory in (t for group in groups for t in group.trajectories):
+    for trajectory in (t for group in groups for t in group.samples):
         logprobs = _reference_logprobs(model, trajectory, 1.0)
         trajectory.logprobs = torch.tensor(logprobs).numpy().tobytes()
     metrics = _whole_step(tiny_engine(trainer_spec()), groups)
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
-    assert metrics["mismatch"] < 1e-4
+    assert metrics["train_infer_logprob_diff_mean"] < 1e-4
     assert metrics["behaviour_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"] == 0.0
     assert 0.0 < metrics["entropy"] < math.log(VOCABULARY)
     assert metrics["skipped_tokens"] + metrics["forward_tokens"] == metrics["tokens"]
     assert metrics["zero_variance_groups"] == 1
     assert metrics["gradient_norm"] > 0
-    assert metrics["refused_updates"] == 0
+    assert metrics["skipped_nonfinite_steps"] == 0
 
 
 def test_a_step_with_nothing_to_learn_has_a_gradient_of_zero():
@@ -130,8 +130,8 @@ def test_a_step_with_nothing_to_learn_has_a_gradient_of_zero():
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
     engine, group = tiny_engine(trainer_spec()), make_group(1)
     before = tensors_hash(engine.tensors())
-    group.trajectories[0].logprobs = torch.full((len(group.trajectories[0].tokens) // 4,), math.nan).numpy().tobytes()
-    assert _whole_step(engine, [group])["refused_updates"] == 1.0
+    group.samples[0].logprobs = torch.full((len(group.samples[0].tokens) // 4,), math.nan).numpy().tobytes()
+    assert _whole_step(engine, [group])["skipped_nonfinite_steps"] == 1.0
     assert tensors_hash(engine.tensors()) == before
 
 

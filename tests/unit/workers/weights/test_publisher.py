@@ -2,7 +2,7 @@
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.publisher import WeightStore
+from streamrl_workers.weights.server import WeightStore
 
 
 def publish(store: WeightStore, step: int) -> pb.VersionName:

@@ -1,59 +1,43 @@
 """The engines by name, as in `generators[].engine` of an RLJob.
 
+A new engine is a module (or a folder) here that keeps `base.Engine`, a creator below, and a member of `GeneratorEngine`.
 Creators import their engine when called: the simulated engine never loads torch.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
 
-from streamrl_workers.generator.engine import Engine
-
-if TYPE_CHECKING:
-    from streamrl.spec.generators import SimulatedEngine as SimulatedSpec
+from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
+from streamrl_workers.generator.engines.base import Engine, EngineOptions
 
 
-def create_hf(
-    *,
-    model_path: str,
-    slots: int,
-    max_total_tokens: int | None,
-    threads: int | None,
-    add_special_tokens: bool = True,
-    precision: Literal["FP32", "BF16"] = "FP32",
-) -> Engine:
-    """Build the transformers engine.
+def create_hf(options: EngineOptions) -> Engine:
+    """Over a transformers model, on the GPU where there is one."""
+    from streamrl_workers.generator.engines.hf.engine import create
 
-    Args:
-        model_path: folder or hub name.
-        slots: samples at a time.
-        max_total_tokens: prompt and completion together; None = what the model has positions for.
-        threads: of torch; None = torch's choice.
-        add_special_tokens: to prompts.
-        precision: format of the weights, as the trainer publishes them.
-    """
-    from streamrl_workers.generator.engines.hf.create import create
-
+    assert options.model_path is not None
     return create(
-        model_path=model_path,
-        slots=slots,
-        max_total_tokens=max_total_tokens,
-        threads=threads,
-        add_special_tokens=add_special_tokens,
-        precision=precision,
+        model_path=options.model_path,
+        slots=options.spec.slots,
+        threads=options.threads,
+        add_special_tokens=options.add_special_tokens,
+        precision=options.precision,
     )
 
 
-def create_simulated(*, spec: "SimulatedSpec", slots: int, seed: int) -> Engine:
-    """Build the engine that only takes time."""
+def create_simulated(options: EngineOptions) -> Engine:
+    """The engine that only takes time."""
     from streamrl_workers.generator.engines.simulated import SimulatedEngine
 
-    return SimulatedEngine(spec=spec, slots=slots, seed=seed)
+    assert isinstance(options.spec, SimulatedSpec)
+    return SimulatedEngine(spec=options.spec, slots=options.spec.slots, seed=options.seed)
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"hf": create_hf, "simulated": create_simulated}
+ENGINES: dict[str, Callable[[EngineOptions], Engine]] = {"hf": create_hf, "simulated": create_simulated}
+WITHOUT_MODEL = frozenset({"simulated"})
+"""Engines that need no model folder."""
 
 
-def engine_creator(name: str) -> Callable[..., Engine]:
+def engine_creator(name: str) -> Callable[[EngineOptions], Engine]:
     """Look up an engine; an unknown name is the user's error and lists the known."""
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown, known are: {', '.join(sorted(ENGINES))}")

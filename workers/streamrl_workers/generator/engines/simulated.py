@@ -1,30 +1,110 @@
-"""An engine that only takes time: for tests of the other parts, and for scale.
-
-Owns: simulated time and slots. Does not own: what a sample is (simulated_samples), sleeping (the caller waits
-`step_seconds`). Imports no torch.
+"""An engine that only takes time: for tests of the other parts, and for scale. Imports no torch and does not sleep.
 
 - A decode step takes `ptl(active) * time_scale`, read from the latency curve at the moment's batch size
   (`streamrl.latency`: above the last point it goes on with the slope of the last two).
   `step` gives what fits into the time since the last one, sequence ends and the faster steps behind them
   included. With time_scale 0 it gives everything at once.
-- The length is log-normal with median `mean_tokens`, cut at max_tokens (finish reason "length"). Half of its
-  log-variance comes from the prompt and half from the seed: samples of a group resemble each other.
+- A sample is drawn from prompt and seed alone: the same request is always the same sample. Its length is log-normal with
+  median `mean_tokens`, cut at max_tokens (finish reason "length"). Half of its log-variance comes from the prompt and
+  half from the seed: samples of a group resemble each other.
 - Tokens and log-probs are functions of (seed, position): a continuation of a prefix is the same sequence. A turn behind
   a context is a sample of its own; an observation has a token for each byte.
 - A correct completion's text is its prompt, stripped: data sets for simulated runs have the prompt as the
   answer. Any other text is "wrong".
 """
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
+from statistics import NormalDist
+from typing import Final, TypeVar
 
 from streamrl.latency import LatencyCurve
-from streamrl.spec.generators import SimulatedEngine as SimulatedSpec
-from streamrl_workers.generator.engine import Delta, Request, TensorBytes, TensorSpec
-from streamrl_workers.generator.engines.simulated_samples import Sample, draw_sample
+from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
+from streamrl_workers.generator.engines.base import Delta, FinishReason, SampleRequest, TensorBytes
 from streamrl_workers.weights.hashing import tensors_hash
+
+_T = TypeVar("_T")
+
+WRONG_TEXT: Final = "wrong"
+
+_TABLE_TOKENS = 8192
+"""Sequences are slices of one random table, from a start that depends on the seed: a slice costs nothing."""
+
+_VOCABULARY = 256
+_NORMAL = NormalDist()
+_TURN_STEP = 1 << 64
+"""Sets the seeds of turns apart: above every request's own seed."""
+_MAX_EXPONENT = 100.0
+"""Far above the logarithm of any max_tokens, and below where exp overflows."""
+
+
+def _table() -> tuple[tuple[int, ...], tuple[float, ...]]:
+    random = Random(0)
+    tokens = tuple(random.randrange(_VOCABULARY) for _ in range(_TABLE_TOKENS))
+    return tokens, tuple(-random.expovariate(1.0) for _ in range(_TABLE_TOKENS))
+
+
+_TOKENS, _LOGPROBS = _table()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedSample:
+    """A whole completion, known beforehand."""
+
+    start: int  # place in the table
+    length: int  # tokens
+    reason: FinishReason
+    text: str
+
+    def tokens(self, *, first: int, count: int) -> tuple[int, ...]:
+        """Tokens from a position on."""
+        return _cut(_TOKENS, start=self.start + first, count=count)
+
+    def logprobs(self, *, first: int, count: int) -> tuple[float, ...]:
+        """Log-probs of these tokens."""
+        return _cut(_LOGPROBS, start=self.start + first, count=count)
+
+
+def draw_sample(request: SampleRequest, *, context: int = 0, spec: SimulatedSpec, seed: int) -> SimulatedSample:
+    """The turn that a request gets behind `context` tokens of earlier turns; `seed` is the engine's."""
+    by_prompt, by_seed, verdict, start = _uniforms(request, context=context, seed=seed)
+    z = (_NORMAL.inv_cdf(by_prompt) + _NORMAL.inv_cdf(by_seed)) * math.sqrt(0.5)
+    length = max(1, round(math.exp(min(math.log(spec.mean_tokens) + spec.sigma * z, _MAX_EXPONENT))))
+    limit = request.sampling.max_tokens
+    correct = length <= limit and verdict * 100 < spec.correct_percent
+    return SimulatedSample(
+        start=int(start * _TABLE_TOKENS),
+        length=min(length, limit),
+        reason="stop" if length <= limit else "length",
+        text=request.prompt.strip() if correct else WRONG_TEXT,
+    )
+
+
+def _uniforms(request: SampleRequest, *, context: int, seed: int) -> tuple[float, float, float, float]:
+    """Four numbers in (0, 1): one by the prompt alone, three by prompt, context and seed."""
+    key = seed.to_bytes(16, "little", signed=True)
+    prompt = hashlib.blake2b(request.prompt.encode(), digest_size=8, key=key).digest()
+    sample_seed = (request.seed + context * _TURN_STEP).to_bytes(24, "little", signed=True)
+    sample = hashlib.blake2b(prompt + sample_seed, digest_size=24, key=key).digest()
+    first, second, third, fourth = (_uniform(raw) for raw in (prompt, sample[:8], sample[8:16], sample[16:]))
+    return first, second, third, fourth
+
+
+def _uniform(raw: bytes) -> float:
+    """64 bits as a float64 that is neither 0 nor 1: 52 bits and a half."""
+    return ((int.from_bytes(raw, "little") >> 12) + 0.5) / 2**52
+
+
+def _cut(table: tuple[_T, ...], *, start: int, count: int) -> tuple[_T, ...]:
+    """So many values from a place on; the table repeats for ever."""
+    start %= _TABLE_TOKENS
+    repeats = -(-(start + count) // _TABLE_TOKENS)
+    return (table * repeats if repeats > 1 else table)[start : start + count]
+
 
 _TIME_SLACK = 1e-9
 """Share of a step by which it may come early: sums of floats never miss the last step by rounding."""
@@ -32,8 +112,8 @@ _TIME_SLACK = 1e-9
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Active:
-    request: Request
-    sample: Sample
+    request: SampleRequest
+    sample: SimulatedSample
     done: int  # tokens of this turn given, prefix included and context not
     observed: tuple[int, ...] = ()
     reported: bool = False
@@ -76,10 +156,6 @@ class SimulatedEngine:
             return 0.0
         return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
 
-    def tensor_specs(self) -> Mapping[str, TensorSpec]:
-        """Any tensors are accepted; these are the last."""
-        return {name: TensorSpec(dtype, shape) for name, (dtype, shape, _) in self._weights.items()}
-
     def weights_hash(self) -> str:
         assert self.version is not None, "no weights are loaded"
         return tensors_hash(self._weights).hex()
@@ -90,7 +166,7 @@ class SimulatedEngine:
         }
         self.version = version
 
-    def add(self, requests: Sequence[Request]) -> list[Delta]:
+    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
         if not self._active:
@@ -127,7 +203,7 @@ class SimulatedEngine:
                 break
         return {request_id: min(given, a.remaining) for request_id, a in self._active.items()} if given else {}
 
-    def _admit(self, request: Request) -> _Active:
+    def _admit(self, request: SampleRequest) -> _Active:
         observed = tuple(request.observation.encode())
         context = request.context_tokens + len(observed)
         sample = draw_sample(request, context=context, spec=self._spec, seed=self._seed)

@@ -1,13 +1,10 @@
-"""Dispatch policies: which waiting group a free slot takes next, and on which generators.
+"""Dispatch: in which order what waits is taken, and by which generators.
 
-    policy.py     what a policy sees and answers      replanning.py   when a plan is made, and from what
-    makespan.py   how long a batch takes              measured.py     how fast each pool is
-    uncertain.py  what lengths may turn out to be     isolation.py    the search of tail isolation
-    modelled.py   what a plan is worth
+    order.py       what a policy sees and answers     makespan.py   how long a batch takes
+    speeds.py      how fast each pool is              model.py      what an order is worth
 
-A policy answers with a plan; a plan gives every waiting group a key once, and a side if it has two. The smallest
-key of a side goes first, to the generator of the side on which a sample runs fastest (`assignment.py`).
-`docs/dispatch.md` tells when which pays.
+Beside this folder: `dispatcher.py` (when an order is made, and from what) and `rebalancing.py` (running samples that go on elsewhere, an option).
+`docs/dispatch.md` tells when which policy pays.
 """
 
 from collections.abc import Callable
@@ -17,16 +14,14 @@ from streamrl.spec.base import SpecModel
 from streamrl.spec.scheduling import Dispatch
 from streamrl_workers.scheduler.dispatch.auto import AutoPolicy
 from streamrl_workers.scheduler.dispatch.fifo import FifoPolicy
-from streamrl_workers.scheduler.dispatch.late_binding import LateBindingPolicy
-from streamrl_workers.scheduler.dispatch.policy import Candidate, Key, Plan, Policy, Work
+from streamrl_workers.scheduler.dispatch.longest_first import LongestFirstPolicy
+from streamrl_workers.scheduler.dispatch.order import Candidate, Key, Order, Policy
 from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
-from streamrl_workers.scheduler.dispatch.tail_isolation import TailIsolationPolicy
 
 POLICIES: dict[str, Callable[[Any], Policy]] = {
     "fifo": FifoPolicy,
-    "lateBinding": LateBindingPolicy,
+    "longestFirst": LongestFirstPolicy,
     "skewAware": SkewAwarePolicy,
-    "tailIsolation": TailIsolationPolicy,
     "auto": AutoPolicy,
 }
 """Key as users write it -> from the member of the contract to the policy."""
@@ -40,4 +35,4 @@ def policy(key: str, options: SpecModel | None = None) -> Policy:
     return found(Dispatch.model_validate({key: {}}).value if options is None else options)
 
 
-__all__ = ["POLICIES", "Candidate", "Key", "Plan", "Policy", "Work", "policy"]
+__all__ = ["POLICIES", "Candidate", "Key", "Order", "Policy", "policy"]

@@ -1,61 +1,37 @@
-"""Which policy pays now, by modelled makespan over measured curves, for the lengths that are likely.
+"""The order whose modelled makespan is least, for each batch: fifo's, longest first, or length pools.
 
-    predictions have not proved good          ->  fifo
-    requests queue                            ->  late binding, unless the model says that fifo is faster
-    nothing queues, and S = 0                 ->  tail isolation if it gains `gainPercent`, else fifo
-    S = 0                                     ->  static sides if they gain `gainPercent`, and are better than that
-
-Never worse by the model: a plan other than fifo's is chosen only if its modelled makespan is below fifo's.
+Chosen only with trusted lengths and measured speeds; else the order of planning. Pools only for a batch that has the
+generators for itself, since the model knows nothing of what runs beside it, and only for a gain of LEAST_GAIN.
 """
 
 from dataclasses import replace
 from statistics import fmean
 
 from streamrl.spec.scheduling import Auto
-from streamrl_workers.scheduler.dispatch.late_binding import ordered
-from streamrl_workers.scheduler.dispatch.modelled import Model, gains, likely
-from streamrl_workers.scheduler.dispatch.policy import IN_ORDER, Plan, Work, unmodelled
-from streamrl_workers.scheduler.dispatch.static_sides import best_static
-from streamrl_workers.scheduler.dispatch.tail_isolation import holds, isolated, loads_spoil, may_have_sides
+from streamrl_workers.scheduler.dispatch.longest_first import longest_if_faster, unmodelled
+from streamrl_workers.scheduler.dispatch.model import MakespanModel, gains
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.skew_aware import best_pools, splits
+
+LEAST_GAIN = 0.005
+"""Share of the makespan that pools must gain by the model."""
 
 
 class AutoPolicy:
-    """The least modelled makespan of fifo, late binding, tail isolation and static sides."""
-
-    models = True
+    """What the model says."""
 
     def __init__(self, options: Auto) -> None:
-        self._gain = options.gain_percent / 100
+        del options  # it has none
 
-    def plan(self, work: Work, *, previous: Plan) -> Plan:
+    def order(self, batch: PlannedBatch) -> Order:
         """The one that pays."""
-        if (plan := unmodelled(work)) is not None:
-            return plan
-        if holds(work, previous):
-            return previous
-        model = Model(work)
-        order = ordered(model)
-        sides = (
-            isolated(model, instead_of=order, previous=previous, gain=self._gain),
-            static(model, instead_of=order, gain=self._gain),
-        )
-        plan = min((plan for plan in sides if plan), key=lambda plan: likely(model.seconds(plan)), default=order)
-        plan_s = model.seconds(plan)
-        in_order_s = fmean(model.seconds(IN_ORDER))
-        return replace(
-            plan, why=f"{plan.why}: {fmean(plan_s):.4g} s modelled, {in_order_s:.4g} s in the order of planning"
-        )
-
-
-def static(model: Model, *, instead_of: Plan, gain: float) -> Plan | None:
-    """The plan with static sides; None where batches overlap, speeds are not known, or it does not pay.
-
-    Longest first keeps every slot taken while samples wait. Where they wait for less than a round, or not at all, that is worth
-    little, and generators that the tail has for itself are faster.
-    """
-    if not may_have_sides(model.work):
-        return None
-    best = best_static(model)
-    best_s, together_s = model.seconds(best), model.seconds(instead_of)
-    pays = gains(best_s, together_s, share=gain) and not loads_spoil(model.work, best_s, together_s)
-    return best if pays else None
+        if (order := unmodelled(batch)) is not None:
+            return order
+        model = MakespanModel(batch)
+        order = longest_if_faster(model)
+        if splits(batch) and not (batch.overlaps or batch.begun):
+            pooled = best_pools(model)
+            if gains(model.seconds(pooled), model.seconds(order), share=LEAST_GAIN):
+                order = pooled
+        order_s, fifo_s = (fmean(model.seconds(one)) for one in (order, IN_ORDER))
+        return replace(order, why=f"{order.why}: {order_s:.4g} s modelled, {fifo_s:.4g} s in the order of planning")

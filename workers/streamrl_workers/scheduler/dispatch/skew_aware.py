@@ -1,95 +1,98 @@
-"""Algorithm 2 of StreamRL (arXiv 2504.15930): static sides for the tail of a batch and for the rest.
+"""Length pools: generators of their own for the longest predicted groups of a batch, longest first inside each pool.
 
-    tail = the tailPercent longest predicted of the batch; it counts as P90 of the predicted lengths, the rest as P50
-    for every split N_l + N_r of the instances:   T_side = PTL(BS) * P * ceil(M_side / BS)      (Eq. 2, for one instance)
-    keep the split with the least  max(T_l, T_r)   (objective Max)   or   T_l + T_r   (objective Sum, as printed)
+Algorithm 2 of StreamRL (arXiv 2504.15930), `split: Algorithm2`:
 
-The two sides run in parallel, so the makespan is the slower one: `Max` is never worse by the model. Inside a side
-the longest go first. Over unequal instances a side's samples are dealt in proportion to their full speed, and the
-fastest instances are the tail's.
+    long = the longPercent longest predicted groups; they count as P90 of the predicted lengths, the others as P50
+    for every split N_l + N_s of the instances:   T_pool = PTL(BS) * P * ceil(M_pool / BS)      (Eq. 2, for one instance)
+    keep the split with the least max(T_l, T_s): the pools run in parallel
+
+`split: Searched`: min over (q, m) of the modelled makespan (`model.py`) with the q longest groups on m instances.
+For a q the long pool gets faster and the other slower with m, so the best m is found by bisection.
+
+A generator that has nothing left of its pool, and holds nothing, steals from the other one (`assignment.py`).
+Over unequal instances a pool's samples are dealt in proportion to their full speed; the long pool has the fastest.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Literal
 
 from streamrl.latency import LatencyCurve, rounds_seconds
 from streamrl.spec.scheduling import SkewAware
-from streamrl_workers.scheduler.dispatch.makespan import Instance
-from streamrl_workers.scheduler.dispatch.policy import DISTRUST, LONGEST_FIRST, Candidate, Plan, Work, tail_plan
+from streamrl_workers.scheduler.dispatch.longest_first import unmodelled
+from streamrl_workers.scheduler.dispatch.model import MakespanModel, likely
+from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST, Candidate, Order, PlannedBatch
 
-TAIL_PERCENTILE = 90
-REST_PERCENTILE = 50
+LONG_PERCENTILE = 90
+SHORT_PERCENTILE = 50
+LONG_SHARES = (0.03, 0.06, 0.1, 0.16, 0.25, 0.4)
+"""q as shares of the groups."""
+FINALISTS = 3
+"""So many of the best for one draw of lengths are modelled over all draws."""
+MOST_SEARCHED = 100_000
+"""Samples that a search models, over all it tries: it takes less than 0.1 s, and the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideSplit:
-    """One split of the instances."""
-
-    tail_instances: int
-    """The first so many are the tail's."""
-    tail_s: float
-    rest_s: float
-
-    def cost_s(self, objective: Literal["Max", "Sum"]) -> float:
-        """What the objective makes least."""
-        return max(self.tail_s, self.rest_s) if objective == "Max" else self.tail_s + self.rest_s
+Split = tuple[int, int]
+"""The q longest groups on the first m instances."""
 
 
 class SkewAwarePolicy:
-    """Two static sides, made anew for each batch."""
-
-    models = True
+    """Two length pools, made anew for each batch."""
 
     def __init__(self, options: SkewAware) -> None:
         self._options = options
 
-    def plan(self, work: Work, *, previous: Plan) -> Plan:
-        """Sides by the algorithm; longest first alone where there are not two of everything."""
-        if not work.trusted:
-            return DISTRUST
-        if len(work.groups) < 2 or len(work.instances) < 2:  # noqa: PLR2004 - two sides
+    def order(self, batch: PlannedBatch) -> Order:
+        """Pools by the algorithm or by search; longest first alone where there are not two of everything."""
+        if (order := unmodelled(batch)) is not None:
+            return order
+        if not splits(batch):
             return LONGEST_FIRST
-        ranked = sorted(work.groups, key=lambda group: group.rank)
-        count, split = algorithm_2(ranked, work.instances, samples=work.samples, options=self._options)
-        why = (
-            f"Algorithm 2: the {count} longest of {len(ranked)} on {split.tail_instances} of {len(work.instances)}, "
-            f"{split.tail_s:.4g} s and {split.rest_s:.4g} s modelled"
-        )
-        return tail_plan(ranked[:count], work.instances[: split.tail_instances], strict=True, why=why)
+        if self._options.split == "Searched":
+            return best_pools(MakespanModel(batch))
+        return pools(batch, algorithm_2(batch, long_percent=self._options.long_percent), why="Algorithm 2")
 
 
-def algorithm_2(
-    ranked: Sequence[Candidate], instances: Sequence[Instance], *, samples: int, options: SkewAware
-) -> tuple[int, SideSplit]:
-    """Groups of the tail, and the split of the instances.
+def splits(batch: PlannedBatch) -> bool:
+    """Whether there are two of everything."""
+    return min(len(batch.groups), len(batch.instances)) > 1
 
-    Args:
-        ranked: longest predicted first, at least two.
-        instances: fastest first, at least two.
-        samples: of each group.
-        options: share of the tail and objective.
-    """
-    count = tail_count(len(ranked), percent=options.tail_percent)
-    rising = [group.predicted_tokens for group in reversed(ranked)]
-    split = best_split(
-        instances,
-        tail_samples=count * samples,
-        rest_samples=(len(ranked) - count) * samples,
-        tail_tokens=percentile(rising, TAIL_PERCENTILE),
-        rest_tokens=percentile(rising, REST_PERCENTILE),
-        objective=options.objective,
+
+def pools(batch: PlannedBatch, split: Split, *, why: str) -> Order:
+    """The order with these pools."""
+    groups, instances = split
+    longest = longest_first(batch)
+    return Order(
+        longest_first=True,
+        last_long=longest[groups - 1].rank,
+        long_generators=frozenset(instance.generator_id for instance in batch.instances[:instances]),
+        why=f"{why}: the {groups} longest of {len(longest)} groups on {instances} of {len(batch.instances)} generators",
     )
-    return count, split
 
 
-def tail_count(groups: int, *, percent: int) -> int:
-    """Groups of the tail: at least one, and never all."""
-    return min(max(1, round(groups * percent / 100)), groups - 1)
+def algorithm_2(batch: PlannedBatch, *, long_percent: int) -> Split:
+    """The paper's split; of equal ones that with the fewest instances for the long pool."""
+    rising = [group.predicted_tokens for group in reversed(longest_first(batch))]
+    groups = min(max(1, round(len(rising) * long_percent / 100)), len(rising) - 1)
+    long_tokens, short_tokens = percentile(rising, LONG_PERCENTILE), percentile(rising, SHORT_PERCENTILE)
+    long: Counter[tuple[LatencyCurve, int]] = Counter()
+    short = Counter((instance.curve, instance.slots) for instance in batch.instances)
+    costs: list[tuple[float, int]] = []
+    for count, instance in enumerate(batch.instances[:-1], start=1):
+        kind = (instance.curve, instance.slots)
+        long[kind] += 1
+        short[kind] -= 1
+        long_s = pool_seconds(long, samples=groups * batch.samples, tokens=long_tokens)
+        short_s = pool_seconds(short, samples=(len(rising) - groups) * batch.samples, tokens=short_tokens)
+        costs.append((max(long_s, short_s), count))
+    return groups, min(costs)[1]
+
+
+def longest_first(batch: PlannedBatch) -> list[Candidate]:
+    """Its groups, longest predicted first."""
+    return sorted(batch.groups, key=lambda group: group.rank)
 
 
 def percentile(rising: Sequence[float], percent: int) -> float:
@@ -97,46 +100,12 @@ def percentile(rising: Sequence[float], percent: int) -> float:
     return rising[max(0, ceil(len(rising) * percent / 100) - 1)]
 
 
-def best_split(
-    instances: Sequence[Instance],
-    *,
-    tail_samples: int,
-    rest_samples: int,
-    tail_tokens: float,
-    rest_tokens: float,
-    objective: Literal["Max", "Sum"],
-) -> SideSplit:
-    """The split with the least cost; of equal ones the smaller makespan, then the fewest instances for the tail.
-
-    Args:
-        instances: fastest first, at least two.
-        tail_samples: samples of the tail; `rest_samples` of the rest.
-        tail_tokens: what each of the tail counts as; `rest_tokens` each of the rest.
-        objective: what is made least.
-    """
-    tail: Counter[tuple[LatencyCurve, int]] = Counter()
-    rest = Counter((instance.curve, instance.slots) for instance in instances)
-    splits = []
-    for count, instance in enumerate(instances[:-1], start=1):
-        kind = (instance.curve, instance.slots)
-        tail[kind] += 1
-        rest[kind] -= 1
-        splits.append(
-            SideSplit(
-                tail_instances=count,
-                tail_s=side_seconds(tail, samples=tail_samples, tokens=tail_tokens),
-                rest_s=side_seconds(rest, samples=rest_samples, tokens=rest_tokens),
-            )
-        )
-    return min(splits, key=lambda split: (split.cost_s(objective), split.cost_s("Max"), split.tail_instances))
-
-
-def side_seconds(kinds: Counter[tuple[LatencyCurve, int]], *, samples: int, tokens: float) -> float:
-    """Eq. 2 for the slowest instance of a side.
+def pool_seconds(kinds: Counter[tuple[LatencyCurve, int]], *, samples: int, tokens: float) -> float:
+    """Eq. 2 for the slowest instance of a pool.
 
     Args:
         kinds: (curve, slots) -> instances.
-        samples: that the side has to make.
+        samples: that the pool has to make.
         tokens: of each.
     """
     speeds = {(curve, slots): curve.tokens_per_s(slots) for (curve, slots), count in kinds.items() if count}
@@ -145,3 +114,40 @@ def side_seconds(kinds: Counter[tuple[LatencyCurve, int]], *, samples: int, toke
         rounds_seconds(curve, batch=slots, samples=ceil(samples * speed / all_speed - _ROUNDING), mean_tokens=tokens)
         for (curve, slots), speed in speeds.items()
     )
+
+
+# ---- by search
+
+
+def best_pools(model: MakespanModel) -> Order:
+    """The pools with the least likely makespan, Algorithm 2's among them; the batch has two of everything."""
+    batch = model.batch
+    found = {split: _probe(model, split) for groups in _long_groups(batch) for split in _crossing(model, groups)}
+    finalists = sorted(found, key=lambda split: (max(found[split]), split))[:FINALISTS]
+    paper = algorithm_2(batch, long_percent=SkewAware().long_percent)
+    orders = [pools(batch, split, why="length pools") for split in dict.fromkeys([*finalists, paper])]
+    return min(orders, key=lambda order: likely(model.seconds(order)))
+
+
+def _long_groups(batch: PlannedBatch) -> list[int]:
+    """Numbers of long groups to try, as many as there is time for."""
+    count = len(batch.groups)
+    steps = len(batch.instances).bit_length() + 1
+    most = MOST_SEARCHED // (count * batch.samples * steps)
+    shares = LONG_SHARES if most >= len(LONG_SHARES) else LONG_SHARES[1:3][:most]
+    return sorted({min(max(1, round(count * share)), count - 1) for share in shares})
+
+
+def _crossing(model: MakespanModel, groups: int) -> Iterator[Split]:
+    """The two numbers of instances between which the long pool stops being the slower one."""
+    low, high = 1, len(model.batch.instances) - 1
+    while low < high:
+        middle = (low + high) // 2
+        long_s, short_s = _probe(model, (groups, middle))
+        low, high = (middle + 1, high) if long_s > short_s else (low, middle)
+    return ((groups, instances) for instances in (low - 1, low) if instances)
+
+
+def _probe(model: MakespanModel, split: Split) -> tuple[float, float]:
+    """Makespan of the long and of the short pool, for one draw of lengths."""
+    return model.pools_seconds(pools(model.batch, split, why=""), draws=1)[0]

@@ -4,19 +4,19 @@
     Siblings   finished completions of the same group      tokens, shrunk towards what was thought before
     Ranker     a learned function of the prompt            a score without a unit
 
-Owns the order of the signals, the way from a score to tokens, and the judgement of each signal.
+Owns the order of the signals, the way from a score to tokens, and the judgement of each signal (`trust.py`).
 
 A score is never believed as a number. It is turned into its place among the recent scores of the same
 signal, and that into the empirical quantile of recent completions: only the ranks come from the signal.
 So lengths that grow under training, and a ranker that is off by a factor, do no harm.
 
-The prediction that a group gets when it begins to wait is the one that is judged (`guard.py`), for each
+The prediction that a group gets when it begins to wait is the one that is judged, for each
 signal that knew the prompt, used or not. As long as no signal is trusted, `trusted` is False and a
 prediction is that of the first signal that knows; once one is, signals that are not trusted are passed over.
 
-A ranker that takes long is asked as soon as a prompt is there (`expect`). One in another process (`AnsweredRanker`) gets its questions
-by `take_questions` and answers by `ranked`; one that is light but not light enough (`DeferredRanker`) works in portions (`work`). A group that began to wait before may be predicted anew as long as none of its samples has been out (`renew`): what is
-judged is what was known when the group began, never anything later.
+A ranker in another process (`RemoteRanker`) is asked as soon as a prompt is there (`expect`, `take_questions`) and answers later
+(`ranked`). A group that began to wait before may be predicted anew as long as none of its samples has been out (`renew`): what
+is judged is what was known when the group began, never anything later.
 
 Everything is bounded: the windows, the predictions kept for groups that live, the history.
 """
@@ -26,14 +26,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamrl_workers.scheduler.lengths.guard import Guard
 from streamrl_workers.scheduler.lengths.history import LengthHistory
-from streamrl_workers.scheduler.lengths.quality import Quality
 from streamrl_workers.scheduler.lengths.quantiles import UNKNOWN_PLACE, SlidingQuantiles
-from streamrl_workers.scheduler.lengths.rankers.answered import AnsweredRanker
-from streamrl_workers.scheduler.lengths.rankers.deferred import DeferredRanker
-from streamrl_workers.scheduler.lengths.rankers.protocol import Ranker
-from streamrl_workers.scheduler.lengths.siblings import expected_tokens
+from streamrl_workers.scheduler.lengths.ranker import Ranker, RemoteRanker
+from streamrl_workers.scheduler.lengths.trust import Quality, Trust
 
 Source = Literal["History", "Siblings", "Ranker", "Nothing"]
 """Which signal a prediction rests on."""
@@ -44,6 +40,11 @@ COMPLETIONS_WINDOW = 4096
 """Finished completions that make the distribution of lengths: a few steps, so that it follows the policy."""
 SCORES_WINDOW = 1024
 """Recent scores of a signal among which a new one has its place."""
+SIBLINGS_PRIOR = 2.0
+"""Samples that what was thought before counts as. One sibling says as much if lengths spread within a prompt as they do between
+prompts; twice that since the first to finish are the short ones."""
+UNMEASURED_CORRELATION = 0.5
+"""Of predictions that are trusted and whose correlation nobody tells: about the least that passes."""
 MAX_GROUPS = 65_536
 """Predictions kept for groups that live; far above what admission lets live."""
 
@@ -80,7 +81,7 @@ class _Signal:
     score: Callable[[int, str], float | None]
     """(prompt key, prompt) -> score; None: the prompt is not known."""
     recent: SlidingQuantiles
-    guard: Guard = field(default_factory=Guard)
+    trust: Trust = field(default_factory=Trust)
 
 
 _Places = tuple[tuple[Source, float], ...]
@@ -97,7 +98,7 @@ class Lengths:
         """
         self._history = history
         self._ranker = ranker
-        self._later = ranker if isinstance(ranker, AnsweredRanker | DeferredRanker) else None
+        self._remote = ranker if isinstance(ranker, RemoteRanker) else None
         self._uses_siblings = "Siblings" in signals
         newest = list(history.means().values())[-SCORES_WINDOW:]
         made = {
@@ -107,21 +108,29 @@ class Lengths:
             "Ranker": lambda: _Signal("Ranker", self._ask_ranker, SlidingQuantiles(window=SCORES_WINDOW)),
         }
         self._ladder = [made[name]() for name in dict.fromkeys(signals) if name in made]
-        self._completions = SlidingQuantiles(newest, window=COMPLETIONS_WINDOW)
+        self.completions = SlidingQuantiles(newest, window=COMPLETIONS_WINDOW)
+        """Tokens of completions that have finished."""
         self._places: OrderedDict[int, _Places] = OrderedDict()
         """By prompt key, from its first prediction until a group of it has finished."""
         self._begun: OrderedDict[int, _Places] = OrderedDict()
         """By group, what is to be judged."""
         self._waiting: dict[int, list[int]] = {}
-        """By prompt key, groups in `_begun`; kept for a ranker that takes long."""
+        """By prompt key, groups in `_begun`; kept for a ranker in another process."""
         self._predictions: Counter[str] = Counter()
         self.trusted_signals: frozenset[str] = frozenset()
-        """Which may decide; another value only when a guard has looked and thinks otherwise."""
+        """Which may decide; another value only when a look has ended otherwise."""
 
     @property
     def trusted(self) -> bool:
         """Whether predictions may decide anything: False until at least one signal has shown that it knows."""
         return bool(self.trusted_signals)
+
+    @property
+    def rank_correlation(self) -> float:
+        """Lower limit of that of the worst trusted signal: any of them may have predicted a batch."""
+        qualities = [signal.trust.quality for signal in self._ladder if signal.source in self.trusted_signals]
+        limits = [limit for quality in qualities if (limit := quality.correlation_lower) is not None]
+        return min(limits, default=UNMEASURED_CORRELATION)
 
     def predict(self, key: int, *, prompt: str = "", siblings: Sequence[int] = ()) -> Prediction:
         """For a completion of the prompt with this key (`prompt_key`).
@@ -135,9 +144,11 @@ class Lengths:
         """
         source, share = self._choose(self._places_of(key, prompt))
         if siblings and self._uses_siblings:
-            tokens = expected_tokens(siblings, prior_tokens=self._prior_tokens(key, source, share))
-            return Prediction(tokens=tokens, source="Siblings", share=self._completions.place(tokens))
-        return Prediction(tokens=self._completions.at(share), source=source, share=share)
+            prior_tokens = self._prior_tokens(key, source, share)
+            weight = SIBLINGS_PRIOR if prior_tokens > 0 else 0.0
+            tokens = (weight * prior_tokens + sum(siblings)) / (weight + len(siblings))
+            return Prediction(tokens=tokens, source="Siblings", share=self.completions.place(tokens))
+        return Prediction(tokens=self.completions.at(share), source=source, share=share)
 
     def began(self, group_id: int, *, key: int, prompt: str = "") -> None:
         """The group begins to wait: what is predicted now orders the queue, and will be judged. Said again, nothing changes."""
@@ -145,7 +156,7 @@ class Lengths:
             return
         places = self._places_of(key, prompt)
         self._begun[group_id] = places
-        if self._later is not None:
+        if self._remote is not None:
             self._waiting.setdefault(key, []).append(group_id)
         if len(self._begun) > MAX_GROUPS:
             self._begun.popitem(last=False)
@@ -158,11 +169,11 @@ class Lengths:
         judged = dict(self._begun.pop(group_id, ())) if group_id is not None else {}
         for signal in self._ladder:
             if signal.source in judged:
-                signal.guard.add(judged[signal.source], tokens=mean_tokens)
-                if signal.guard.trusted is not (signal.source in self.trusted_signals):
+                signal.trust.add(judged[signal.source], tokens=mean_tokens)
+                if signal.trust.trusted is not (signal.source in self.trusted_signals):
                     self.trusted_signals ^= {signal.source}
         for count in tokens:
-            self._completions.add(count)
+            self.completions.add(count)
         self._history.learn(key, mean_tokens=mean_tokens)
         if self._ranker is not None and prompt:
             self._ranker.learn(prompt, mean_tokens)
@@ -180,56 +191,40 @@ class Lengths:
             trusted=self.trusted,
             trusted_signals=self.trusted_signals,
             predictions=dict(self._predictions),
-            quality={signal.source: signal.guard.quality for signal in self._ladder},
+            quality={signal.source: signal.trust.quality for signal in self._ladder},
         )
 
-    # ---- a ranker that takes long
+    # ---- a ranker in another process
 
     def expect(self, prompt: str) -> None:
         """A group of this prompt is to come."""
-        if self._later is not None and prompt:
-            self._later.ask(prompt)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `work` is to be called, soon."""
-        return isinstance(self._later, DeferredRanker) and self._later.backlog > 0
-
-    def work(self) -> list[int]:
-        """One portion of what has been put off. Returns as `ranked` does."""
-        return self._late(self._later.work()) if isinstance(self._later, DeferredRanker) else []
+        if self._remote is not None and prompt:
+            self._remote.ask(prompt)
 
     def take_questions(self) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[str, float], ...]]:
         """What is to be asked since the last call: prompts by key, to score, and pairs (prompt, tokens), to learn."""
-        return self._later.take() if isinstance(self._later, AnsweredRanker) else ((), ())
+        return self._remote.take() if self._remote is not None else ((), ())
 
     def ranked(self, scores: Mapping[int, float]) -> list[int]:
         """The ranker's answers by prompt key. Returns groups that were predicted before without it: see `renew`."""
-        assert isinstance(self._later, AnsweredRanker), "an answer of a ranker that is not asked"
+        assert self._remote is not None, "an answer of a ranker that is not asked"
         for key, score in scores.items():
-            self._later.told(key, score)
-        return self._late(scores)
-
-    def _late(self, scores: Mapping[int, float]) -> list[int]:
-        """Groups that were predicted without these scores."""
+            self._remote.told(key, score)
         known = {key: self._places[key] for key in scores if key in self._places}
         late = {key: places for key, places in known.items() if "Ranker" not in dict(places)}
         ranker = next(signal for signal in self._ladder if signal.source == "Ranker")
         for key in late:
             ranker.recent.add(scores[key])
+        order = [signal.source for signal in self._ladder]
         for key, places in late.items():
-            self._places[key] = self._in_order((*places, (ranker.source, ranker.recent.place(scores[key]))))
+            found: _Places = (*places, (ranker.source, ranker.recent.place(scores[key])))
+            self._places[key] = tuple(sorted(found, key=lambda place: order.index(place[0])))
         return [group_id for key in late for group_id in self._waiting.get(key, ())]
 
     def renew(self, group_id: int, *, key: int) -> None:
         """The group waits and none of its samples has been out: what is known now is what will be judged."""
         if group_id in self._begun and key in self._places:
             self._begun[group_id] = self._places[key]
-
-    def _in_order(self, places: _Places) -> _Places:
-        """As the ladder has them."""
-        order = [signal.source for signal in self._ladder]
-        return tuple(sorted(places, key=lambda place: order.index(place[0])))
 
     def _leave(self, group_id: int | None, *, key: int) -> None:
         """The group waits no more."""
@@ -273,4 +268,4 @@ class Lengths:
 
     def _prior_tokens(self, key: int, source: Source, share: float) -> float:
         """What was thought of the prompt before its siblings: its own past or the mean of all, or what the ranker says."""
-        return self._completions.at(share) if source == "Ranker" else self._history.predict(key)
+        return self.completions.at(share) if source == "Ranker" else self._history.predict(key)

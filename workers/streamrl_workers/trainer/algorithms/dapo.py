@@ -11,31 +11,34 @@ groups arrive here), and a soft punishment of overlong completions, added to the
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamrl.spec.training import Dapo, Overlong
-from streamrl_workers.trainer.algorithms.corrections import Corrector
+from streamrl.spec import training
+from streamrl_workers.trainer.algorithms import AlgorithmSetup
+from streamrl_workers.trainer.algorithms.algorithm import RewardedSample
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
-from streamrl_workers.trainer.algorithms.rule import Outcome
 
 
-class DecoupledClip(GroupSurrogate):
-    """The rule with the job's constants."""
+class Dapo(GroupSurrogate):
+    """The algorithm with the job's constants."""
 
-    def __init__(self, spec: Dapo, *, correction: Corrector, max_tokens: int) -> None:
-        super().__init__(spec, correction=correction, aggregation="TokenMean", normalize_std=True)
-        self._overlong = spec.overlong
-        self._max_tokens = max_tokens
+    aggregation = "TokenMean"
+    normalize_std = True
 
-    def advantages(self, outcomes: Sequence[Outcome]) -> list[float | None]:
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self._overlong: training.Overlong | None = setup.spec.overlong
+        self._max_tokens = setup.max_tokens
+
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
         """A_i of each sample, from the punished rewards."""
         overlong = self._overlong
         if overlong is not None:
-            outcomes = [_punished(o, overlong=overlong, max_tokens=self._max_tokens) for o in outcomes]
-        return super().advantages(outcomes)
+            samples = [_punished(s, overlong=overlong, max_tokens=self._max_tokens) for s in samples]
+        return super().advantages(samples)
 
 
-def _punished(outcome: Outcome, *, overlong: Overlong, max_tokens: int) -> Outcome:
-    if outcome.reward is None:
-        return outcome
-    longest = max((turn.tokens for turn in outcome.turns), default=0)
+def _punished(sample: RewardedSample, *, overlong: training.Overlong, max_tokens: int) -> RewardedSample:
+    if sample.reward is None:
+        return sample
+    longest = max((turn.tokens for turn in sample.turns), default=0)
     share = (max_tokens - overlong.buffer_tokens - longest) / overlong.buffer_tokens
-    return replace(outcome, reward=outcome.reward + overlong.penalty * min(0.0, max(-1.0, share)))
+    return replace(sample, reward=sample.reward + overlong.penalty * min(0.0, max(-1.0, share)))

@@ -7,13 +7,10 @@ The constant is that of the paper's code (`masked_sum` over the generation budge
 of the sampling, whatever lengths came out. L is GRPO's.
 """
 
-from streamrl.spec.training import DrGrpo
-from streamrl_workers.trainer.algorithms.corrections import Corrector
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
 
 
-class DoneRight(GroupSurrogate):
-    """The rule with the job's constants."""
+class DrGrpo(GroupSurrogate):
+    """The algorithm with the job's constants."""
 
-    def __init__(self, spec: DrGrpo, *, correction: Corrector) -> None:
-        super().__init__(spec, correction=correction, aggregation="FixedLength")
+    aggregation = "FixedLength"

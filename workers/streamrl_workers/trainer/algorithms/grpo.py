@@ -4,7 +4,7 @@ Advantage of sample i of a group (DeepSeekMath, arXiv 2402.03300, section 4.1.2)
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)        std over the group, not the sample estimate; without it: A_i = R_i - mean(R)
 
-The loss of a token is the clipped surrogate (`surrogate.py`), by default on the ratio to the *behaviour* policy (the
+The loss of a token is the clipped surrogate (`objective.py`), by default on the ratio to the *behaviour* policy (the
 generator's own log-prob of the token under whatever version drew it), which makes it the importance correction for
 stale and mismatched samples; plus beta times the divergence from the initial model where the job asks for it (eq. 3).
 """
@@ -12,30 +12,27 @@ stale and mismatched samples; plus beta times the divergence from the initial mo
 import statistics
 from collections.abc import Sequence
 
-from streamrl.spec.training import Clip, Grpo
-from streamrl_workers.trainer.algorithms.corrections import Corrector
-from streamrl_workers.trainer.algorithms.rule import Aggregation, GroupRule, Outcome, TokenBatch, TokenLoss
-from streamrl_workers.trainer.algorithms.surrogate import clipped_surrogate, with_divergence
+from streamrl_workers.trainer.algorithms import AlgorithmSetup
+from streamrl_workers.trainer.algorithms.algorithm import (
+    GroupAlgorithm,
+    RewardedSample,
+    TokenBatch,
+    TokenLoss,
+)
+from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, with_divergence
 
 _STD_FLOOR = 1e-6
 """Keeps the division finite; a group of equal rewards has advantages of exactly zero."""
 
 
-class GroupSurrogate(GroupRule):
-    """What the rules of groups share: clipped surrogate, divergence in the loss, advantages relative to the group."""
+class GroupSurrogate(GroupAlgorithm):
+    """What the algorithms of groups share: clipped surrogate, divergence in the loss, advantages relative to the group."""
 
-    def __init__(
-        self, clip: Clip, *, correction: Corrector, aggregation: Aggregation, normalize_std: bool = False
-    ) -> None:
-        self.aggregation = aggregation
-        self.reference_kl = clip.reference_kl
-        self._clip = clip
-        self._correction = correction
-        self._normalize_std = normalize_std
+    normalize_std = False
 
-    def advantages(self, outcomes: Sequence[Outcome]) -> list[float | None]:
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
         """A_i of each sample."""
-        return group_relative([outcome.reward for outcome in outcomes], normalize_std=self._normalize_std)
+        return group_relative([sample.reward for sample in samples], normalize_std=self.normalize_std)
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """L of each token."""
@@ -43,11 +40,13 @@ class GroupSurrogate(GroupRule):
         return with_divergence(loss, batch=batch, kl=self.reference_kl)
 
 
-class GroupRelative(GroupSurrogate):
-    """The rule with the job's constants."""
+class Grpo(GroupSurrogate):
+    """The algorithm with the job's constants."""
 
-    def __init__(self, spec: Grpo, *, correction: Corrector) -> None:
-        super().__init__(spec, correction=correction, aggregation=spec.aggregation, normalize_std=spec.normalize_std)
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self.aggregation = setup.spec.aggregation
+        self.normalize_std = setup.spec.normalize_std
 
 
 def group_relative(rewards: Sequence[float | None], *, normalize_std: bool) -> list[float | None]:

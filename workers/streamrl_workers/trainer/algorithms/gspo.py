@@ -13,18 +13,20 @@ from dataclasses import replace
 
 import torch
 
-from streamrl.spec.training import Gspo
-from streamrl_workers.trainer.algorithms.corrections import Corrector
+from streamrl_workers.trainer.algorithms import AlgorithmSetup
+from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
-from streamrl_workers.trainer.algorithms.rule import TokenBatch, TokenLoss
-from streamrl_workers.trainer.algorithms.surrogate import clipped_surrogate, with_divergence
+from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, with_divergence
 
 
-class SequenceRatio(GroupSurrogate):
-    """The rule with the job's constants."""
+class Gspo(GroupSurrogate):
+    """The algorithm with the job's constants."""
 
-    def __init__(self, spec: Gspo, *, correction: Corrector) -> None:
-        super().__init__(spec, correction=correction, aggregation="SequenceMean", normalize_std=spec.normalize_std)
+    aggregation = "SequenceMean"
+
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self.normalize_std = setup.spec.normalize_std
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """loss_i at each token of sequence i; the divergence stays one of tokens."""

@@ -1,6 +1,6 @@
 """REINFORCE++ (arXiv 2501.03262): no critic, advantages normalised over all tokens of the batch.
 
-    r_t = [rewards at the ends of turns] - beta D(t)        (`token_rewards.py`)
+    r_t = [rewards at the ends of turns] - beta D(t)        (`objective.py`)
     G_t = r_t + discount G_{t+1}
     A_t = (G_t - mean(G)) / std(G)                           mean and std over all tokens of the batch
 
@@ -9,34 +9,28 @@ The loss is PPO's clipped surrogate, the mean over the tokens of the update (sec
 
 from collections.abc import Sequence
 
-from streamrl.spec.training import ReinforcePP
-from streamrl_workers.trainer.algorithms.corrections import Corrector
-from streamrl_workers.trainer.algorithms.rule import BatchRule, Estimate, TokenBatch, TokenLoss, Track
-from streamrl_workers.trainer.algorithms.surrogate import clipped_surrogate
-from streamrl_workers.trainer.algorithms.token_rewards import normalised, token_rewards
+from streamrl_workers.trainer.algorithms import AlgorithmSetup
+from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, normalised, token_rewards
 
 
-class BatchNormalised(BatchRule):
-    """The rule with the job's constants."""
+class ReinforcePlusPlus(BatchAlgorithm):
+    """The algorithm with the job's constants."""
 
     aggregation = "TokenMean"
 
-    def __init__(self, spec: ReinforcePP, *, correction: Corrector) -> None:
-        self.reference_kl = spec.reference_kl
-        self.epochs, self.mini_batches = spec.epochs, spec.mini_batches
-        self._spec = spec
-        self._correction = correction
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self._discount: float = setup.spec.discount
 
-    def estimates(self, tracks: Sequence[Track]) -> list[Estimate]:
+    def values(self, views: Sequence[TokenView]) -> list[TokenValues]:
         """A_t of every token."""
-        returns = [
-            discounted(token_rewards(track, kl=self.reference_kl), discount=self._spec.discount) for track in tracks
-        ]
-        return [Estimate(advantages_N=row) for row in normalised(returns)]
+        returns = [discounted(token_rewards(view, kl=self.reference_kl), discount=self._discount) for view in views]
+        return [TokenValues(advantages_N=row) for row in normalised(returns)]
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """L of each token; the divergence is in the rewards."""
-        return clipped_surrogate(batch, clip=self._spec, correction=self._correction)
+        return clipped_surrogate(batch, clip=self._clip, correction=self._correction)
 
 
 def discounted(rewards: Sequence[float], *, discount: float) -> list[float]:

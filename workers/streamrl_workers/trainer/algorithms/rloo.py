@@ -11,21 +11,18 @@ GRPO make it hold for stale samples too.
 
 from collections.abc import Sequence
 
-from streamrl.spec.training import Rloo
-from streamrl_workers.trainer.algorithms.corrections import Corrector
+from streamrl_workers.trainer.algorithms.algorithm import RewardedSample
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
-from streamrl_workers.trainer.algorithms.rule import Outcome
 
 
-class LeaveOneOut(GroupSurrogate):
-    """The rule with the job's constants."""
+class Rloo(GroupSurrogate):
+    """The algorithm with the job's constants."""
 
-    def __init__(self, spec: Rloo, *, correction: Corrector) -> None:
-        super().__init__(spec, correction=correction, aggregation="SequenceSum")
+    aggregation = "SequenceSum"
 
-    def advantages(self, outcomes: Sequence[Outcome]) -> list[float | None]:
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
         """A_i of each sample."""
-        relative = super().advantages(outcomes)
+        relative = super().advantages(samples)
         known = sum(advantage is not None for advantage in relative)
         scale = known / (known - 1) if known > 1 else 0.0
         return [None if advantage is None else scale * advantage for advantage in relative]

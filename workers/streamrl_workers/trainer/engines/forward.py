@@ -1,22 +1,46 @@
-"""The forward pass of a micro-batch: token log-probs and entropies at the sampling temperature.
+"""Forward passes of a micro-batch, and what is measured on them: token log-probs, entropies, values; a step's sums.
 
-Owns: tensors of a batch, which logits predict which token. Does not own: the loss, which samples go together.
-Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary.
+Owns: tensors of a batch, which logits predict which token, the critic and its loss, the reference, sums over trained tokens.
+Does not own: the loss of the policy (`algorithms/`), which samples go together (`packing.py`).
+Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary, H hidden size.
 
 Padding is on the right and needs no mask: in a causal model nothing behind a token can change it. So attention takes
 its fastest path, and every causal architecture is served alike.
+
+PPO's critic is the initial model's body with a scalar head. The value of a token is that of the text before it, so it is read
+at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from streamrl_workers.trainer.algorithms.rule import Aggregation
-from streamrl_workers.trainer.engines.packing import Sample
+from streamrl_workers.trainer.algorithms.algorithm import Aggregation, TokenBatch, TokenLoss
+from streamrl_workers.trainer.algorithms.objective import Estimator, kl_divergence
+from streamrl_workers.trainer.engines.packing import PackedSample
 
+Reference = Callable[[], AbstractContextManager[PreTrainedModel]]
+"""Gives the initial model, which a divergence is measured from, while the context lasts. Never trained, never in a checkpoint."""
+_SUMS = (
+    "ratio",
+    "clipped",
+    "kl",
+    "entropy",
+    "logprob_diff",
+    "logprob_diff_kl",
+    "fresh",
+    "tokens",
+    "weight",
+    "masked",
+    "reference_kl",
+)
+_LOSSES = ("loss", "value_loss")
+"""Sums of an update until it ends, then scaled as its gradient."""
 _ENTROPY_ELEMENTS = 2**24
 """Logits whose entropy is formed at once: bounds the extra memory to some 64 MiB a copy."""
 
@@ -40,7 +64,7 @@ class MicroBatch:
     returns_N: torch.Tensor | None
 
 
-def make_batch(samples: Sequence[Sample], *, aggregation: Aggregation, device: torch.device) -> MicroBatch:
+def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, device: torch.device) -> MicroBatch:
     """The tensors of `samples`."""
     length = max(sample.inputs for sample in samples)
     first = min((sample.places_N[0] - 1 for sample in samples if sample.trained), default=0)
@@ -67,7 +91,7 @@ def make_batch(samples: Sequence[Sample], *, aggregation: Aggregation, device: t
     )
 
 
-def _rows(samples: Sequence[Sample], *, width: int, first: int) -> torch.Tensor:
+def _rows(samples: Sequence[PackedSample], *, width: int, first: int) -> torch.Tensor:
     """The token at place p is predicted by the logits at p - 1."""
     rows = [row * width + place - 1 - first for row, sample in enumerate(samples) for place in sample.places_N]
     return torch.tensor(rows, dtype=torch.int64)
@@ -125,3 +149,125 @@ def _entropy(logits_NV: torch.Tensor, normaliser_N: torch.Tensor) -> torch.Tenso
         for logits, normaliser in zip(torch.split(logits_NV, rows), torch.split(normaliser_N, rows), strict=True)
     ]
     return torch.cat(parts)
+
+
+class ValueModel(torch.nn.Module):
+    """Text in, one number for each position out."""
+
+    def __init__(self, body: torch.nn.Module, *, hidden_size: int) -> None:
+        super().__init__()
+        self.body = body
+        self.head = torch.nn.Linear(hidden_size, 1)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "ValueModel":
+        """Takes the body of a causal language model, which is the critic's own from now on; its head is left behind."""
+        body: Any = model.base_model
+        return cls(body, hidden_size=model.config.get_text_config().hidden_size)
+
+    def forward(self, inputs_BL: torch.Tensor) -> torch.Tensor:
+        """Values [B, L]."""
+        hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False).last_hidden_state
+        values: torch.Tensor = self.head(hidden_BLH).squeeze(-1).to(torch.float32, copy=True)  # FSDP hooks no views
+        return values
+
+
+def critic_values(critic: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+    """Value of the text before each trained token [N], with gradient."""
+    values_BL: torch.Tensor = critic(batch.inputs_BL)
+    return values_BL[:, batch.first :].flatten().index_select(0, batch.rows_N)
+
+
+def value_loss(
+    values_N: torch.Tensor, *, start_N: torch.Tensor, returns_N: torch.Tensor, value_clip: float
+) -> torch.Tensor:
+    """Squared error of each token, pessimistic about moves beyond the clip (PPO's reference code, `vf_loss`).
+
+    1/2 max((V - G)^2, (clip(V, V_start - c, V_start + c) - G)^2)
+    """
+    clipped_N = start_N + (values_N - start_N).clamp(-value_clip, value_clip)
+    return torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square()) / 2.0
+
+
+class ForwardMetrics:
+    """Sums over the trained tokens of this rank's forward passes; a token that several updates see counts each time."""
+
+    def __init__(self, device: torch.device, *, estimator: Estimator) -> None:
+        self._estimator = estimator
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self._maxima = torch.zeros(2, dtype=torch.float64, device=device)  # of the ratio, of the log-probs' difference
+        self._open = torch.zeros(len(_LOSSES), dtype=torch.float64, device=device)
+        self._closed = torch.zeros_like(self._open)
+
+    @torch.no_grad()
+    def add(self, tokens: TokenBatch, *, loss: TokenLoss, entropy_N: torch.Tensor, fresh_N: torch.Tensor) -> None:
+        """Count one forward pass."""
+        if not len(tokens.logprobs_N):
+            return
+        log_ratio_N = tokens.logprobs_N.detach() - tokens.behaviour_N
+        ratio_N = log_ratio_N.exp()
+        diff_N = tokens.proximal_N - tokens.behaviour_N  # later updates move the policy, not this
+        diff_kl_N = (torch.expm1(diff_N) - diff_N).masked_fill(~fresh_N, 0.0)
+        reference_kl = torch.zeros((), device=ratio_N.device)
+        if tokens.reference_N is not None:
+            reference_kl = kl_divergence(tokens.logprobs_N - tokens.reference_N, estimator=self._estimator).sum()
+        parts = (
+            ratio_N.sum(),
+            loss.clipped_N.sum(),
+            (ratio_N - 1.0 - log_ratio_N).sum(),  # K3 the other way round: tokens are the behaviour's
+            entropy_N.sum(),
+            (diff_N.abs() * fresh_N).sum(),
+            diff_kl_N.sum(),
+            fresh_N.sum(),
+            torch.tensor(len(ratio_N), device=ratio_N.device),
+            loss.weight_N.sum(),
+            (loss.weight_N == 0).sum(),
+            reference_kl,
+        )
+        self._sums += torch.stack([part.double() for part in parts])
+        maxima = torch.stack([ratio_N.max().double(), (diff_N.abs() * fresh_N).max().double()])
+        self._maxima = torch.maximum(self._maxima, maxima)
+
+    @torch.no_grad()
+    def add_losses(self, *, loss: torch.Tensor, value_loss: torch.Tensor) -> None:
+        """Weighed sums of one forward pass."""
+        self._open += torch.stack([loss.double(), value_loss.double()])
+
+    def end_update(self, *, scale: float, critic_scale: float) -> None:
+        """The losses so far were one update's."""
+        scales = torch.tensor([scale, critic_scale], dtype=torch.float64, device=self._open.device)
+        self._closed += self._open * scales
+        self._open.zero_()
+
+    def raw(self) -> list[float]:
+        """The numbers that `forward_metrics` takes."""
+        return [*self._sums.tolist(), *self._closed.tolist(), *self._maxima.tolist()]
+
+
+def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[str, float]:
+    """The step's numbers from every rank's sums; losses are means over the updates.
+
+    No mean of means. A ratio without tokens is 0 and `forward_tokens` says that nothing was measured. The key set is the same for
+    every algorithm. `train_infer_logprob_diff_*` compare the trainer's log-prob of a token with the generator's under the same weights.
+    """
+    *columns, ratios, diffs = zip(*ranks, strict=True)
+    sums = dict(zip((*_SUMS, *_LOSSES), map(sum, columns), strict=True))
+    tokens, fresh = max(1.0, sums["tokens"]), max(1.0, sums["fresh"])
+    return {
+        "loss": sums["loss"] / updates,
+        "value_loss": sums["value_loss"] / updates,
+        "ratio_mean": sums["ratio"] / tokens,
+        "ratio_max": max(ratios),
+        "clip_fraction": sums["clipped"] / tokens,
+        "behaviour_kl": sums["kl"] / tokens,
+        "reference_kl": sums["reference_kl"] / tokens,
+        "correction_weight_mean": sums["weight"] / tokens,
+        "masked_fraction": sums["masked"] / tokens,
+        "entropy": sums["entropy"] / tokens,
+        "train_infer_logprob_diff_mean": sums["logprob_diff"] / fresh,
+        "train_infer_logprob_diff_max": max(diffs),
+        "train_infer_logprob_diff_kl": sums["logprob_diff_kl"] / fresh,
+        "forward_tokens": sums["tokens"],
+    }

@@ -47,21 +47,20 @@ def add_adapters(model: PreTrainedModel, spec: Lora) -> None:
     _check(model)
 
 
-class AdaptersOff:
-    """The initial model of a divergence: the policy without its adapters. No second copy."""
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """The initial model of a divergence: the policy without its adapters. No second copy.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    @contextmanager
-    def initial(self) -> Iterator[PreTrainedModel]:
-        """The model without adapters, while the context lasts."""
-        layers = list(_layers(self._model).values())
-        _switch(layers, off=True)
-        try:
-            yield self._model
-        finally:
-            _switch(layers, off=False)
+    Not by `enable_adapters`: that also takes the adapters' gradients away, which FSDP would remember.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    for layer in layers:
+        layer._disable_adapters = True  # the flag behind the property that every forward reads
+    try:
+        yield model
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def base_name(name: str) -> str | None:
@@ -95,16 +94,6 @@ def save_adapters(model: torch.nn.Module, directory: Path, *, writes: bool) -> N
         config.inference_mode = True
         config.save_pretrained(str(directory))
         save_file(tensors, directory / _ADAPTER_FILE, metadata={"format": "pt"})
-
-
-def _layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-
-
-def _switch(layers: list[LoraLinear], *, off: bool) -> None:
-    """Not by `enable_adapters`: that also takes the adapters' gradients away, which FSDP would remember."""
-    for layer in layers:
-        layer._disable_adapters = off  # the flag behind the property that every forward reads
 
 
 def _check(model: PreTrainedModel) -> None:

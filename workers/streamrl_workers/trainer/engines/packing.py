@@ -1,8 +1,8 @@
 """Which samples go into one forward pass. Pure; no torch.
 
-Samples are cut into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md).
+Samples are packed into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md).
 
-Invariants: `cut` puts every sample into exactly one batch; a batch's padded tokens are within the budget, except
+Invariants: `pack` puts every sample into exactly one batch; a batch's padded tokens are within the budget, except
 that a sample longer than the budget goes alone.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.turns import trained_places, trained_spans
+from streamrl_workers.trainer.engines.step_metrics import trained_places, trained_spans
 
 PADDING_TOKENS = 256
 """A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
@@ -25,8 +25,8 @@ _TRIED_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One trajectory that takes part in the loss; N tokens of it were drawn by the model, only these are trained."""
+class PackedSample:
+    """One sample that takes part in the loss; N tokens of it were drawn by the model, only these are trained."""
 
     group_id: int
     index: int  # in its group
@@ -52,15 +52,6 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """What forward passes without gradient say of one sample before its step's updates; None: not asked for."""
-
-    proximal_N: "array[float]"
-    reference_N: "array[float] | None"
-    values_N: "array[float] | None"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """One optimiser update."""
 
@@ -70,7 +61,7 @@ class Update:
     policy: bool  # False: the critic learns alone
 
 
-DUMMY = Sample(
+DUMMY = PackedSample(
     group_id=0,
     index=0,
     tokens=array("i", [0, 0]),
@@ -86,22 +77,22 @@ DUMMY = Sample(
 """Stands in where a rank has no sample: the same passes and collectives, no trained token, no gradient."""
 
 
-def make_sample(trajectory: pb.Trajectory, *, step: int, attempt: int, advantage: float = 0.0) -> Sample:
-    """A trajectory to be trained in `step` of `attempt`, all its tokens with one advantage."""
-    prompt, completion = unpack_int32(trajectory.prompt_tokens), unpack_int32(trajectory.tokens)
-    behaviour = unpack_float32(trajectory.logprobs)
-    name = f"group {trajectory.group_id} sample {trajectory.sample_index}"
+def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float = 0.0) -> PackedSample:
+    """A sample to be trained in `step` of `attempt`, all its tokens with one advantage."""
+    prompt, completion = unpack_int32(sample.prompt_tokens), unpack_int32(sample.tokens)
+    behaviour = unpack_float32(sample.logprobs)
+    name = f"group {sample.group_id} sample {sample.sample_index}"
     assert prompt, f"{name} has no prompt tokens"
     assert len(behaviour) == len(completion), f"{name} has {len(completion)} tokens and {len(behaviour)} log-probs"
-    spans = sum(span.tokens for span in trajectory.spans)
+    spans = sum(span.tokens for span in sample.spans)
     assert spans == len(completion), f"versions of {name} do not cover its tokens"
-    places = trained_places(trajectory)
+    places = trained_places(sample)
     fresh = array("b")
-    for span in trained_spans(trajectory):
+    for span in trained_spans(sample):
         fresh.extend([int((span.attempt, span.step) == (attempt, step))] * span.tokens)
-    return Sample(
-        group_id=trajectory.group_id,
-        index=trajectory.sample_index,
+    return PackedSample(
+        group_id=sample.group_id,
+        index=sample.sample_index,
         tokens=(prompt + completion)[: len(prompt) + places[-1] + 1],
         places_N=array("i", [len(prompt) + place for place in places]),
         behaviour_N=array("f", [behaviour[place] for place in places]),
@@ -110,15 +101,15 @@ def make_sample(trajectory: pb.Trajectory, *, step: int, attempt: int, advantage
     )
 
 
-def rounds(batches: Sequence[list[Sample]], *, ranks: int) -> list[list[list[Sample]]]:
+def rounds(batches: Sequence[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:
     """Batches in rounds of one for each rank; ranks that are left over in the last round get an empty one."""
     padded = [*batches, *([[]] * (-len(batches) % ranks))]
     return [list(padded[begin : begin + ranks]) for begin in range(0, len(padded), ranks)]
 
 
-def cut(samples: Sequence[Sample], *, budget_tokens: int) -> list[list[Sample]]:
+def pack(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[PackedSample]]:
     """Batches for one forward pass each, longest samples first."""
-    batches: list[list[Sample]] = []
+    batches: list[list[PackedSample]] = []
     padding = 0
     for sample in sorted(samples, key=lambda s: -s.inputs):
         longest = batches[-1][0].inputs if batches else 0
@@ -132,38 +123,38 @@ def cut(samples: Sequence[Sample], *, budget_tokens: int) -> list[list[Sample]]:
     return batches
 
 
-def deal(samples: Sequence[Sample], *, budget_tokens: int, ranks: int) -> list[list[Sample]]:
-    """Batches as `cut` makes them, for `rounds`: each round's are alike, and none is missing as long as samples can be parted.
+def pack_for_ranks(samples: Sequence[PackedSample], *, budget_tokens: int, ranks: int) -> list[list[PackedSample]]:
+    """Batches as `pack` makes them, for `rounds`: each round's are alike, and none is missing as long as samples can be split.
 
     A round takes as long as its largest batch, and a rank without a batch passes a dummy meanwhile.
     """
     if ranks == 1 or not samples:
-        return cut(samples, budget_tokens=budget_tokens)
+        return pack(samples, budget_tokens=budget_tokens)
     total, longest = sum(s.inputs for s in samples), max(s.inputs for s in samples)
     fewest = -(-total // (ranks * budget_tokens))
     shares = [total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS)]
     budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
-    dealt = [_parted(cut(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
-    return min(dealt, key=lambda batches: _time_tokens(batches, ranks=ranks))
+    packings = [_split(pack(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
+    return min(packings, key=lambda batches: _time_tokens(batches, ranks=ranks))
 
 
-def _parted(batches: list[list[Sample]], *, ranks: int) -> list[list[Sample]]:
+def _split(batches: list[list[PackedSample]], *, ranks: int) -> list[list[PackedSample]]:
     """Halve the largest batches until every rank has one in every round; the largest come first."""
-    parted = list(batches)
-    while len(parted) % ranks:
-        largest = max((b for b in parted if len(b) > 1), key=_padded_tokens, default=None)
+    halves = list(batches)
+    while len(halves) % ranks:
+        largest = max((b for b in halves if len(b) > 1), key=_padded_tokens, default=None)
         if largest is None:
             break
-        parted.remove(largest)
-        parted += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    return sorted(parted, key=_padded_tokens, reverse=True)
+        halves.remove(largest)
+        halves += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    return sorted(halves, key=_padded_tokens, reverse=True)
 
 
-def _padded_tokens(batch: Sequence[Sample]) -> int:
+def _padded_tokens(batch: Sequence[PackedSample]) -> int:
     return len(batch) * max(sample.inputs for sample in batch)
 
 
-def _time_tokens(batches: Sequence[Sequence[Sample]], *, ranks: int) -> int:
+def _time_tokens(batches: Sequence[Sequence[PackedSample]], *, ranks: int) -> int:
     """Of all rounds, in tokens: the first batch of a round is its largest."""
     return sum(_padded_tokens(batch) + PADDING_TOKENS for batch in batches[::ranks])
 
@@ -174,21 +165,21 @@ class Pending:
     def __init__(self, *, budget_tokens: int, ranks: int = 1) -> None:
         self._budget_tokens = budget_tokens
         self._ranks = ranks
-        self._samples: list[Sample] = []
+        self._samples: list[PackedSample] = []
         self._tokens = 0
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: PackedSample) -> None:
         """Let one more wait."""
         self._samples.append(sample)
         self._tokens += sample.inputs
 
-    def take(self, *, idle: bool) -> list[list[Sample]]:
-        """All that wait, cut into batches, if that is a full budget for every rank (idle: a quarter); else nothing."""
+    def take(self, *, idle: bool) -> list[list[PackedSample]]:
+        """All that wait, packed into batches, if that is a full budget for every rank (idle: a quarter); else nothing."""
         full = self._budget_tokens * self._ranks
         threshold = full // IDLE_SHARE if idle else full
         return self.take_all() if self._samples and self._tokens >= threshold else []
 
-    def take_all(self) -> list[list[Sample]]:
-        """All that wait, cut into batches."""
+    def take_all(self) -> list[list[PackedSample]]:
+        """All that wait, packed into batches."""
         samples, self._samples, self._tokens = self._samples, [], 0
-        return deal(samples, budget_tokens=self._budget_tokens, ranks=self._ranks)
+        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks)

@@ -1,20 +1,38 @@
-"""FSDP2: every rank holds a part of each tensor, and of its gradient and optimiser state.
+"""How a rank's model lies on its hardware: device, number format, shards, recomputed activations; torch's process group.
 
-Owns: what is sharded, how gradients are reduced (as sums: they are scaled once, in the update). Does not own: process groups
-(`data_group.py`), files. The functions that make full tensors are collectives: every rank calls them in the same order.
+Owns: torch's rendezvous (NCCL between GPUs, gloo between processors), FSDP2, how gradients are reduced (as sums: they are scaled
+once, in the update), bfloat16. Does not own: who the ranks are (`process_group.py`), files. The functions that make full tensors
+are collectives: every rank calls them in the same order.
 
-A transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's tensors
-(embeddings, head): a forward pass without backward would else leave them as they were before the next update.
+- Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
+- Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
+  tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
+- Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16.
+- Activation checkpointing: a block keeps its inputs and computes its activations again in the backward pass. transformers' own
+  switch works in training mode only, which would bring dropout; torch's wrapper module changes the names of tensors. So the
+  blocks' `forward` is replaced: hooks of FSDP stay outside of it, names stay as they are.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch._C._distributed_c10d import TCPStore  # as torch.distributed shows it, where mypy sees it
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_LOCAL_RANK
+from streamrl_workers.trainer.engines.engine import RankEnvironment
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -25,7 +43,7 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
-    """Shard in place, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32."""
+    """Shard in env, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32."""
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     if compute is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
@@ -71,3 +89,121 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def rank_of() -> int:
     """This process among the ranks; 0 if it is alone."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+START_S = 600.0
+"""For all ranks to load torch and the model: alive, as their beats say, and slow on a busy machine. A lost one ends it at once."""
+_LOOK_S = 0.1
+"""Between two looks whether all ranks are there."""
+_NCCL_SPARE_S = 60.0
+"""NCCL's own deadline kills the process without a word; ours comes first."""
+
+
+def device_of(env: RankEnvironment) -> torch.device:
+    """The GPU of this rank, or the processor where there is no GPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if env.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            field=ENV_LOCAL_RANK,
+            rule=f"must be below the {torch.cuda.device_count()} GPUs of this machine",
+            got=env.local_rank,
+            fix="lower spec.trainer.processesPerNode",
+        )
+    device = torch.device("cuda", env.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_store(env: RankEnvironment) -> tuple[TCPStore, int]:
+    """Rank 0: the store, listening where the rendezvous does, and its port."""
+    try:
+        listener = socket.create_server((env.host, 0))
+    except OSError:
+        listener = socket.create_server(("", 0))  # the rendezvous is a service's name
+    port: int = listener.getsockname()[1]
+    store = TCPStore(
+        env.host, port, env.size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port
+
+
+def reach_store(env: RankEnvironment, *, port: int) -> TCPStore:
+    """Every other rank: the same store."""
+    return TCPStore(env.host, port, env.size, is_master=False, timeout=timedelta(seconds=START_S))
+
+
+def join_group(
+    env: RankEnvironment,
+    *,
+    store: TCPStore,
+    timeout_s: float,
+    device: torch.device,
+    check: Callable[[], None] = lambda: None,
+) -> DeviceMesh:
+    """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError.
+
+    `check` raises if a rank will not come: called again and again while one is missing.
+    """
+    _meet(env, store=store, check=check)
+    if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    spare_s = _NCCL_SPARE_S if device.type == "cuda" else 0.0
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=store,
+        rank=env.rank,
+        world_size=env.size,
+        timeout=timedelta(seconds=timeout_s + spare_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    return init_device_mesh(device.type, (env.size,))
+
+
+def _meet(env: RankEnvironment, *, store: TCPStore, check: Callable[[], None]) -> None:
+    store.set(f"here/{env.rank}", "")
+    everyone = [f"here/{rank}" for rank in range(env.size)]
+    deadline_s = time.monotonic() + START_S
+    while not store.check(everyone):
+        check()
+        if time.monotonic() > deadline_s:
+            absent = [rank for rank, name in enumerate(everyone) if not store.check([name])]
+            raise RuntimeError(f"ranks {absent} have not loaded torch within {START_S:g} s")
+        time.sleep(_LOOK_S)
+
+
+Precision = Literal["FP32", "BF16"]
+
+
+def published_dtype(precision: Precision) -> torch.dtype:
+    """Format of published and exported weights, and of generators."""
+    return torch.bfloat16 if precision == "BF16" else torch.float32
+
+
+def check_hardware(precision: Precision, *, device: torch.device) -> None:
+    """Raise UserError where the hardware does not compute in the format: emulated it is slower than float32."""
+    if precision == "BF16" and not has_bf16(device):
+        raise UserError(
+            field="spec.trainer.precision",
+            rule="must be FP32 on hardware without bfloat16 arithmetic",
+            got=precision,
+            fix="set FP32, or train on a GPU or processor that has it",
+        )
+
+
+def has_bf16(device: torch.device) -> bool:
+    """GPU: what torch says without emulation; processor: a feature that names it (avx512_bf16, amx_bf16, Arm's bf16)."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return any(name.endswith("bf16") for name, present in torch.cpu.get_capabilities().items() if present is True)
+
+
+def compute_in(model: torch.nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
+    """Let every forward pass of the model run under autocast; sums of long rows stay in float32, as autocast knows."""
+    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
+
+
+def recompute_blocks(model: torch.nn.Module) -> None:
+    """From now on, in env. No randomness is restored for the second pass: there is no dropout."""
+    for block in blocks_of(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)

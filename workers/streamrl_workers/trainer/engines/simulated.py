@@ -14,14 +14,14 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import SimulatedTrainer
 from streamrl_workers.stream.packing import count_32
-from streamrl_workers.trainer.tally import Tally
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics
 from streamrl_workers.weights.hashing import TensorBytes
 
 _STATE_FILE = "simulated.json"
 _TENSOR = "weights"
 
 
-class SimulatedEngine:
+class SimulatedTrainEngine:
     """Sleeps for tokens and steps."""
 
     def __init__(self, *, spec: SimulatedTrainer, seed: int, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -30,19 +30,19 @@ class SimulatedEngine:
         self._sleep = sleep
         self._version = 0
         self._waiting_tokens = 0
-        self._tally = Tally(step=0)
+        self._metrics = StepMetrics(step=0)
 
     def begin_step(self, step: int, *, attempt: int) -> None:
         """Begin; the attempt changes nothing here."""
         del attempt
         self._waiting_tokens = 0
-        self._tally = Tally(step=step)
+        self._metrics = StepMetrics(step=step)
 
     def add(self, groups: Sequence[pb.Group]) -> None:
         """Count them."""
         for group in groups:
-            self._tally.add(group)
-            self._waiting_tokens += sum(count_32(trajectory.tokens) for trajectory in group.trajectories)
+            self._metrics.add(group)
+            self._waiting_tokens += sum(count_32(sample.tokens) for sample in group.samples)
 
     def advance(self, *, idle: bool) -> bool:
         """Take the time of the tokens that wait, however few."""
@@ -57,8 +57,8 @@ class SimulatedEngine:
         """Take the time of a step."""
         self.advance(idle=True)
         self._pass(self._spec.seconds_per_step)
-        self._version = self._tally.step + 1
-        return self._tally.metrics() | {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
+        self._version = self._metrics.step + 1
+        return self._metrics.metrics() | {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Bytes that differ for each (seed, version)."""

@@ -1,55 +1,82 @@
 """The trainer engine with torch, as the step loop sees it: lives on rank 0 and tells all ranks what to compute.
 
-Owns: which flow a rule takes, the step's tally, the step's metrics. Does not own: models and gradients (`worker.py`), how the
-ranks are reached (`ranks.py`), the order of a step's work (`group_flow.py`, `batch_flow.py`), the loss (`algorithms/`).
+Owns: how it and the worker of every rank are built, the step's metrics. Does not own: models and gradients (`worker.py`), how the
+ranks are reached (`process_group.py`), the order of a step's work (`training_step.py`), the loss (`algorithms/`).
 
-    step loop ─▶ TORCH ENGINE ─▶ flow (samples, rounds, updates) ─▶ Ranks ─▶ RankWorker on every rank
+    step loop ─▶ TORCH ENGINE ─▶ training step (samples, rounds, updates) ─▶ Ranks ─▶ RankWorker on every rank
+
+Every rank loads the whole model into its memory and then keeps its part (docs/decisions/0006-ranks.md). Models are made in one
+order: copies first, then adapters, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_MODEL_PATH
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
-from streamrl_workers.trainer.algorithms.rule import BatchRule, GroupRule, Rule
-from streamrl_workers.trainer.engines import sums
-from streamrl_workers.trainer.engines.batch_flow import BatchFlow
-from streamrl_workers.trainer.engines.flow import Flow
-from streamrl_workers.trainer.engines.group_flow import GroupFlow
-from streamrl_workers.trainer.engines.ranks import Ranks, everywhere
-from streamrl_workers.trainer.tally import Tally
+from streamrl.spec.training import Trainer
+from streamrl_workers.models.load import load_model, load_tokenizer
+from streamrl_workers.trainer.algorithms import create_algorithm
+from streamrl_workers.trainer.algorithms.algorithm import Algorithm
+from streamrl_workers.trainer.engines import sharding
+from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
+from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
+from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
+from streamrl_workers.trainer.engines.rank_link import Payload
+from streamrl_workers.trainer.engines.sharding import (
+    START_S,
+    device_of,
+    join_group,
+    open_store,
+    reach_store,
+    recompute_blocks,
+    shard,
+)
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics
+from streamrl_workers.trainer.engines.training_step import create_training_step
+from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
 from streamrl_workers.weights.hashing import TensorBytes
+
+_STORE_PORT = "store_port"
 
 
 class TorchEngine:
     """Trains a causal language model."""
 
-    def __init__(self, ranks: Ranks, *, spec: RLJobSpec, algorithm: Rule) -> None:
+    def __init__(self, ranks: Ranks, *, spec: RLJobSpec, algorithm: Algorithm) -> None:
         self._ranks = ranks
-        self._flow = _flow_of(algorithm, ranks=ranks, spec=spec)
-        self._tally = Tally(step=0)
+        self._step = create_training_step(algorithm, ranks=ranks, spec=spec)
+        self._metrics = StepMetrics(step=0)
 
     def begin_step(self, step: int, *, attempt: int) -> None:
         """Begin with gradients and sums of zero."""
-        self._tally = Tally(step=step)
-        self._flow.begin(step, attempt=attempt)
+        self._metrics = StepMetrics(step=step)
+        self._step.begin(step, attempt=attempt)
         everywhere(self._ranks, "begin")
 
     def add(self, groups: Sequence[pb.Group]) -> None:
         """Count groups; their samples wait for a micro-step."""
         for group in groups:
-            self._tally.add(group)
-            self._flow.add(group)
+            self._metrics.add(group)
+            self._step.add(group)
 
     def advance(self, *, idle: bool) -> bool:
         """One micro-step on every rank."""
-        return self._flow.advance(idle=idle)
+        return self._step.advance(idle=idle)
 
     def finish_step(self) -> dict[str, float]:
         """The rest of the work, and the updates."""
-        numbers = self._flow.finish(self._tally)
-        measured = sums.metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
-        return self._tally.metrics() | measured | numbers
+        numbers = self._step.finish(self._metrics)
+        measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
+        return self._metrics.metrics() | measured | numbers
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""
@@ -69,8 +96,99 @@ class TorchEngine:
         everywhere(self._ranks, "export", str(directory))
 
 
-def _flow_of(rule: Rule, *, ranks: Ranks, spec: RLJobSpec) -> Flow:
-    if isinstance(rule, BatchRule):
-        return BatchFlow(rule, ranks=ranks, spec=spec)
-    assert isinstance(rule, GroupRule), f"{type(rule).__name__} is neither a rule of groups nor of batches"
-    return GroupFlow(rule, ranks=ranks, spec=spec)
+def create(setup: EngineSetup) -> TorchEngine:
+    """The engine with the initial weights; with several ranks, once all of them have theirs."""
+    _prepare_torch(setup)
+    if setup.ranks is None:
+        ranks: Ranks = SingleRank(_worker_of(setup, device=device_of(RankEnvironment())))
+    else:
+        ranks = _several_ranks(setup, setup.ranks)
+    return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
+
+
+def create_follower(setup: EngineSetup, facts: Payload) -> RankWorker:
+    """The worker of a rank above 0; `facts` are rank 0's."""
+    _prepare_torch(setup)
+    device, timeout_s = device_of(setup.env), setup.spec.trainer.rank_timeout_seconds
+    store = reach_store(setup.env, port=facts[_STORE_PORT])
+    mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device)
+    return _worker_of(setup, device=device, mesh=mesh)
+
+
+def _several_ranks(setup: EngineSetup, ranks: ProcessGroup) -> Ranks:
+    device, timeout_s = device_of(setup.env), setup.spec.trainer.rank_timeout_seconds
+    store, port = open_store(setup.env)
+
+    def build() -> RankWorker:
+        mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device, check=ranks.check_start)
+        return _worker_of(setup, device=device, mesh=mesh)
+
+    ranks.build(build, facts={_STORE_PORT: port}, timeout_s=START_S)
+    return ranks
+
+
+def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | None = None) -> RankWorker:
+    if setup.model_path is None:
+        raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
+    return build_worker(setup.spec, model_path=setup.model_path, device=device, mesh=mesh)
+
+
+def _prepare_torch(setup: EngineSetup) -> None:
+    if setup.threads is not None:
+        torch.set_num_threads(setup.threads)
+
+
+def build_worker(
+    spec: RLJobSpec, *, model_path: str, device: torch.device, mesh: DeviceMesh | None = None
+) -> RankWorker:
+    """The worker of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
+    return RankWorker(build_models(spec, model_path=model_path, device=device, mesh=mesh), spec=spec)
+
+
+def build_models(
+    spec: RLJobSpec, *, model_path: str, device: torch.device, mesh: DeviceMesh | None = None
+) -> RankModels:
+    """The models of this rank."""
+    trainer = spec.trainer
+    sharding.check_hardware(trainer.precision, device=device)
+    torch.manual_seed(spec.seed)
+    algorithm = create_algorithm(spec)
+    model = load_model(model_path)
+    reference: Reference | None = None
+    critic: ValueModel | None = None
+    if algorithm.critic is not None:
+        critic = ValueModel.of(load_model(model_path))
+        _finish(critic, trainer=trainer, device=device, mesh=mesh)
+    if algorithm.reference_kl is not None and trainer.lora is None:
+        reference = frozen(initial := load_model(model_path))
+        _finish(initial, trainer=trainer, device=device, mesh=mesh, trained=False)
+    if trainer.lora is not None:
+        from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
+
+        lora.add_adapters(model, trainer.lora)
+        reference = partial(lora.adapters_off, model) if algorithm.reference_kl is not None else None
+    _finish(model, trainer=trainer, device=device, mesh=mesh)
+    tokenizer = load_tokenizer(model_path)
+    return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
+
+
+def frozen(model: PreTrainedModel) -> Reference:
+    """The reference that is a second model in memory."""
+    model.eval().requires_grad_(requires_grad=False)  # type: ignore[no-untyped-call] # transformers'
+    return lambda: nullcontext(model)
+
+
+def _finish(
+    model: torch.nn.Module, *, trainer: Trainer, device: torch.device, mesh: DeviceMesh | None, trained: bool = True
+) -> None:
+    """In place: what makes a loaded model one that this rank computes with."""
+    dtype = sharding.published_dtype(trainer.precision)
+    compute = None if dtype is torch.float32 else dtype
+    if trainer.activation_checkpointing and trained:
+        recompute_blocks(model)
+    if mesh is not None:
+        shard(model, mesh=mesh, compute=compute)  # moves it to the device, block by block
+        return
+    model.to(device)
+    if compute is not None:
+        sharding.compute_in(model, dtype=compute, device=device)

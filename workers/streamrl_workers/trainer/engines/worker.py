@@ -1,15 +1,20 @@
 """What every rank computes, in lockstep: forward and backward passes, sums, optimiser updates.
 
-Owns: the models of this rank, their gradients and optimisers, the sums of a step. Does not own: which sample goes where
-(`torch_engine.py`), processes and collectives (`ranks.py`), the layout of files (`torch_files.py`).
+Owns: the models of this rank, their gradients and optimisers, the learning rate, the sums of a step. Does not own: which sample goes
+where (`training_step.py`), processes (`process_group.py`), files (`model_files.py`).
 
-Each public method takes one payload and answers with one (`ranks.Payload`), and is called on every rank in the same
-order. A rank without samples passes a dummy through the same models: what runs, runs everywhere.
+Each public method of `RankWorker` takes one payload and answers with one (`rank_link.Payload`), and is called on every rank in the
+same order. A rank without samples passes a dummy through the same models: what runs, runs everywhere.
 
-Gradients are accumulated as sums of weighted token losses and scaled once at the update, so the cut into micro-batches
-does not matter.
+Gradients are accumulated as sums of weighted token losses and scaled once at the update, so the cut into micro-batches does not
+matter. They are zeroed, never dropped: a step in which nothing was learned still moves by its momentum, as one big batch of zero
+gradients would. Above one rank each holds a part of every tensor; the norm is that of all parts, so all ranks clip and skip alike.
+
+The learning rate rises: step s < W takes (s + 1) / W of the peak (W = warm-up steps). Behind it, with x = (s - W) / (N - W) the
+share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 - x, Cosine (1 + cos(pi x)) / 2.
 """
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,70 +24,134 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.spec import RLJobSpec
-from streamrl_workers.trainer.algorithms.rule import Rule, TokenBatch
-from streamrl_workers.trainer.engines import torch_files
-from streamrl_workers.trainer.engines.critic import ValueModel, token_values, value_loss
-from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.optimiser import Optimiser
-from streamrl_workers.trainer.engines.packing import DUMMY, Prepared, Sample, Update
-from streamrl_workers.trainer.engines.reference import Reference
-from streamrl_workers.trainer.engines.sums import StepSums
+from streamrl.spec.training import Trainer
+from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch
+from streamrl_workers.trainer.engines import model_files
+from streamrl_workers.trainer.engines.forward import (
+    Forward,
+    ForwardMetrics,
+    MicroBatch,
+    Reference,
+    ValueModel,
+    critic_values,
+    make_batch,
+    value_loss,
+)
+from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
+from streamrl_workers.trainer.engines.rank_link import Payload
+from streamrl_workers.trainer.engines.sharding import global_norm, local
 from streamrl_workers.weights.hashing import TensorBytes
 
 _CRITIC_FOLDER = "critic"
+_BETAS = (0.9, 0.999)
+"""AdamW's own defaults."""
+_NORM_FLOOR = 1e-6
+"""Keeps the division by a norm of zero finite, as torch's own clipping does."""
+
+
+def learning_rate(step: int, *, spec: Trainer, steps: int) -> float:
+    """Of the optimiser step that makes version `step + 1`; `steps` are those of the whole run."""
+    if step < spec.warm_up_steps:
+        return spec.learning_rate * (step + 1) / spec.warm_up_steps
+    passed = (step - spec.warm_up_steps) / max(1, steps - spec.warm_up_steps)
+    if spec.schedule == "Linear":
+        return spec.learning_rate * max(0.0, 1.0 - passed)
+    if spec.schedule == "Cosine":
+        return spec.learning_rate * ((1.0 + math.cos(math.pi * min(1.0, passed))) / 2.0)
+    return spec.learning_rate
+
+
+class Optimiser:
+    """The optimiser of one model."""
+
+    def __init__(self, model: torch.nn.Module, *, spec: Trainer, steps: int) -> None:
+        """`model`: as it stays, sharded and with its adapters; what needs no gradient is left alone."""
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._spec, self._steps = spec, steps
+        groups = [
+            {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
+            {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
+        ]
+        self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS)
+
+    def zero(self) -> None:
+        """Forget what was accumulated."""
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
+
+    @torch.no_grad()
+    def step(self, step: int, *, scale: float) -> dict[str, float]:
+        """Multiply the sums by `scale`, clip, and update; a gradient that is not finite changes nothing but is counted."""
+        rate = learning_rate(step, spec=self._spec, steps=self._steps)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        parts = [local(gradient) for gradient in gradients]
+        torch._foreach_mul_(parts, scale)
+        norm = global_norm(gradients)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            torch._foreach_mul_(parts, torch.clamp(self._spec.gradient_clip_norm / (norm + _NORM_FLOOR), max=1.0))
+            for group in self.adamw.param_groups:
+                group["lr"] = rate
+            self.adamw.step()
+        return {
+            "gradient_norm": float(norm) if finite else 0.0,
+            "learning_rate": rate,
+            "skipped_nonfinite_steps": float(not finite),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RankModels:
     """What a rank works on; the worker's own from now on."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    algorithm: Rule
-    reference: Reference | None = None  # where the rule has a `reference_kl`
-    critic: ValueModel | None = None  # where the rule has a `critic`
+    algorithm: Algorithm
+    reference: Reference | None = None  # where the algorithm has a `reference_kl`
+    critic: ValueModel | None = None  # where the algorithm has a `critic`
 
 
 class RankWorker:
     """One rank of the trainer."""
 
-    def __init__(self, parts: Parts, *, spec: RLJobSpec) -> None:
-        self._model = parts.model.eval()  # type: ignore[no-untyped-call] # no dropout: ratios compare log-probs of the same function
-        self._tokenizer = parts.tokenizer
-        self._rule = parts.algorithm
-        self._reference = parts.reference
-        self._critic = parts.critic
+    def __init__(self, models: RankModels, *, spec: RLJobSpec) -> None:
+        self._model = models.model.eval()  # type: ignore[no-untyped-call] # no dropout: ratios compare log-probs of the same function
+        self._tokenizer = models.tokenizer
+        self._algorithm = models.algorithm
+        self._reference = models.reference
+        self._critic = models.critic
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
-        self._device = next(parts.model.parameters()).device
-        self._forward = Forward(parts.model, temperature=self._temperature)
-        self._optimiser = Optimiser(parts.model, spec=spec.trainer, steps=spec.pipeline.steps)
-        self._critic_optimiser = _critic_optimiser(parts, spec=spec)
+        self._device = next(models.model.parameters()).device
+        self._forward = Forward(models.model, temperature=self._temperature)
+        self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
+        self._critic_optimiser = _critic_optimiser(models, spec=spec)
         self.begin(None)
 
     def begin(self, payload: None) -> None:
         """A step: gradients and sums of zero."""
         del payload
-        kl = self._rule.reference_kl
-        self._sums = StepSums(self._device, estimator=kl.estimator if kl else "K3")
+        kl = self._algorithm.reference_kl
+        self._sums = ForwardMetrics(self._device, estimator=kl.estimator if kl else "K3")
         self._zero()
 
     @torch.no_grad()
-    def prepare(self, samples: Sequence[Sample]) -> list[Prepared]:
-        """What is said of each sample before the step's updates: log-probs, the reference's, values."""
+    def prepare(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
+        """What is said of each sample before the step's updates, as fields of `PackedSample`: log-probs, the reference's, values."""
         batch = self._batch(samples)
         counts = [sample.trained for sample in samples]
-        proximal = _rows(self._forward.logprobs(batch), counts=counts)
-        reference_N = self._reference_logprobs(batch)
-        values_N = None if self._critic is None else token_values(self._critic, batch)
-        references = [None] * len(counts) if reference_N is None else _rows(reference_N, counts=counts)
-        values = [None] * len(counts) if values_N is None else _rows(values_N, counts=counts)
-        return [
-            Prepared(proximal_N=p, reference_N=r, values_N=v)
-            for p, r, v in zip(proximal, references, values, strict=True)
-        ]
+        columns = {
+            "proximal_N": self._forward.logprobs(batch),
+            "reference_N": self._reference_logprobs(batch),
+            "values_N": None if self._critic is None else critic_values(self._critic, batch),
+        }
+        rows = {name: _rows(column, counts=counts) for name, column in columns.items() if column is not None}
+        return [{name: row[number] for name, row in rows.items()} for number in range(len(counts))]
 
-    def accumulate(self, samples: Sequence[Sample]) -> None:
+    def accumulate(self, samples: Sequence[PackedSample]) -> None:
         """One micro-step: forward and backward."""
         batch = self._batch(samples)
         logprobs_N, entropy_N = self._forward.logprobs_entropy(batch)
@@ -92,9 +161,9 @@ class RankWorker:
             proximal_N=logprobs_N.detach() if batch.proximal_N is None else batch.proximal_N,
             advantages_N=batch.advantages_N,
             sequences_N=batch.sequences_N,
-            reference_N=self._reference_logprobs(batch) if self._rule.needs == "group" else batch.reference_N,
+            reference_N=self._reference_logprobs(batch) if self._algorithm.needs == "group" else batch.reference_N,
         )
-        loss = self._rule.token_loss(tokens)
+        loss = self._algorithm.token_loss(tokens)
         total = (loss.loss_N * batch.weights_N).sum()
         errors = self._value_loss(batch)
         torch.autograd.backward([total] if errors is None else [total, errors])
@@ -104,13 +173,18 @@ class RankWorker:
     def update(self, update: Update) -> dict[str, float]:
         """Step the optimisers over the sums so far, and forget these."""
         self._sums.end_update(scale=update.scale, critic_scale=update.critic_scale)
-        numbers = {"gradient_norm": 0.0, "learning_rate": 0.0, "refused_updates": 0.0, "critic_gradient_norm": 0.0}
+        numbers = {
+            "gradient_norm": 0.0,
+            "learning_rate": 0.0,
+            "skipped_nonfinite_steps": 0.0,
+            "critic_gradient_norm": 0.0,
+        }
         if update.policy:
             numbers |= self._optimiser.step(update.step, scale=update.scale)
         if self._critic_optimiser is not None:
             critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
             numbers["critic_gradient_norm"] = critic["gradient_norm"]
-            numbers["refused_updates"] += critic["refused_updates"]
+            numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
         return numbers
 
     def zero(self, payload: None) -> None:
@@ -126,22 +200,22 @@ class RankWorker:
     def tensors(self, payload: None) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""
         del payload
-        return torch_files.tensors(self._model, precision=self._precision)
+        return model_files.tensors(self._model, precision=self._precision)
 
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""
         for path, model, optimiser in self._states(Path(directory)):
             path.mkdir(exist_ok=True)
-            torch_files.save(path, model=model, optimiser=optimiser.adamw)
+            model_files.save(path, model=model, optimiser=optimiser.adamw)
 
     def load(self, directory: str) -> None:
         """Go back to what was saved."""
         for path, model, optimiser in self._states(Path(directory)):
-            torch_files.load(path, model=model, optimiser=optimiser.adamw)
+            model_files.load(path, model=model, optimiser=optimiser.adamw)
 
     def export(self, directory: str) -> None:
         """As `from_pretrained` loads it."""
-        torch_files.export(Path(directory), model=self._model, tokenizer=self._tokenizer, precision=self._precision)
+        model_files.export(Path(directory), model=self._model, tokenizer=self._tokenizer, precision=self._precision)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of this rank as they are: sums before an update, scaled and clipped behind it. No call of the engine."""
@@ -153,8 +227,8 @@ class RankWorker:
             if p.grad is not None
         }
 
-    def _batch(self, samples: Sequence[Sample]) -> MicroBatch:
-        return make_batch(samples or [DUMMY], aggregation=self._rule.aggregation, device=self._device)
+    def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
+        return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device)
 
     def _zero(self) -> None:
         self._optimiser.zero()
@@ -165,17 +239,17 @@ class RankWorker:
     def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:
         if self._reference is None:
             return None
-        with self._reference.initial() as model:
+        with self._reference() as model:
             return Forward(model, temperature=self._temperature).logprobs(batch)
 
     def _value_loss(self, batch: MicroBatch) -> torch.Tensor | None:
         if self._critic is None:
             return None
-        assert self._rule.critic is not None, "a critic that the rule did not ask for"
+        assert self._algorithm.critic is not None, "a critic that the algorithm did not ask for"
         assert batch.values_N is not None, "samples that were not prepared"
         assert batch.returns_N is not None, "samples without estimates"
-        values_N = token_values(self._critic, batch)
-        clip = self._rule.critic.value_clip
+        values_N = critic_values(self._critic, batch)
+        clip = self._algorithm.critic.value_clip
         return value_loss(values_N, start_N=batch.values_N, returns_N=batch.returns_N, value_clip=clip).sum()
 
     def _states(self, directory: Path) -> Iterator[tuple[Path, torch.nn.Module, Optimiser]]:
@@ -184,12 +258,12 @@ class RankWorker:
             yield directory / _CRITIC_FOLDER, self._critic, self._critic_optimiser
 
 
-def _critic_optimiser(parts: Parts, *, spec: RLJobSpec) -> Optimiser | None:
+def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | None:
     """As the policy's, with a learning rate of its own."""
-    if parts.critic is None or parts.algorithm.critic is None:
+    if models.critic is None or models.algorithm.critic is None:
         return None
-    trainer = spec.trainer.model_copy(update={"learning_rate": parts.algorithm.critic.learning_rate})
-    return Optimiser(parts.critic, spec=trainer, steps=spec.pipeline.steps)
+    trainer = spec.trainer.model_copy(update={"learning_rate": models.algorithm.critic.learning_rate})
+    return Optimiser(models.critic, spec=trainer, steps=spec.pipeline.steps)
 
 
 def _rows(values_N: torch.Tensor, *, counts: Sequence[int]) -> list["array[float]"]:

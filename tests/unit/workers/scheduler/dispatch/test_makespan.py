@@ -1,6 +1,5 @@
 """The makespan model against hand-made tables and a simulation that goes from one finished sample to the next."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,13 +9,10 @@ from hypothesis import strategies as st
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_workers.scheduler.dispatch.makespan import (
     Instance,
-    Pace,
-    Together,
-    bound_seconds,
+    StepTables,
     dealt,
     fastest_first,
     list_seconds,
-    offer,
 )
 
 STEPS_S = (0.5, 1.0, 2.0, 4.0)
@@ -27,31 +23,34 @@ def curve(*seconds: float) -> LatencyCurve:
     return LatencyCurve(tuple(range(1, len(seconds) + 1)), seconds)
 
 
-def instance(found: LatencyCurve, slots: int, *, running: tuple[float, ...] = (), name: str = "g") -> Instance:
-    return Instance(generator_id=name, slots=slots, curve=found, running=running)
+def instance(found: LatencyCurve, slots: int, *, name: str = "g") -> Instance:
+    return Instance(generator_id=name, slots=slots, curve=found)
 
 
-def modelled(
-    lengths: list[float], instances: list[Instance], *, together: int = 1, following: Sequence[float] = ()
-) -> float:
+def modelled(lengths: list[float], instances: list[Instance], *, together: int = 1, refilled: bool = False) -> float:
     places = dealt(len(lengths), instances, together=together)
-    return list_seconds(lengths, Pace(instances), places=places, following=following)
+    return list_seconds(lengths, StepTables(instances), places=places, refilled=refilled)
 
 
-def simulated(
-    lengths: list[float], instances: list[Instance], *, together: int = 1, following: Sequence[float] = ()
-) -> float:
-    """One finished sample after the other, no closed form; a group's samples are issued together as far as slots reach."""
-    left = [[(tokens, True) for tokens in one.running] for one in instances]
-    waiting = [(tokens, True) for tokens in lengths] + [(tokens, False) for tokens in following]
+def simulated(lengths: list[float], instances: list[Instance], *, together: int = 1, following: int = 0) -> float:
+    """One finished sample after the other, no closed form; a group's samples are issued together as far as slots reach.
+
+    `following`: endless samples that take the slots that free behind these.
+    """
+    left: list[list[tuple[float, bool]]] = [[] for _ in instances]
+    waiting = [(tokens, True) for tokens in lengths] + [(1e9, False)] * following
     now_s = 0.0
     while any(awaited for samples in left for _, awaited in samples) or any(awaited for _, awaited in waiting):
         while waiting:
-            free = [offer(one, len(left[i]), index=i) for i, one in enumerate(instances) if len(left[i]) < one.slots]
+            free = [
+                (one.curve.at(len(left[i]) + 1), len(left[i]) / one.slots, i)
+                for i, one in enumerate(instances)
+                if len(left[i]) < one.slots
+            ]
             if not free:
                 break
             i = min(free)[2]
-            group = (len(waiting) - len(following) - 1) % together + 1
+            group = (len(waiting) - following - 1) % together + 1
             for _ in range(min(instances[i].slots - len(left[i]), group)):
                 left[i].append(waiting.pop(0))
         busy = [(min(samples)[0] * instances[i].curve.at(len(samples)), i) for i, samples in enumerate(left) if samples]
@@ -71,8 +70,7 @@ def fleets(draw: st.DrawFn) -> list[Instance]:
     for _ in range(draw(st.integers(1, 4))):
         slots = draw(st.integers(1, 4))
         seconds = sorted(draw(st.lists(st.sampled_from(STEPS_S), min_size=slots, max_size=slots)))
-        running = draw(st.lists(st.integers(1, 40).map(float), max_size=slots))
-        found.append(instance(curve(*seconds), slots, running=tuple(running)))
+        found.append(instance(curve(*seconds), slots))
     return found
 
 
@@ -105,19 +103,14 @@ def test_the_closed_form_is_the_simulation(together, groups, data, instances):
     assert modelled(lengths, instances, together=together) == pytest.approx(expected, rel=1e-9)
 
 
-@given(st.data(), fleets(), st.integers(1, 12), st.integers(1, 8))
-def test_followers_take_the_slots_that_free(data, instances, waiting, behind):
+@given(st.data(), fleets(), st.integers(1, 12))
+def test_followers_take_the_slots_that_free(data, instances, waiting):
     """They keep the last ones of the batch slow, and do not count themselves."""
     count = len(dealt(1000, instances)) + waiting
     lengths = data.draw(st.lists(st.integers(1, 40).map(float), min_size=count, max_size=count))
-    following = data.draw(st.lists(st.integers(1, 40).map(float), min_size=behind, max_size=behind))
-    expected = simulated(lengths, instances, following=following)
-    assert modelled(lengths, instances, following=following) == pytest.approx(expected, rel=1e-9)
+    expected = simulated(lengths, instances, following=count)
+    assert modelled(lengths, instances, refilled=True) == pytest.approx(expected, rel=1e-9)
     assert expected >= modelled(lengths, instances) * (1 - 1e-9)
-
-
-def test_what_fits_at_once_has_no_followers_in_the_model():
-    assert modelled([10.0, 4.0], [instance(curve(1.0, 2.0), 2)], following=[5.0]) == 4 * 2 + 6 * 1.0
 
 
 def test_a_group_stays_together_as_far_as_slots_reach():
@@ -125,27 +118,15 @@ def test_a_group_stays_together_as_far_as_slots_reach():
     assert dealt(8, [instance(flat, 3), instance(flat, 8)], together=4) == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
-@given(st.lists(st.integers(1, 40).map(float), max_size=12), fleets())
+@given(st.lists(st.integers(1, 40).map(float), min_size=1, max_size=12), fleets())
 def test_what_runs_at_once_takes_the_exact_replica_time(lengths, instances):
     places = dealt(len(lengths), instances)
     lengths = lengths[: len(places)]
-    held = [list(one.running) for one in instances]
+    held: list[list[float]] = [[] for _ in instances]
     for place, tokens in zip(places, lengths, strict=True):
         held[place].append(tokens)
     expected = max(replica_seconds(one.curve, tokens) for one, tokens in zip(instances, held, strict=True))
-    assert Together(Pace(instances), places).seconds(lengths) == pytest.approx(expected, rel=1e-9)
-
-
-@given(st.lists(st.integers(0, 40).map(float), max_size=10), fleets(), st.integers(1, 3))
-def test_nothing_is_faster_than_the_bound(lengths, instances, samples):
-    all_lengths = [tokens for tokens in lengths for _ in range(samples)]
-    seconds = modelled(all_lengths, instances, together=samples)
-    assert bound_seconds(lengths, instances, samples=samples) <= seconds * (1 + 1e-9)
-
-
-def test_what_runs_takes_slots():
-    busy = instance(curve(1.0, 2.0), 8, running=(5, 9, 7, 1, 2))
-    assert dealt(4, [busy]) == [0, 0, 0]
+    assert modelled(lengths, instances) == pytest.approx(expected, rel=1e-9)
 
 
 def test_fastest_first():

@@ -4,8 +4,8 @@ import pytest
 
 from streamrl.errors import UserError, UserErrors
 from streamrl.spec import parse_job
-from streamrl.spec.scheduling import Ranker, Scheduling
-from streamrl_workers.scheduler.lengths.rankers import RANKERS
+from streamrl.spec.scheduling import RankerSpec, Scheduling
+from streamrl_workers.ranker.folder import RANKERS
 from support.jobs import simulated_job
 
 
@@ -16,7 +16,7 @@ def scheduling(given: dict[str, object]) -> Scheduling:
 
 
 def test_registry_and_contract_agree() -> None:
-    assert tuple(RANKERS) == Ranker.choices()
+    assert tuple(RANKERS) == RankerSpec.choices()
 
 
 def test_a_job_that_says_nothing_uses_what_costs_nothing() -> None:
@@ -25,9 +25,9 @@ def test_a_job_that_says_nothing_uses_what_costs_nothing() -> None:
 
 
 def test_a_ranker_and_its_signal() -> None:
-    found = scheduling({"lengthSignals": ["History", "Ranker"], "ranker": {"hashing": {"path": "ranker.json"}}})
+    found = scheduling({"lengthSignals": ["History", "Ranker"], "ranker": {"languageModel": {"path": "ranker"}}})
     assert found.ranker is not None
-    assert (found.ranker.key, found.ranker.value.path) == ("hashing", "ranker.json")
+    assert (found.ranker.key, found.ranker.value.path) == ("languageModel", "ranker")
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,12 @@ def test_a_ranker_and_its_signal() -> None:
             "spec.scheduling: ranker and the length signal Ranker must be given together, got a ranker and lengthSignals History, Siblings",
         ),
         (
-            {"lengthSignals": ["Ranker"], "ranker": {"hashing": {}, "scores": {"path": "x"}}},
-            "spec.scheduling.ranker: needs exactly one of hashing, scores, languageModel, policyFeatures; got hashing, scores",
+            {"lengthSignals": ["Ranker"], "ranker": {"hashing": {}, "languageModel": {"path": "x"}}},
+            "spec.scheduling.ranker: needs exactly one of hashing, languageModel; got hashing, languageModel",
         ),
         (
-            {"lengthSignals": ["Ranker"], "ranker": {"scores": {}}},
-            "spec.scheduling.ranker.scores.path: is required; give a string of 1 to 1024 characters",
+            {"lengthSignals": ["Ranker"], "ranker": {"languageModel": {}}},
+            "spec.scheduling.ranker.languageModel.path: is required; give a string of 1 to 1024 characters",
         ),
     ],
 )

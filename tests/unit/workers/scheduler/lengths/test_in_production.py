@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
-from streamrl_workers.scheduler.replay import replay
 from support.core_world import World, settings
+from support.replayed import replay
 
 
 class Recorder:
@@ -33,8 +33,8 @@ def world_with(ranker: Recorder, **changes: int) -> tuple[World, Lengths]:
     return World(settings(evaluation_prompts=0, **changes), lengths=lengths), lengths
 
 
-def scored(world: World) -> list[fx.Scored]:
-    return [record for record in world.durable if isinstance(record, fx.Scored)]
+def scored(world: World) -> list[rec.Scored]:
+    return [record for record in world.durable if isinstance(record, rec.Scored)]
 
 
 def test_every_group_is_predicted_and_learnt_once() -> None:
@@ -44,7 +44,7 @@ def test_every_group_is_predicted_and_learnt_once() -> None:
     assert len(ranker.taught) == len(scored(world)) == 12
     assert sum(lengths.view().predictions.values()) == 12
     assert all(tokens == 1.0 for _, tokens in ranker.taught), "each sample of this world has one token"
-    keys = {record.prompt_key for record in world.durable if isinstance(record, fx.Planned)}
+    keys = {record.prompt_key for record in world.durable if isinstance(record, rec.Planned)}
     assert {prompt_key(prompt) for prompt, _ in ranker.taught} <= keys
 
 
@@ -54,7 +54,7 @@ def test_groups_with_equal_rewards_are_learnt_too_and_failed_ones_are_not() -> N
     world.reward = lambda group_id, sample_index: float(sample_index if group_id % 2 else 0)
     world.run_out()
     dropped = [
-        record for record in world.durable if isinstance(record, fx.Dropped) and record.reason == "zero_variance"
+        record for record in world.durable if isinstance(record, rec.Dropped) and record.reason == "zero_variance"
     ]
     assert dropped
     assert len(ranker.taught) == len(scored(world)) + len(dropped)
@@ -75,7 +75,7 @@ def test_a_restart_finds_the_past_of_dropped_groups_too(seed: int) -> None:
         world.commit(len(world.unsynced))
     assert replay(world.durable).prompt_lengths == history.means()
     world.run_out()
-    assert any(record.mean_tokens for record in world.durable if isinstance(record, fx.Dropped))
+    assert any(record.mean_tokens for record in world.durable if isinstance(record, rec.Dropped))
     assert replay(world.durable).prompt_lengths == history.means()
 
 

@@ -1,7 +1,7 @@
-"""The engine `hf`: admits requests into slots, steps them all, takes new weights between steps.
+"""The engine `hf`: admits requests into slots, steps them all, takes new weights between steps; and how it is built.
 
-Owns: the life of a request from admission to its last delta. Does not own: the forwards (runner), the
-numbers of a row (sequences), ends (stopping), bytes of weights (parameters). One step is:
+Owns the life of a request from admission to its last delta. Does not own the forwards (`runner.py`), the numbers of a row
+(`batch_state.py`), ends (`text.py`), bytes of weights (`parameters.py`). One step is:
 
     rows' last tokens -> runner.decode -> logits -> draw_tokens -> deltas; finished rows are freed
 
@@ -11,20 +11,25 @@ anew, so that a log-prob is what a plain forward of the named version gives (inv
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
-from streamrl_workers.generator.engine import Delta, FinishReason, Request, TensorBytes, TensorSpec
-from streamrl_workers.generator.engines.hf.filling import Filling
+from streamrl_workers.generator.engines.base import (
+    Delta,
+    FinishReason,
+    SampleRequest,
+    SamplingParams,
+    TensorBytes,
+)
+from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence, BatchState, draw_tokens
+from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
-from streamrl_workers.generator.engines.hf.prompts import PromptTokens
-from streamrl_workers.generator.engines.hf.runner import Runner
-from streamrl_workers.generator.engines.hf.sequences import ActiveSequence, Rows
-from streamrl_workers.generator.engines.hf.stopping import Stopping
-from streamrl_workers.generator.engines.hf.support import check_numerics
-from streamrl_workers.generator.engines.hf.zones import swaps
-from streamrl_workers.generator.sampling import draw_tokens
+from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
+from streamrl_workers.generator.engines.hf.text import PromptTokens, Stopping
+from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
 from streamrl_workers.weights.hashing import tensors_hash
 
 
@@ -48,25 +53,22 @@ class HfEngine:
         with torch.inference_mode():
             self._runner = Runner(model=model, slots=slots, limit_tokens=limit_tokens)
         self._parameters = Parameters(model)
-        self._rows = Rows(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
+        self._batch = BatchState(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
         self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
-        self._filling = Filling(self._runner)
+        self._prefill = Prefill(self._runner)
         self._stopping = Stopping(tokenizer=tokenizer, end_ids=end_ids)
 
     def active(self) -> int:
-        return len(self._rows)
+        return len(self._batch)
 
     def pinned_active(self) -> int:
-        return sum(seq.request.pinned for seq in self._rows.sequences)
+        return sum(seq.request.pinned for seq in self._batch.sequences)
 
     def free(self) -> int:
-        return self.slots - len(self._rows)
+        return self.slots - len(self._batch)
 
     def step_seconds(self) -> float:
         return 0.0
-
-    def tensor_specs(self) -> Mapping[str, TensorSpec]:
-        return self._parameters.specs()
 
     def weights_hash(self) -> str:
         assert self.version is not None, "no weights are loaded"
@@ -75,32 +77,32 @@ class HfEngine:
     @torch.inference_mode()
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
         self._parameters.load(tensors)
-        self._filling.forget()
+        self._prefill.forget()
         if self.version is None:
             check_numerics(self._runner)
         self.version = version
-        self._filling.fill(self._rows.sequences, first_row=0)
+        self._prefill.fill(self._batch.sequences, first_row=0)
 
     @torch.inference_mode()
-    def add(self, requests: Sequence[Request]) -> list[Delta]:
+    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
         results = [self._admit(request) for request in requests]
         admitted = [result for result in results if isinstance(result, ActiveSequence)]
         if admitted:
-            self._filling.fill(admitted, first_row=len(self._rows))
-            self._rows.append(admitted)
+            self._prefill.fill(admitted, first_row=len(self._batch))
+            self._batch.append(admitted)
         return [result for result in results if isinstance(result, Delta)]
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
-        if not self._rows:
+        if not self._batch:
             return []
         lengths = self._arranged()
-        logits_bv = self._runner.decode(self._rows.tokens, positions=self._rows.positions, lengths=lengths)
-        tokens_b, logprobs_b = draw_tokens(logits_bv, self._rows.draw())
-        self._rows.advance(tokens_b)
-        sequences = self._rows.sequences
+        logits_bv = self._runner.decode(self._batch.tokens, positions=self._batch.positions, lengths=lengths)
+        tokens_b, logprobs_b = draw_tokens(logits_bv, self._batch.draw())
+        self._batch.advance(tokens_b)
+        sequences = self._batch.sequences
         deltas = [self._extend(*row) for row in zip(sequences, tokens_b.tolist(), logprobs_b.tolist(), strict=True)]
         self._free_rows([row for row, delta in enumerate(deltas) if delta.finish_reason is not None])
         return deltas
@@ -108,9 +110,9 @@ class HfEngine:
     @torch.inference_mode()
     def cancel(self, request_ids: Collection[int]) -> None:
         wanted = set(request_ids)
-        self._free_rows([row for row, seq in enumerate(self._rows.sequences) if seq.request.request_id in wanted])
+        self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.request_id in wanted])
 
-    def _admit(self, request: Request) -> ActiveSequence | Delta:
+    def _admit(self, request: SampleRequest) -> ActiveSequence | Delta:
         """A sequence to put into a slot, or the last delta of a request that needs none."""
         what = "prompt"
         try:
@@ -181,24 +183,123 @@ class HfEngine:
         )
 
     def _arranged(self) -> list[int]:
-        """Lengths of the rows, the longest classes first (`zones.py`)."""
-        lengths = self._rows.lengths()
+        """Lengths of the rows, the longest classes first (`kv_cache.py`)."""
+        lengths = self._batch.lengths()
         for row, other in swaps(lengths):
             self._runner.cache.swap(row, other, tokens=max(lengths[row], lengths[other]) - 1)
-            self._rows.swap(row, other)
+            self._batch.swap(row, other)
             lengths[row], lengths[other] = lengths[other], lengths[row]
         return lengths
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """Rows at the end that stay move into the places that become free before them, all at once."""
-        stay = len(self._rows) - len(rows)
+        stay = len(self._batch) - len(rows)
         freed = set(rows)
         targets = sorted(row for row in freed if row < stay)
-        sources = [row for row in range(stay, len(self._rows)) if row not in freed]
+        sources = [row for row in range(stay, len(self._batch)) if row not in freed]
         if sources:
-            lengths = self._rows.lengths()
+            lengths = self._batch.lengths()
             self._runner.cache.move(
                 sources=sources, targets=targets, tokens=max(lengths[source] for source in sources) - 1
             )
-            self._rows.move(sources=sources, targets=targets)
-        self._rows.cut(len(rows))
+            self._batch.move(sources=sources, targets=targets)
+        self._batch.cut(len(rows))
+
+
+_DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
+"""What the trainer publishes under each precision: bytes are taken as they come, never converted."""
+
+
+def create(
+    *,
+    model_path: str,
+    slots: int,
+    threads: int | None = None,
+    add_special_tokens: bool = True,
+    precision: Literal["FP32", "BF16"] = "FP32",
+) -> HfEngine:
+    """The engine, without weights: they come by `load_weights`. `add_special_tokens`: to prompts, as the tokenizer does."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = load_structure(model_path, dtype=_DTYPES[precision])
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
+    tokenizer = load_tokenizer(model_path)
+    return build(
+        model=model,
+        tokenizer=tokenizer,
+        slots=slots,
+        add_special_tokens=add_special_tokens,
+    )
+
+
+def build(
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    slots: int,
+    max_total_tokens: int | None = None,
+    add_special_tokens: bool = True,
+) -> HfEngine:
+    """The engine over a model and a tokenizer at hand; the model becomes the engine's own."""
+    check_supported(model)
+    return HfEngine(
+        model=model,
+        tokenizer=tokenizer,
+        slots=slots,
+        limit_tokens=_limit_tokens(model.config, max_total_tokens),
+        end_ids=_end_ids(model, tokenizer),
+        add_special_tokens=add_special_tokens,
+    )
+
+
+def _limit_tokens(config: PreTrainedConfig, max_total_tokens: int | None) -> int:
+    """Prompt and completion together: what the model has positions for, or less if so asked."""
+    positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    bounds = [bound for bound in (positions, max_total_tokens) if bound is not None]
+    if not bounds:
+        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings; give max_total_tokens")
+    return min(bounds)
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """End-of-sequence tokens of the generation settings and of the tokenizer."""
+    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = named if isinstance(named, list) else [named]
+    return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
+
+
+MOST_SLOTS = 64
+"""More prompts than this take turns."""
+
+
+def complete(
+    prompts: Sequence[str], *, model_path: str, sampling: SamplingParams, seed: int, add_special_tokens: bool = True
+) -> list[str]:
+    """Completion of each prompt, in their order. `add_special_tokens`: to prompts, as the tokenizer does.
+
+    Raises:
+        UserError: the model cannot be loaded, or a prompt does not fit it.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
+    model = load_model(model_path)
+    weights = Parameters(model).snapshot()
+    engine = build(
+        model=model,
+        tokenizer=load_tokenizer(model_path),
+        slots=min(MOST_SLOTS, len(prompts)),
+        add_special_tokens=add_special_tokens,
+    )
+    engine.load_weights(version=0, tensors=weights)
+    waiting = [
+        SampleRequest(
+            request_id=i, group_id=i, prompt=p, prefix_tokens=(), sampling=sampling, seed=seed + i, pinned=False
+        )
+        for i, p in enumerate(prompts)
+    ]
+    texts: dict[int, str] = {}
+    while len(texts) < len(prompts):
+        admitted, waiting = waiting[: engine.free()], waiting[engine.free() :]
+        for delta in [*engine.add(admitted), *engine.step()]:
+            if delta.finish_reason is not None:
+                texts[delta.request_id] = delta.text or "" if delta.error is None else f" [{delta.error}]"
+    return [texts[i] for i in range(len(prompts))]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from transformers import PreTrainedModel
 
-from streamrl_workers.generator.engine import TensorBytes, TensorSpec
+from streamrl_workers.generator.engines.base import TensorBytes
 
 
 class Parameters:
@@ -19,10 +19,6 @@ class Parameters:
     def __init__(self, model: PreTrainedModel) -> None:
         self._tensors: dict[str, torch.Tensor] = {name: t.detach() for name, t in model.state_dict().items()}
         self._published: tuple[str, ...] = ()  # names of the last load
-
-    def specs(self) -> dict[str, TensorSpec]:
-        """Data type and shape of every tensor."""
-        return {name: TensorSpec(_dtype_name(t), tuple(t.shape)) for name, t in self._tensors.items()}
 
     @torch.inference_mode()
     def load(self, tensors: Mapping[str, TensorBytes]) -> None:
@@ -55,10 +51,10 @@ class Parameters:
 
     def _check(self, name: str, published: TensorBytes) -> None:
         target = self._tensors[name]
-        expected = TensorSpec(_dtype_name(target), tuple(target.shape))
-        if (published.dtype, published.shape) != expected:
+        dtype, shape = _dtype_name(target), tuple(target.shape)
+        if (published.dtype, published.shape) != (dtype, shape):
             raise ValueError(
-                f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {expected.dtype} {list(expected.shape)}"
+                f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {dtype} {list(shape)}"
             )
         if published.data.nbytes != target.nbytes:
             raise ValueError(f"tensor {name} has {published.data.nbytes} bytes, its shape needs {target.nbytes}")

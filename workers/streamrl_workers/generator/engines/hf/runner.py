@@ -1,6 +1,14 @@
-"""The two forwards of the engine: over whole sequences (prefill) and over one token per row (decode).
+"""The forwards of the engine `hf`: over whole sequences (prefill) and over one token per row (decode), and their attention.
 
-Owns: the model, positions, masks, padding. Does not own: sampling, which sequence is where.
+Owns the model, positions, masks, padding, the sharing of prefills, and which models are refused. Does not own sampling,
+nor which sequence is in which row.
+
+transformers' SDPA repeats keys and values once per query head when a mask is given; on CPU that copy costs as much as the
+attention. With one query token, the query heads of a group stand in the query's token dimension instead
+(`grouped_attention`), and rows of alike lengths are computed together (`kv_cache.LengthBucket`).
+
+A model qualifies if transformers says that its layers keep one key and value per token and take the attention function
+and the mask that they are given. Whether they do is tried once, with the first weights: `check_numerics`.
 """
 
 import inspect
@@ -8,11 +16,76 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from streamrl_workers.generator.engines.hf.attention import ATTENTION_NAME, register
-from streamrl_workers.generator.engines.hf.slot_cache import Prefilled, RecordingCache, SlotCache
-from streamrl_workers.generator.engines.hf.zones import zones
+from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence
+from streamrl_workers.generator.engines.hf.kv_cache import (
+    LengthBucket,
+    PrefillCache,
+    Prefilled,
+    RecordingCache,
+    SlotCache,
+    length_buckets,
+)
+
+ATTENTION_NAME = "streamrl_grouped"
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of attention variants that this function does not compute."""
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,  # [B, heads, Q, D]
+    key: torch.Tensor,  # [B, kv heads, T, D]
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,  # [B, 1, 1, T], additive
+    *,
+    scaling: float | None = None,
+    buckets: Sequence[LengthBucket] = (),  # of the rows; none = all have the whole width
+    **kwargs: Any,  # noqa: ANN401 - whatever a model passes on
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; returns [B, Q, heads, D] and no weights."""
+    refused = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if refused:
+        raise ValueError(f"{type(module).__name__}: attention with {', '.join(refused)} is not supported by engine hf")
+    rows, heads, queries, dim = query.shape
+    if queries > 1:
+        kwargs["dropout"] = 0.0
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    kv_heads = key.shape[1]
+    folded = query.reshape(rows, kv_heads, heads // kv_heads, dim)
+    if attention_mask is None or not buckets:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    else:
+        out = torch.cat(
+            [_bucket_attention(bucket, folded, key, value, attention_mask, scaling=scaling) for bucket in buckets]
+        )
+    return out.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _bucket_attention(
+    bucket: LengthBucket,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    scaling: float | None,
+) -> torch.Tensor:
+    rows, width = slice(bucket.first, bucket.end), bucket.width
+    return scaled_dot_product_attention(
+        query[rows], key[rows, :, :width], value[rows, :, :width], attn_mask=mask[rows, ..., :width], scale=scaling
+    )
+
+
+def register() -> None:
+    """Make the function known to transformers; again is harmless."""
+    AttentionInterface.register(ATTENTION_NAME, grouped_attention)
+
 
 _PREFILL_TOKENS = 8192
 """Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory."""
@@ -32,7 +105,7 @@ class Runner:
         self._rows = torch.arange(slots, device=self.device)
         self._columns = torch.arange(0, device=self.device)
         kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
-        self._passes_zones = inspect.Parameter.VAR_KEYWORD in kinds  # on to its attention; if not, widths are all one
+        self._passes_buckets = inspect.Parameter.VAR_KEYWORD in kinds  # on to its attention; if not, widths are all one
 
     def prefill(self, sequences: Sequence[Sequence[int]]) -> list[Prefilled]:
         """Keys and values of each sequence (none empty), in order."""
@@ -46,11 +119,11 @@ class Runner:
     def decode(self, tokens: torch.Tensor, *, positions: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Logits [B, V] behind one token per row, which stands at `positions`; `lengths` are its row's tokens up to it."""
         self.cache.reserve(max(lengths))
-        found = zones(lengths)
+        found = length_buckets(lengths)
         self.cache.begin_step(
-            rows=self._rows[: len(tokens)], positions=positions, width=max(zone.width for zone in found)
+            rows=self._rows[: len(tokens)], positions=positions, width=max(bucket.width for bucket in found)
         )
-        narrow: dict[str, Any] = {"zones": found} if self._passes_zones and len(found) > 1 else {}
+        narrow: dict[str, Any] = {"buckets": found} if self._passes_buckets and len(found) > 1 else {}
         output = self.model(
             input_ids=tokens.unsqueeze(1),
             attention_mask=self._mask(positions),
@@ -94,3 +167,83 @@ def _batches(lengths: Sequence[int]) -> list[list[int]]:
         else:
             batches.append([index])
     return batches
+
+
+class Prefill:
+    """Prefill with sharing."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._kept = PrefillCache()
+
+    def fill(self, sequences: Sequence[ActiveSequence], *, first_row: int) -> None:
+        """Put all but the last token of each sequence into its row, starting at `first_row`."""
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for row, seq in enumerate(sequences, start=first_row):
+            held = tuple(seq.tokens[:-1])
+            if held:
+                rows.setdefault(held, []).append(row)
+        prompts = {seq.prompt[:-1] for seq in sequences if not seq.completion}
+        for held, prefilled in self._prefilled(list(rows)).items():
+            self._runner.cache.write(rows[held], prefilled)
+            if held in prompts:  # a sequence in the midst of its completion comes only once
+                self._kept.put(held, prefilled)
+
+    def forget(self) -> None:
+        """Drop what the old weights computed, in the rows too."""
+        self._kept.clear()
+        self._runner.cache.clear()
+
+    def _prefilled(self, wanted: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Prefilled]:
+        found = {tokens: kept for tokens in wanted if (kept := self._kept.get(tokens)) is not None}
+        missing = [tokens for tokens in wanted if tokens not in found]
+        return found | dict(zip(missing, self._runner.prefill(missing), strict=True))
+
+
+_RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+"""Largest difference of two ways to the same logits, in units of the logits' spread. Wrong masks give about 1."""
+
+_PROBE_TOKENS = 7
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raise ValueError naming the architecture if its layers do not cache one key and value per token."""
+    config: PreTrainedConfig = model.config.get_text_config(decoder=True)
+    name = f"model {type(model).__name__} (model_type {config.model_type!r})"
+    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    if kinds:
+        raise ValueError(f"{name} is not supported by engine hf: its cache has {', '.join(kinds)}; {_REMEDY}")
+    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(f"{name} is not supported by engine hf: its attention cannot be replaced; {_REMEDY}")
+
+
+_REMEDY = "only causal LMs with full attention and the standard key-value cache are (Llama, Qwen2, Qwen3, GPT-2, ...)"
+
+
+@torch.inference_mode()
+def check_numerics(runner: Runner) -> None:
+    """Raise ValueError if prefill and decode do not give the logits of the model's own forward. Rows must be free."""
+    vocabulary = runner.model.get_input_embeddings().get_parameter("weight").shape[0]
+    tokens = [(7 * place + 1) % vocabulary for place in range(_PROBE_TOKENS)]
+    own = runner.model(input_ids=torch.tensor([tokens], device=runner.device)).logits[0, -2:].float()
+    if not bool(own.isfinite().all()):
+        return  # broken weights, not a broken model: sampling reports them per request
+    prompt, fed = tokens[:-2], tokens[-2:]
+    runner.cache.write([0], runner.prefill([prompt])[0])
+    for place, token in enumerate(fed):
+        at = len(prompt) + place
+        positions = torch.tensor([at], device=runner.device)
+        ours = runner.decode(torch.tensor([token], device=runner.device), positions=positions, lengths=[at + 1])[
+            0
+        ].float()
+        _compare(ours, own[place], runner=runner)
+
+
+def _compare(ours: torch.Tensor, own: torch.Tensor, *, runner: Runner) -> None:
+    difference = float((ours - own).abs().max())
+    bound = _RELATIVE_TOLERANCE[runner.dtype] * max(float(own.max() - own.min()), 1e-3)
+    if difference > bound:
+        raise ValueError(
+            f"model {type(runner.model).__name__} is not supported by engine hf: its logits differ by {difference:.2g} "
+            f"(more than {bound:.2g}) from those of its own forward; {_REMEDY}"
+        )

@@ -1,0 +1,59 @@
+"""Lengths by trying: a model completes prompts with the engine `hf`, and tokens are counted."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from transformers.utils import logging as transformers_logging
+
+from streamrl_cli.generate import chat_of, in_chat, model_directory
+from streamrl_cli.ranker import PromptLength
+from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.hf.engine import create
+from streamrl_workers.generator.engines.hf.parameters import Parameters
+from streamrl_workers.models.load import load_model
+
+
+class Sampler:
+    """A model folder in the engine. A run's model gets prompts in the chat template that it was trained with."""
+
+    def __init__(self, checkpoint: Path, *, slots: int, max_tokens: int, temperature: float, seed: int) -> None:
+        """Load it. Raises `UserError` if it cannot be."""
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
+        self._directory = model_directory(checkpoint)
+        self._chat = chat_of(checkpoint)
+        path = str(self._directory)
+        self._engine = create(model_path=path, slots=slots, add_special_tokens=self._chat is None)
+        self._engine.load_weights(version=0, tensors=Parameters(load_model(path)).snapshot())
+        self._sampling = SamplingParams(temperature=temperature, top_p=1.0, top_k=None, max_tokens=max_tokens, stop=())
+        self._seed = seed
+
+    def pairs(self, prompts: Sequence[str], *, samples: int) -> Iterator[PromptLength]:
+        """One for each completion, as they finish; prompts that do not fit the model are left out."""
+        read = in_chat(prompts, chat=self._chat, directory=self._directory)
+        waiting = self._requests(read, samples=samples)
+        tokens: dict[int, int] = {}
+        waiting_is_over = False
+        while not waiting_is_over or self._engine.active():
+            admitted: list[SampleRequest] = []
+            while len(admitted) < self._engine.free() and (request := next(waiting, None)) is not None:
+                admitted.append(request)
+            waiting_is_over = len(admitted) < self._engine.free()
+            for delta in [*self._engine.add(admitted), *self._engine.step()]:
+                tokens[delta.request_id] = tokens.get(delta.request_id, 0) + len(delta.tokens)
+                if delta.finish_reason is not None:
+                    count = tokens.pop(delta.request_id)
+                    if delta.error is None:
+                        yield PromptLength(read[delta.request_id // samples], count)
+
+    def _requests(self, prompts: Sequence[str], *, samples: int) -> Iterator[SampleRequest]:
+        for number in range(len(prompts) * samples):
+            group = number // samples
+            yield SampleRequest(
+                request_id=number,
+                group_id=group,
+                prompt=prompts[group],
+                prefix_tokens=(),
+                sampling=self._sampling,
+                seed=self._seed + number,
+                pinned=False,
+            )

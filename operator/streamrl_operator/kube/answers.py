@@ -1,0 +1,386 @@
+"""What an API server answers, as everything else relies on it: parsed and checked once, at the door.
+
+Owns: the shape of objects, lists, events of a watch, statuses and pages. Does not own: how large an answer may be in bytes
+(`connections.py`), and what is done about one that is wrong (`client.py`, the commands' `api.py`). Pure: bytes in, plain data out.
+What stands deeper in an object is the API server's to check: it has the schema.
+A refusal is one of our errors, in the words of the caller's next move; foreign errors are translated here and in `client.py`.
+"""
+
+import math
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from streamrl_operator.kube.kinds import LEASE, Kind
+
+_MOST_VALUES = 1_000_000
+"""Of an answer of an API server: a full page of its largest objects has a fifth of it. A value takes up to 90 bytes once it is made."""
+_MOST_PAGE_VALUES = 100_000
+"""Of a pod's page: a thousand generators have a fifth of it."""
+_NOT_COUNTED = bytes(set(range(256)) - set(b'",[{'))
+_STRING = re.compile(rb'"[^"]*+"?+')
+_MOST_RETRY_AFTER_S = 300
+_MOST_PROBLEM_CHARS = 200
+NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Form of a list that has no more than the metadata of its objects."""
+STATUS = "Status"
+"""Kind of what an API server says instead of an object."""
+
+
+class MalformedError(ValueError):
+    """No API server says this."""
+
+
+class TooManyValuesError(MalformedError):
+    """It takes too much memory once it is made; a part of it may not."""
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+_S = TypeVar("_S", bound=_Shape)
+
+Version = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}$")]
+"""resourceVersion: versions of one API server rise."""
+
+
+class _Owner(_Shape):
+    kind: str
+    name: str
+    uid: str
+
+
+class _Metadata(_Shape):
+    name: str
+    uid: str
+    namespace: str
+    resourceVersion: Version
+    generation: int | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    ownerReferences: list[_Owner] | None = None
+    deletionTimestamp: str | None = None
+
+
+class _Object(_Shape):
+    metadata: _Metadata
+    spec: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
+    data: dict[str, str] | None = None
+
+
+class _LeaseSpec(_Shape):
+    holderIdentity: str | None = None
+    leaseDurationSeconds: int | None = None
+    leaseTransitions: int | None = None
+
+
+class _Lease(_Object):
+    spec: _LeaseSpec | None = None  # type: ignore[assignment] # narrower
+
+
+class _ListMetadata(_Shape):
+    resourceVersion: Version
+    continue_: str = Field(default="", alias="continue")
+
+
+class _List(_Shape):
+    metadata: _ListMetadata
+    items: list[dict[str, Any]] | None = None
+
+
+class _Named(_Shape):
+    metadata: _Metadata
+
+
+class _Names(_Shape):
+    metadata: _ListMetadata
+    items: list[_Named] | None = None
+
+
+class _BookmarkMetadata(_Shape):
+    resourceVersion: Version
+
+
+class _Bookmark(_Shape):
+    metadata: _BookmarkMetadata
+
+
+class _Event(_Shape):
+    type: str
+    object: dict[str, Any]
+
+
+class Cause(_Shape):
+    """Why a field is refused."""
+
+    field: str = ""
+    message: str = ""
+    reason: str = ""
+
+
+class _Details(_Shape):
+    kind: str | None = None
+    causes: list[Cause] | None = None
+    retryAfterSeconds: Annotated[int, Field(ge=0)] | None = None
+
+
+class Status(_Shape):
+    """What an API server says of a request that it has not done."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: _Details | None = None
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """How long we are asked to wait; None: nothing is said."""
+        return retry_after_s(str(self.details.retryAfterSeconds or "")) if self.details else None
+
+
+def retry_after_s(text: str | None) -> float | None:
+    """A header `Retry-After`, up to five minutes; None where it says no number of seconds."""
+    if not text or not (text.isascii() and text.isdigit()):
+        return None
+    return float(min(int(text[:9]), _MOST_RETRY_AFTER_S))
+
+
+def read_status(body: bytes) -> Status:
+    """A refusal as the API server words it; of any other text, the text."""
+    try:
+        return Status.model_validate_json(body)
+    except ValidationError:
+        return Status(message=body.decode(errors="replace"))
+
+
+def read_object(body: bytes, kind: Kind) -> dict[str, Any]:
+    """One object of this kind.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    return _checked(_mapping(body, most=_MOST_VALUES), kind)
+
+
+def read_dry_run(body: bytes, kind: Kind) -> dict[str, Any]:
+    """An object as a dry run would leave it: a new one has no resourceVersion.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    found = _mapping(body, most=_MOST_VALUES)
+    if isinstance(metadata := found.get("metadata"), dict):
+        metadata.setdefault("resourceVersion", "0")
+    return _checked(found, kind)
+
+
+def read_deleted(body: bytes, kind: Kind) -> dict[str, Any]:
+    """The answer to a deletion: the object as it is now, or a Status where it is gone.
+
+    Raises:
+        MalformedError: it is neither.
+    """
+    found = _mapping(body, most=_MOST_VALUES)
+    return found if found.get("kind") == STATUS else _checked(found, kind)
+
+
+def read_list(body: bytes, kind: Kind) -> tuple[list[dict[str, Any]], str, str]:
+    """(objects, resourceVersion, where to go on or empty) of a page of a list.
+
+    Raises:
+        TooManyValuesError: a smaller page may be taken.
+        MalformedError: it is none.
+    """
+    found = _mapping(body, most=_MOST_VALUES)
+    shape = _fits(_List, found)
+    stamp = {"apiVersion": kind.api_version, "kind": kind.kind}  # items do not say what they are
+    items = [_checked(item | stamp, kind) for item in found.get("items") or []]
+    return items, shape.metadata.resourceVersion, shape.metadata.continue_
+
+
+def read_names(body: bytes, kind: Kind) -> tuple[list[tuple[str, str]], str, str]:
+    """((namespace, name) of each, resourceVersion, where to go on or empty) of a page of a list in the form `NAMES`.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    del kind
+    shape = _fits(_Names, _mapping(body, most=_MOST_VALUES))
+    names = [(each.metadata.namespace, each.metadata.name) for each in shape.items or []]
+    return names, shape.metadata.resourceVersion, shape.metadata.continue_
+
+
+def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
+    """(ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, object, of an ERROR a Status) of a line of a watch.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    found = _mapping(line, most=_MOST_VALUES)
+    event, obj = _fits(_Event, found).type, found["object"]
+    if event == "BOOKMARK":
+        _fits(_Bookmark, obj)
+    elif event != "ERROR":
+        _checked(obj, kind)
+    return event, obj
+
+
+def read_page(body: bytes) -> Mapping[str, Any]:
+    """A page that a pod serves.
+
+    Raises:
+        MalformedError: it is no JSON object, or one of very many values.
+    """
+    return _mapping(body, most=_MOST_PAGE_VALUES)
+
+
+def check(obj: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """An object of this kind that somebody else has parsed.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    return _checked(dict(obj), kind)
+
+
+def _mapping(body: bytes, *, most: int) -> dict[str, Any]:
+    """Values are counted before one is made, which takes forty times its text."""
+    if _has_more(body, most):
+        raise TooManyValuesError(f"it has more than {most} values")
+    try:
+        found = from_json(body)
+    except ValueError as error:
+        raise MalformedError(f"it is no JSON ({error})"[:_MOST_PROBLEM_CHARS]) from None
+    if not isinstance(found, dict):
+        raise MalformedError("it is no JSON object")
+    return found
+
+
+def _has_more(body: bytes, most: int) -> bool:
+    """Whether more values are in it than so many: each stands behind one of `,[{` outside of strings. In linear time."""
+    if body.count(b",") + body.count(b"[") + body.count(b"{") <= most:
+        return False
+    marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_COUNTED).replace(b'""', b"")
+    return len(marks) - sum(each.end() - each.start() for each in _STRING.finditer(marks)) > most
+
+
+def _checked(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
+        raise MalformedError(f"it is no {kind.kind}")
+    _fits(_Lease if kind is LEASE else _Object, obj)
+    return obj
+
+
+def _fits(shape: type[_S], value: object) -> _S:
+    try:
+        return shape.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise MalformedError(f"{where}: {first['msg']}"[:_MOST_PROBLEM_CHARS]) from None
+
+
+async def split_lines(
+    chunks: AsyncIterator[bytes], *, unfinished: bool = True, cut_bytes: float = math.inf
+) -> AsyncIterator[bytes]:
+    """The lines without their ends. `unfinished`: also what stands behind the last line's end. `cut_bytes`: a line of at least so much
+    is given in parts; without it the stream has its own bound."""
+    begun = bytearray()
+    async for chunk in chunks:
+        *ended, rest = chunk.split(b"\n")
+        for line in ended:
+            yield bytes(begun + line)
+            begun.clear()
+        begun += rest
+        if len(begun) >= cut_bytes:
+            yield bytes(begun)
+            begun.clear()
+    if unfinished and begun:
+        yield bytes(begun)
+
+
+class KubeError(Exception):
+    """A request was not done.
+
+    Args:
+        what: verb and path of the request.
+        status: HTTP status; 0 = no answer.
+        reason: one word: the API server's, or ours.
+        message: one line.
+        retry_after_s: how long the API server asks us to wait.
+    """
+
+    def __init__(
+        self, what: str, *, status: int, reason: str, message: str, retry_after_s: float | None = None
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{what}: {status or 'no answer'} {reason}: {message}")
+
+
+class NotFoundError(KubeError):
+    """It is not there (any more)."""
+
+
+class ConflictError(KubeError):
+    """It has changed since it was read, or exists already: look again."""
+
+
+class ExpiredError(KubeError):
+    """The version to go on from is too old: list again."""
+
+
+class RequestRefusedError(KubeError):
+    """The API server will not have it, however often we ask: wrong or forbidden."""
+
+
+class ForbiddenError(RequestRefusedError):
+    """We have no right to it."""
+
+
+class UnavailableError(KubeError):
+    """The API server is overloaded, broken or out of reach: ask later."""
+
+
+class UnusableError(UnavailableError):
+    """The answer came, and cannot be taken: to the same request comes the same."""
+
+
+class TooLargeError(UnusableError):
+    """The answer is longer than we read, or has more values."""
+
+
+_BY_STATUS: dict[int, type[KubeError]] = {
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: ExpiredError,
+    408: UnavailableError,
+    429: UnavailableError,
+}
+SERVER_ERROR = 500
+_NOT_IN_SCHEMA = "failed to create typed patch object"
+"""With it an API server answers 500 to an apply with a field that it does not know: the body's fault, however often it is sent."""
+_MAX_MESSAGE_CHARS, _MAX_REASON_CHARS = 500, 60
+
+
+def from_status(what: str, status: int, reported: Status, *, retry_after_s: float | None = None) -> KubeError:
+    """The error that an answer other than 2xx stands for. `retry_after_s`: by its header."""
+    message = " ".join((reported.message or "no message").split())
+    is_broken = status >= SERVER_ERROR and not message.startswith(_NOT_IN_SCHEMA)
+    found = _BY_STATUS.get(status) or (UnavailableError if is_broken else RequestRefusedError)
+    return found(
+        what,
+        status=status,
+        reason=(reported.reason or "Error")[:_MAX_REASON_CHARS],
+        message=message[:_MAX_MESSAGE_CHARS],
+        retry_after_s=reported.retry_after_s if retry_after_s is None else retry_after_s,
+    )

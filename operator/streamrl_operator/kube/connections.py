@@ -1,0 +1,104 @@
+"""Connections to an API server: of the operator, of kopf, and of the commands. Whoever reads an answer, it is bounded.
+
+Owns: what aiohttp is told. Does not own: who we are, what is asked, what an answer means.
+Invariants: no body and no line of a stream is longer than its bound; nothing is unpacked (what is packed all the same is no JSON); no
+cookie is kept, since a pod behind the API server's proxy may set some for the API server.
+"""
+
+import math
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, Self, cast
+
+import aiohttp
+from aiohttp.connector import Connection
+
+from streamrl_operator.kube.rest_config import RestConfig
+
+MOST_BYTES = 2**24
+"""Of an answer, or of one line of a watch. An object has 3 MiB at most, and a page of lists that is larger is asked for in parts."""
+_MOST_ERROR_BYTES = 2**16
+"""Of a refusal: a sentence, and a cause for each field."""
+_ERROR = 300
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""A peer that vanished without a word is noticed within half a minute. What Linux calls the first, macOS calls the second."""
+
+
+class OversizeError(Exception):
+    """An answer is longer than it may be. What was read is dropped, and the connection closed.
+
+    None of aiohttp's errors: to kopf those are a connection that broke, and it asks for the same again at once, without a word.
+    """
+
+
+class _Bounded:
+    """The content of an answer; all that is not about reading is the stream's."""
+
+    def __init__(self, stream: aiohttp.StreamReader, *, most: float) -> None:
+        self._stream = stream
+        self.most = most
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the stream has
+        return getattr(self._stream, name)
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        data = bytearray()
+        async for part in self._stream.iter_any():
+            data += part
+            self._check(len(data))
+        return bytes(data)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Parts of a stream of lines."""
+        line_bytes = 0
+        async for part in self._stream.iter_chunked(size):
+            ended = part.rfind(b"\n")
+            line_bytes = line_bytes + len(part) if ended < 0 else len(part) - ended - 1
+            self._check(line_bytes)
+            yield part
+
+    def _check(self, size_bytes: int) -> None:
+        if size_bytes > self.most:
+            raise OversizeError(f"it has more than {self.most:.0f} bytes")
+
+
+class ApiResponse(aiohttp.ClientResponse):
+    """An answer that is read through its bound alone, also by those who know nothing of it."""
+
+    async def start(self, connection: Connection) -> Self:
+        """As aiohttp begins to read it."""
+        await super().start(connection)
+        bounded = _Bounded(self.content, most=_MOST_ERROR_BYTES if self.status >= _ERROR else MOST_BYTES)
+        self.content = cast(aiohttp.StreamReader, bounded)
+        return self
+
+    def at_most(self, size_bytes: float = math.inf) -> Self:
+        """With another bound; without one the reader has its own."""
+        cast(_Bounded, self.content).most = size_bytes
+        return self
+
+
+def session(
+    access: RestConfig, *middlewares: aiohttp.ClientMiddlewareType, agent: str, trust_env: bool = False
+) -> aiohttp.ClientSession:
+    """Connections to an API server. Who we are is said by each request, or by a middleware. `trust_env`: by its proxies."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket),
+        headers={"User-Agent": agent, "Accept-Encoding": "identity"},
+        middlewares=middlewares,
+        response_class=ApiResponse,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        trust_env=trust_env,
+    )
+
+
+def _socket(address: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own AddrInfoType
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made

@@ -1,0 +1,208 @@
+"""A job's status: what is stored as values and back, the numbers of the scheduler's page in it, and the images that the job began with.
+
+Reading never fails: what this operator does not know or cannot read (a newer one's field, another controller's) is left
+out, item by item. The conditions are the job's memory: one bad entry must not make an ended job begin again.
+Numbers: a page that is missing or not whole changes nothing; numbers are rounded, so that noise is no write.
+Images: all workers of a job are of one release, and an upgrade restarts nothing that runs. So the operator's images are taken once, when pods
+are first wanted, and kept in the ConfigMap of the resolved job. Where it is lost and there are pods, the status says them, or the StatefulSets.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from streamrl import keys, names
+from streamrl.spec import RLJobSpec
+from streamrl.spec.base import SpecModel
+from streamrl.spec.pod import Pod
+from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
+from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
+
+_Status = TypeVar("_Status", bound=SpecModel)
+
+
+def read_job_status(job: Object) -> RLJobStatus:
+    """Of an RLJob as stored; empty at the first visit."""
+    return _read(RLJobStatus, job.get("status"))
+
+
+def read_pool_status(pool: Object | None) -> GeneratorPoolStatus:
+    """Of a GeneratorPool as stored; empty while there is none."""
+    return _read(GeneratorPoolStatus, None if pool is None else pool.get("status"))
+
+
+def plain_status(status: SpecModel) -> dict[str, Any]:
+    """As it is written: what is unknown or empty is left out."""
+    return status.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _read(model: type[_Status], document: object) -> _Status:
+    if not isinstance(document, Mapping):
+        return model()
+    whole = _valid(model, document)
+    if whole is not None:
+        return whole
+    kept = {key: _kept(model, key, value) for key, value in document.items()}
+    return _valid(model, {key: value for key, value in kept.items() if value is not None}) or model()
+
+
+def _kept(model: type[SpecModel], key: str, value: object) -> object:
+    """The value, or the items of it, that can be read; None if nothing can."""
+    if isinstance(value, list):
+        value = [item for item in value if _valid(model, {key: [item]}) is not None]
+    return None if _valid(model, {key: value}) is None else value
+
+
+def _valid(model: type[_Status], document: Mapping[str, Any]) -> _Status | None:
+    try:
+        return model.model_validate_json(json.dumps(document, default=_plain_mapping))
+    except ValidationError:
+        return None
+
+
+def _plain_mapping(value: object) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a status is plain data, got {type(value).__name__}")
+
+
+def images_of_job(observed: Observed, *, settings: PlanningSettings, begins: bool) -> Images | None:
+    """What was taken, or is taken now if the job `begins`; None: it has not begun."""
+    kept = _kept_images(observed.resolved.get(keys.FILE_IMAGES, ""))
+    if kept is not None or not begins:
+        return kept
+    return _images_seen(observed, default=settings.images) if _has_trainer(observed) else settings.images
+
+
+def _kept_images(text: str) -> Images | None:
+    try:
+        return Images.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _has_trainer(observed: Observed) -> bool:
+    """What has none may be as old as it likes."""
+    trainer = observed.sets.get(names.trainer(str(observed.raw["metadata"]["name"]))) or {}
+    return bool((trainer.get("spec") or {}).get("replicas"))
+
+
+def _images_seen(observed: Observed, *, default: Images) -> Images:
+    reported, job = read_job_status(observed.raw).images, observed.job
+    assert job is not None, "only a valid job begins"
+    if reported is not None:
+        return reported
+    name, trainer = job.metadata.name, job.spec.trainer
+    pools = [_default_in(observed.sets.get(names.pool(name, pool.name)), pod=pool.pod) for pool in job.spec.generators]
+    return Images(
+        trainer=_default_in(observed.sets.get(names.trainer(name)), pod=trainer.pod) or default.trainer,
+        generator=next((image for image in pools if image), default.generator),
+    )
+
+
+def _default_in(found: Object | None, *, pod: Pod) -> str:
+    """The operator's image in a StatefulSet; empty: there is none, or the job names its own."""
+    if found is None or pod.image is not None:
+        return ""
+    return str(found["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+_DIGITS = 4
+"""Of rewards and rates."""
+_PIPELINE = "pipeline"
+"""Parts of the wall whose names begin so are idle time that another stage causes (docs/concepts.md, Bubbles)."""
+
+
+def with_progress(
+    before: RLJobStatus, page: Mapping[str, Any] | None, *, spec: RLJobSpec, store: str, now: datetime, resync_s: float
+) -> RLJobStatus:
+    """The status with the page's numbers, if it is time and anything differs. `store`: the job's directory on the checkpoints' volume."""
+    if page is None or not is_progress_due(before, now=now, resync_s=resync_s):
+        return before
+    after = before.model_copy(update=_numbers(page, spec=spec, store=store))
+    return before if after == before else after.model_copy(update={"progress_time": stamp(now)})
+
+
+def is_progress_due(before: RLJobStatus, *, now: datetime, resync_s: float) -> bool:
+    """Whether the numbers may be written again."""
+    since_s = seconds_since(before.progress_time, now=now)
+    return since_s is None or since_s < 0 or since_s >= resync_s
+
+
+def checkpoint_path(store: str, path: object) -> str | None:
+    """Directory of a checkpoint on the checkpoints' volume; `path` is from `store`, the job's own directory there."""
+    return f"{store}/{path}"[:_LONGEST_PATH] if isinstance(path, str) and path else None
+
+
+_LONGEST_PATH = 1024
+_LARGEST = 1e15
+"""An API server takes no whole number above 64 bits; a page that says more is wrong."""
+
+
+def rounded(value: object) -> float | None:
+    """A number with `_DIGITS` digits; None if it is none."""
+    number = _number(value)
+    return None if number is None else float(f"{number:.{_DIGITS}g}")
+
+
+def whole_number(value: object) -> int | None:
+    """A whole number that is not negative; None if it is none."""
+    number = _number(value)
+    return int(number) if number is not None and number >= 0 else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) <= _LARGEST else None  # of a NaN this does not hold either
+
+
+def _numbers(page: Mapping[str, Any], *, spec: RLJobSpec, store: str) -> dict[str, Any]:
+    """Field of the status -> value; what the page does not say is left out."""
+    rate = rounded(_at(page, "scaling", "all", "tokens_per_s"))
+    found = {
+        "attempt": whole_number(page.get("attempt")),
+        "step": whole_number(page.get("step")),
+        "reward": rounded(_at(page, "last_evaluation", "mean_reward")),
+        "queue": whole_number(page.get("queue")),
+        "tokens_per_second": None if rate is None else max(rate, 0.0),
+        "bubbles": bubbles(page, spec=spec),
+        "checkpoint_path": checkpoint_path(store, _at(page, "checkpoint", "path")),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def bubbles(page: Mapping[str, Any], *, spec: RLJobSpec) -> Bubbles | None:
+    """Shares of the wall over the last heartbeats, each process weighed by what it costs; None while nothing is known."""
+    weighed = [(float(spec.trainer.cost_per_hour), _at(page, "scaling", "trainer"))]
+    for pool in spec.generators:
+        generators = whole_number(_at(page, "scaling", "pools", pool.name, "generators")) or 0
+        parts = _at(page, "scaling", "pools", pool.name, "parts")
+        weighed.append((generators * float(pool.cost_per_hour), parts))
+    known = [(cost, parts) for cost, parts in weighed if cost > 0 and isinstance(parts, Mapping)]
+    total = sum(cost for cost, _ in known)
+    if total <= 0:
+        return None
+    pipeline = sum(cost * _share(parts, begin=_PIPELINE) for cost, parts in known) / total
+    skew = sum(cost * _share(parts, begin="skew") for cost, parts in known) / total
+    return Bubbles(pipeline_percent=_percent(pipeline), skew_percent=_percent(skew))
+
+
+def _share(parts: Mapping[str, Any], *, begin: str) -> float:
+    return sum(_number(share) or 0.0 for part, share in parts.items() if str(part).startswith(begin))
+
+
+def _percent(share: float) -> float:
+    return round(min(max(100 * share, 0.0), 100.0), 1)
+
+
+def _at(page: Mapping[str, Any], *path: str) -> Any:  # noqa: ANN401 - plain data
+    value: Any = page
+    for key in path:
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
+    return value

@@ -1,0 +1,240 @@
+"""What every object of a job has (name, labels, owner, the hash of what we apply), and the objects that all pods share.
+
+Those are the resolved job, an account without access, the volumes, and the NetworkPolicies: gRPC is for pods of the job alone, signals are
+numbers and open to all. The signals ports have no `from`: requests through the API server's proxy come from an address that differs by cluster.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamrl import API_VERSION, keys, names
+from streamrl.errors import UserErrors
+from streamrl.spec import RLJob, RLJobSpec, parse_job
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.training import Claim
+from streamrl.status import Images
+from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
+from streamrl_operator.planning.values import DesiredRun, PlanningSettings
+
+Built = dict[str, Any]
+"""A Kubernetes object, or a part of one, as it is applied."""
+
+_APPLICATION = "streamrl"
+_HASH_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What the builders build from."""
+
+    job: RLJob
+    namespace: str
+    uid: str
+    wanted: DesiredRun
+    settings: PlanningSettings
+    resolved: Mapping[str, str] = field(default_factory=dict)
+    """Files of the ConfigMap with the job as they are now."""
+
+    @property
+    def images(self) -> Images:
+        """Of pods that name none."""
+        return self.wanted.images or self.settings.images
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.job.metadata.name
+
+    def labels(self, *, pool: str | None = None) -> dict[str, str]:
+        """Labels of an object of the job."""
+        labels = {
+            names.LABEL_NAME: _APPLICATION,
+            names.LABEL_INSTANCE: self.name,
+            names.LABEL_MANAGED_BY: names.MANAGED_BY,
+            names.LABEL_JOB: self.name,
+            names.LABEL_JOB_UID: self.uid,
+        }
+        return labels if pool is None else labels | {names.LABEL_POOL: pool}
+
+    def selector(self, *, role: str, pool: str | None = None) -> dict[str, str]:
+        """Labels by which pods are found; they cannot change in the life of a StatefulSet."""
+        labels = {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}
+        return labels if pool is None else labels | {names.LABEL_POOL: pool}
+
+    def metadata(self, name: str, *, pool: str | None = None, owned: bool = True) -> Built:
+        """Metadata of an object; without an owner it stays when the job is deleted."""
+        metadata: Built = {"name": name, "namespace": self.namespace, "labels": self.labels(pool=pool)}
+        return metadata | {"ownerReferences": [self._owner()]} if owned else metadata
+
+    def _owner(self) -> Built:
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "RLJob",
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+
+
+def canonical(value: object) -> str:
+    """`value` as JSON, always the same for the same value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def with_spec_hash(built: Mapping[str, Any]) -> Built:
+    """The object with the hash of all the rest of it."""
+    assert not built["metadata"].get("annotations")  # ours is the only one
+    digest = hashlib.sha256(canonical(built).encode()).hexdigest()[:_HASH_CHARACTERS]
+    return dict(built) | {"metadata": built["metadata"] | {"annotations": {names.ANNOTATION_SPEC_HASH: digest}}}
+
+
+def service_account(plan: JobPlan) -> Built:
+    """The account of all pods; nothing is bound to it and no token is mounted."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": plan.metadata(names.service_account(plan.name)),
+        "automountServiceAccountToken": False,
+    }
+
+
+def resolved_job(plan: JobPlan) -> Built:
+    """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
+    images = plan.wanted.images
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": plan.metadata(names.resolved(plan.name)),
+        "data": {
+            keys.FILE_JOB: _job_json(plan),
+            **({} if images is None else {keys.FILE_IMAGES: canonical(images.model_dump(by_alias=True)) + "\n"}),
+        },
+    }
+
+
+def _job_json(plan: JobPlan) -> str:
+    """What is there stays byte for byte while it says the same.
+
+    Another release of the operator knows other fields, and the images of a job that has begun refuse those that they do not know.
+    """
+    there, document = plan.resolved.get(keys.FILE_JOB, ""), _document(plan.job, namespace=plan.namespace)
+    return there if _read(there) == document else canonical(document) + "\n"
+
+
+def _document(job: RLJob, *, namespace: str | None) -> Built:
+    """The validated job with all defaults, without what may change; of its metadata only what says which job it is."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"spec": RLJobSpec.may_change})
+    return document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}
+
+
+def _read(text: str) -> Built | None:
+    """What a `job.json` says; None: nothing."""
+    try:
+        job = parse_job(json.loads(text))
+    except (ValueError, RecursionError, UserErrors):
+        return None
+    return _document(job, namespace=job.metadata.namespace)
+
+
+def claims(plan: JobPlan) -> list[Built]:
+    """The claims that the job does not bring along."""
+    storage = plan.job.spec.storage
+    made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
+    if storage.checkpoints.claim_name is None:
+        kept = plan.wanted.keeps_checkpoints
+        shared = plan.job.spec.trainer.nodes > 1
+        name = names.checkpoints_claim(plan.name)
+        made.append(_claim(plan, name=name, claim=storage.checkpoints, kept=kept, shared=shared))
+    return made
+
+
+def _claim(plan: JobPlan, *, name: str, claim: Claim, kept: bool = False, shared: bool = False) -> Built:
+    """`shared`: pods on several nodes write to it."""
+    mode = "ReadWriteMany" if shared else "ReadWriteOnce"
+    spec: Built = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
+    if claim.storage_class_name is not None:
+        spec["storageClassName"] = claim.storage_class_name
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": plan.metadata(name, owned=claim.when_deleted == "Delete" and not kept),
+        "spec": spec,
+    }
+
+
+_PORT_DNS = 53
+
+
+def trainer_policy(plan: JobPlan) -> Built:
+    """The trainer's first pod; it may go out to hubs, rewards and environments, so nothing is said of that."""
+    return _policy(
+        plan,
+        name=names.trainer(plan.name),
+        pods=plan.selector(role=ROLE_TRAINER),
+        rules={
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}],
+                    "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
+                },
+                {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
+                *_from_ranks(plan),
+            ]
+        },
+    )
+
+
+def trainer_workers_policy(plan: JobPlan) -> Built:
+    """Pods of the trainer's further nodes: nobody but the trainer's other pods reaches them, besides signals."""
+    return _policy(
+        plan,
+        name=names.trainer_workers(plan.name),
+        pods=plan.selector(role=ROLE_TRAINER_WORKER),
+        rules={"ingress": [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, *_from_ranks(plan)]},
+    )
+
+
+def _from_ranks(plan: JobPlan) -> list[Built]:
+    """Ranks of other pods, on any port: collectives choose theirs as they start."""
+    if plan.job.spec.trainer.nodes == 1:
+        return []
+    roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
+    pods = {"matchLabels": {names.LABEL_JOB: plan.name}, "matchExpressions": [roles]}
+    return [{"from": [{"podSelector": pods}]}]
+
+
+def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
+    """A pool's pods: out to scheduler and weights and to look names up, in for signals."""
+    return _policy(
+        plan,
+        name=names.pool(plan.name, pool.name),
+        pods=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
+        pool=pool.name,
+        rules={
+            "ingress": [{"ports": [_tcp(names.PORT_SIGNALS)]}],
+            "egress": [
+                {
+                    "to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}],
+                    "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
+                },
+                {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
+            ],
+        },
+    )
+
+
+def _policy(plan: JobPlan, *, name: str, pods: dict[str, str], rules: Built, pool: str | None = None) -> Built:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": plan.metadata(name, pool=pool),
+        "spec": {"podSelector": {"matchLabels": pods}, "policyTypes": [key.capitalize() for key in rules], **rules},
+    }
+
+
+def _tcp(port: int) -> Built:
+    return {"port": port, "protocol": "TCP"}

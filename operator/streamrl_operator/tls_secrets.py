@@ -1,0 +1,364 @@
+"""A job's certificates as Secrets: makes them, reads them, and says which Secrets to apply. EC P-256; keys never leave these values.
+
+Owns: what stands in a CA and in a leaf, the keys in the Secrets, the stamp of the last write. Does not own: when a certificate is due
+(`planning/certificates.py`), the API server (`reconcile.py` applies what `due` gives).
+
+    <job>-ca           ca.crt ca.key, while it is being changed next.crt next.key too; mounted nowhere
+    <job>-tls-<role>   ca.crt (one certificate, or two) tls.crt tls.key
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from streamrl import API_GROUP, names
+from streamrl_operator.planning.certificates import (
+    ROLES,
+    Action,
+    Ca,
+    Leaf,
+    Lives,
+    NewCa,
+    Promote,
+    Seen,
+    Signer,
+    WriteLeaf,
+    plan_certificates,
+)
+from streamrl_operator.planning.objects.shared import JobPlan
+
+_SKEW_S = 300.0
+"""Clocks of other machines may be behind by so much; at most a tenth of the life."""
+_SKEW_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who a leaf is for."""
+
+    namespace: str
+    job: str
+    role: str
+
+
+def new_ca(job: str, *, now: datetime, lives: Lives) -> KeyPair:
+    """A CA of one job. Its name has a number, since two of them are trusted while one follows the other."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    serial = x509.random_serial_number()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{job} CA {serial:040x}"[:64])])
+    usage = _usage(signs_certificates=True)
+    builder = _builder(name, issuer=name, key=key, serial=serial, not_before=_before(now, lives.ca_s))
+    builder = builder.not_valid_after(now + timedelta(seconds=lives.ca_s))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(usage, critical=True)
+    return _pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def new_leaf(holder: Holder, *, ca: KeyPair, now: datetime, lives: Lives) -> KeyPair:
+    """A role's leaf; it never outlives its CA."""
+    authority, signing = x509.load_pem_x509_certificate(ca.certificate), _key(ca.key)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}")])
+    not_before = max(_before(now, lives.leaf_s), authority.not_valid_before_utc)
+    builder = _builder(
+        name, issuer=authority.subject, key=key, serial=x509.random_serial_number(), not_before=not_before
+    )
+    builder = builder.not_valid_after(min(now + timedelta(seconds=lives.leaf_s), authority.not_valid_after_utc))
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(_purposes(holder)), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(alternative_names(holder)), critical=False)
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+    builder = builder.add_extension(issuer_key, critical=False)
+    return _pair(builder.sign(signing, hashes.SHA256()), key)
+
+
+def alternative_names(holder: Holder) -> list[x509.GeneralName]:
+    """The role's URI; and where the role serves (all but generators), the addresses at which it is dialled."""
+    found: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(names.role_uri(holder.namespace, holder.job, holder.role))
+    ]
+    if holder.role == "generator":
+        return found
+    service, pods = names.scheduler(holder.job), f"*.{names.trainer(holder.job)}"
+    suffixes = ("", f".{holder.namespace}", f".{holder.namespace}.svc", f".{holder.namespace}.svc.cluster.local")
+    hosts = [*(service + suffix for suffix in suffixes), *(pods + suffix for suffix in suffixes[1:]), "localhost"]
+    return found + [x509.DNSName(host) for host in hosts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What matters of a certificate whose key belongs to it."""
+
+    certificate: x509.Certificate
+    fingerprint: str
+
+    @property
+    def not_before(self) -> datetime:
+        """UTC."""
+        return self.certificate.not_valid_before_utc
+
+    @property
+    def not_after(self) -> datetime:
+        """UTC."""
+        return self.certificate.not_valid_after_utc
+
+
+def read(pair: KeyPair) -> Read | None:
+    """A certificate with its key; None if they cannot be read or do not belong together."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        if _key(pair.key).public_key() != certificate.public_key():
+            return None
+    except (ValueError, TypeError):
+        return None
+    return Read(certificate=certificate, fingerprint=fingerprint(certificate))
+
+
+def read_trusted(bundle: bytes) -> list[x509.Certificate]:
+    """The certificates of a bundle, in its order; none if it cannot be read."""
+    try:
+        return x509.load_pem_x509_certificates(bundle)
+    except ValueError:
+        return []
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """What tells certificates apart."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def signer_of(certificate: x509.Certificate, candidates: Sequence[x509.Certificate]) -> str:
+    """Fingerprint of the one that signed it; empty if none of them did."""
+    for candidate in candidates:
+        try:
+            certificate.verify_directly_issued_by(candidate)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        return fingerprint(candidate)
+    return ""
+
+
+def is_for(certificate: x509.Certificate, holder: Holder) -> bool:
+    """Whether it has the names and purposes that a new one would have."""
+    try:
+        extensions = certificate.extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        purposes = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+    return list(found) == alternative_names(holder) and list(purposes) == _purposes(holder)
+
+
+def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
+    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+    return [client] if holder.role == "generator" else [client, server]
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _builder(
+    name: x509.Name, *, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, not_before: datetime
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(issuer_name=issuer, subject_name=name, public_key=key.public_key())
+    builder = builder.serial_number(serial).not_valid_before(not_before)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+
+def _before(now: datetime, life_s: float) -> datetime:
+    return now - timedelta(seconds=min(_SKEW_S, life_s * _SKEW_SHARE))
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return KeyPair(
+        certificate=certificate.public_bytes(encoding),
+        key=key.private_bytes(encoding, form, serialization.NoEncryption()),
+    )
+
+
+def _key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(pem, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TypeError("not an EC key")
+    return key
+
+
+ANNOTATION_WRITTEN = f"{API_GROUP}/written-at"
+"""When we last wrote the Secret; the steps of a CA's change are counted from it."""
+_CA_KEYS: Mapping[Signer, tuple[str, str]] = {"present": ("ca.crt", "ca.key"), "next": ("next.crt", "next.key")}
+_TRUST, _CERTIFICATE, _KEY = "ca.crt", "tls.crt", "tls.key"
+
+Secret = Mapping[str, Any]
+Secrets = Mapping[str, Secret]
+"""By name."""
+
+
+def secret_names(job: str) -> tuple[str, ...]:
+    """Of all Secrets with certificates of a job."""
+    return (names.ca_secret(job), *(names.tls_secret(job, role) for role in ROLES))
+
+
+def due(
+    plan: JobPlan, secrets: Secrets, *, now: datetime, lives: Lives
+) -> tuple[list[dict[str, Any]], datetime | None]:
+    """Secrets to apply now, CA first, and when to look again. Where a CA is applied, look again at once."""
+    seen = observe_certificates(plan, secrets)
+    wanted = plan_certificates(seen, now=now, lives=lives)
+    made = [_perform(action, plan=plan, secrets=secrets, now=now, lives=lives) for action in wanted.actions]
+    # A Secret whose certificates are in order, but not its labels or its owner.
+    made += [] if made else [_remade(plan, secret) for secret in secrets.values() if _is_astray(plan, secret)]
+    return made, wanted.next_check
+
+
+def observe_certificates(plan: JobPlan, secrets: Secrets) -> Seen:
+    """The certificates in the Secrets, as far as they are sound."""
+    ca = secrets.get(names.ca_secret(plan.name))
+    return Seen(
+        present=_ca(ca, "present"),
+        next=_ca(ca, "next"),
+        leaves={role: _leaf(secrets.get(names.tls_secret(plan.name, role)), _holder(plan, role)) for role in ROLES},
+    )
+
+
+def _ca(secret: Secret | None, place: Signer) -> Ca | None:
+    found = read(_ca_pair(secret, place))
+    if found is None:
+        return None
+    return Ca(fingerprint=found.fingerprint, not_before=found.not_before, not_after=found.not_after)
+
+
+def _leaf(secret: Secret | None, holder: Holder) -> Leaf | None:
+    if secret is None:
+        return None
+    found = read(KeyPair(certificate=_data(secret, _CERTIFICATE), key=_data(secret, _KEY)))
+    written = _written(secret)
+    if found is None or written is None or not is_for(found.certificate, holder):
+        return None
+    trusted = read_trusted(_data(secret, _TRUST))
+    return Leaf(
+        signer=signer_of(found.certificate, trusted),
+        trusts=tuple(fingerprint(certificate) for certificate in trusted),
+        not_before=found.not_before,
+        not_after=found.not_after,
+        changed=written,
+    )
+
+
+def _perform(action: Action, *, plan: JobPlan, secrets: Secrets, now: datetime, lives: Lives) -> dict[str, Any]:
+    ca = secrets.get(names.ca_secret(plan.name))
+    if isinstance(action, WriteLeaf):
+        return _write_leaf(action, plan=plan, secrets=secrets, now=now, lives=lives)
+    present, following = _ca_pair(ca, "present"), _ca_pair(ca, "next")
+    if isinstance(action, Promote):
+        return _ca_secret(plan, {"present": following}, now=now)
+    assert isinstance(action, NewCa)
+    made = new_ca(plan.name, now=now, lives=lives)
+    return _ca_secret(
+        plan, {"present": made} if action.place == "present" else {"present": present, "next": made}, now=now
+    )
+
+
+def _write_leaf(action: WriteLeaf, *, plan: JobPlan, secrets: Secrets, now: datetime, lives: Lives) -> dict[str, Any]:
+    ca = secrets[names.ca_secret(plan.name)]
+    old = secrets.get(names.tls_secret(plan.name, action.role))
+    if action.signer is None:
+        assert old is not None, "the leaf that is kept is there"
+        pair = KeyPair(certificate=_data(old, _CERTIFICATE), key=_data(old, _KEY))
+    else:
+        pair = new_leaf(_holder(plan, action.role), ca=_ca_pair(ca, action.signer), now=now, lives=lives)
+    data = {
+        _TRUST: b"".join(_ca_pair(ca, place).certificate for place in action.trusts),
+        _CERTIFICATE: pair.certificate,
+        _KEY: pair.key,
+    }
+    return _secret(plan, names.tls_secret(plan.name, action.role), kind="kubernetes.io/tls", data=data, written=now)
+
+
+def _ca_secret(plan: JobPlan, pairs: Mapping[Signer, KeyPair], *, now: datetime) -> dict[str, Any]:
+    data: dict[str, bytes] = {}
+    for place, pair in pairs.items():
+        certificate, key = _CA_KEYS[place]
+        data |= {certificate: pair.certificate, key: pair.key}
+    return _secret(plan, names.ca_secret(plan.name), kind="Opaque", data=data, written=now)
+
+
+def _secret(plan: JobPlan, name: str, *, kind: str, data: Mapping[str, bytes], written: datetime) -> dict[str, Any]:
+    metadata = plan.metadata(name) | {"annotations": {ANNOTATION_WRITTEN: written.astimezone(UTC).isoformat()}}
+    encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": metadata, "data": encoded}
+
+
+def _remade(plan: JobPlan, secret: Secret) -> dict[str, Any]:
+    """The same Secret with the metadata that it should have; its certificates are as old as they were."""
+    metadata = plan.metadata(secret["metadata"]["name"])
+    stamp = (secret["metadata"].get("annotations") or {}).get(ANNOTATION_WRITTEN)  # a CA does without
+    annotations = {} if stamp is None else {ANNOTATION_WRITTEN: stamp}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": secret["type"],
+        "metadata": metadata | {"annotations": annotations},
+        "data": dict(secret["data"]),
+    }
+
+
+def _is_astray(plan: JobPlan, secret: Secret) -> bool:
+    metadata, wanted = secret["metadata"], plan.metadata(secret["metadata"]["name"])
+    has_labels = wanted["labels"].items() <= (metadata.get("labels") or {}).items()
+    return not has_labels or wanted["ownerReferences"] != metadata.get("ownerReferences")
+
+
+def _holder(plan: JobPlan, role: str) -> Holder:
+    return Holder(namespace=plan.namespace, job=plan.name, role=role)
+
+
+def _ca_pair(secret: Secret | None, place: Signer) -> KeyPair:
+    certificate, key = _CA_KEYS[place]
+    return KeyPair(certificate=_data(secret, certificate), key=_data(secret, key))
+
+
+def _data(secret: Secret | None, key: str) -> bytes:
+    try:
+        return base64.b64decode(((secret or {}).get("data") or {}).get(key, ""), validate=True)
+    except binascii.Error:
+        return b""
+
+
+def _written(secret: Secret) -> datetime | None:
+    text = (secret["metadata"].get("annotations") or {}).get(ANNOTATION_WRITTEN, "")
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None

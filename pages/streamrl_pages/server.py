@@ -1,0 +1,150 @@
+"""A few read-only endpoints over HTTP/1.1, served in the running loop.
+
+Owns: the port, and who may hold it how long. Does not own: what a page says. Starlette has the routes, uvicorn and h11 the protocol.
+
+Invariants:
+- A connection carries one request. It ends `_TIMEOUT_S` after it was made, whatever it has sent or read.
+- `_CONNECTIONS` are open at most, `_CONNECTIONS_OF_A_PEER` of one address. A new one takes the place of the oldest: who asks is
+  answered at once, so the oldest is one that waits for nothing but its end.
+- GET and HEAD alone; other methods are 405, other paths 404. Nobody reads a request's body.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, Router
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_SIGNALS_PORT
+
+Endpoint = Callable[[], Response]
+"""Makes an answer. It is called in the server's loop and must be quick. One that raises is logged and answered with 500."""
+
+_TIMEOUT_S = 5.0
+"""For one request, from the connection to the last byte of the answer."""
+_CONNECTIONS = 256
+"""Some 30 kB each, and a process has 1,024 file descriptors or more."""
+_CONNECTIONS_OF_A_PEER = 16
+"""Kubelet, Prometheus and the operator open one at a time; some may share an address."""
+_HEADER_BYTES = 8 * 1024
+"""A scraper's request has some hundred bytes."""
+_HEADERS = [("connection", "close"), ("cache-control", "no-store")]
+
+
+def metrics_response(text: bytes) -> Response:
+    """Metrics as prometheus_client writes them."""
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def health_response(fault: str) -> Response:
+    """200 where there is no fault, else 503 with what it is."""
+    return PlainTextResponse(f"{fault or 'ok'}\n", status_code=503 if fault else 200)
+
+
+def json_response(value: Mapping[str, Any]) -> Response:
+    """A JSON object. It has no word for infinity: what is no finite number is null."""
+    text = json.dumps(value)
+    if "NaN" in text or "Infinity" in text:
+        text = json.dumps(json.loads(text, parse_constant=lambda _: None))
+    return Response(text, media_type="application/json")
+
+
+class EndpointServer:
+    """Serves endpoints by path. `start` binds, `close` ends."""
+
+    def __init__(self, pages: Mapping[str, Endpoint]) -> None:
+        routes = [Route(path, _endpoint(page), methods=["GET"]) for path, page in pages.items()]
+        self._config = Config(
+            Router(routes, redirect_slashes=False),
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            workers=1,
+            proxy_headers=False,
+            access_log=False,
+            log_config=None,
+            log_level=logging.ERROR,  # what peers send wrong is no news
+            headers=_HEADERS,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+        )
+        self._config.load()
+        self._open: dict[_Connection, str] = {}
+        self._state = ServerState()
+        self._state.default_headers = self._config.encoded_headers
+        self._server: asyncio.Server | None = None
+
+    async def start(self, *, host: str, port: int) -> int:
+        """Bind and serve; returns the port (0 = any free one). A port in use is the user's error."""
+        try:
+            self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
+        except OSError as error:
+            raise _unbindable(error, port=port) from error
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop serving; connections that are still open are broken off."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in self._open:
+            connection.transport.abort()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        await self._server.wait_closed()
+        self._server = None
+
+    def _connection(self) -> "_Connection":
+        return _Connection(self._config, self._state, open_=self._open)
+
+
+class _Connection(H11Protocol):
+    """One peer's connection, until its deadline or until its place is needed."""
+
+    def __init__(self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]") -> None:
+        super().__init__(config, state, app_state={})
+        self._open = open_  # oldest first, with the address of each
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_TIMEOUT_S, transport.abort)
+        peer = self.client[0] if self.client else ""
+        self._make_room(peer)
+        self._open[self] = peer
+
+    def _make_room(self, peer: str) -> None:
+        of_peer = [connection for connection, other in self._open.items() if other == peer]
+        oldest = of_peer if len(of_peer) >= _CONNECTIONS_OF_A_PEER else list(self._open)
+        if oldest is of_peer or len(oldest) >= _CONNECTIONS:
+            del self._open[oldest[0]]
+            oldest[0].transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        self._open.pop(self, None)
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Nothing where the request is whole and only its body is wrong: the answer is on its way, and a second would be an error."""
+        if self.cycle is None:
+            super().send_400_response(msg)
+
+
+def _endpoint(page: Endpoint) -> Callable[[Request], Any]:
+    async def endpoint(_: Request) -> Response:
+        return page()
+
+    return endpoint
+
+
+def _unbindable(error: OSError, *, port: int) -> UserError:
+    rule = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot bind port {port}: {error.strerror}"
+    return UserError(field=ENV_SIGNALS_PORT, rule=rule, fix="choose another port, or 0 for any free one")

@@ -1,0 +1,146 @@
+"""The operator's process against an API server that answers nonsense without end, and with a credential plug-in that gives nothing."""
+
+import asyncio
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl import keys
+from streamrl_operator.kube.kinds import LEASE
+from support import hostile_server as hostile
+from support.ports import free_port
+
+MOST_MIB = 400
+"""Of the process; the chart gives it 768."""
+DEADLINE_S = 60.0
+METADATA = {"name": "l", "namespace": "n", "uid": "u", "resourceVersion": "1"}
+FREE_LEASE = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": METADATA, "spec": {}}
+ODD_LIST = {"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": []}, "spec": 7}]}
+NO_LIST = {"metadata": {"resourceVersion": "5"}, "items": None}
+EVENTS = (
+    {"type": "ERROR", "object": {"code": [], "message": {}}},
+    {"type": "ADDED", "object": {"metadata": 1}},
+    {"type": 7},
+    [],
+)
+HOSTILE: tuple[Callable[[asyncio.StreamWriter], object], ...] = (
+    lambda writer: hostile.endless(writer, 500),
+    lambda writer: hostile.endless(writer, 403),
+    lambda writer: hostile.endless(writer, 200, begin=b'{"items": [', part=b"[]," * 20_000),
+    lambda writer: hostile.bomb(writer, 200, encoding="gzip"),
+    lambda writer: hostile.bomb(writer, 410, encoding="deflate"),
+    lambda writer: writer.write(hostile.whole(401, b'{"message": {}, "details": []}')),
+    lambda writer: writer.write(hostile.whole(410, b'{"code": [], "reason": 7}')),
+    lambda writer: writer.write(hostile.whole(429, b"\xff", more="Retry-After: \xb2\r\n")),
+    lambda writer: writer.write(hostile.whole(200, json.dumps(ODD_LIST).encode())),
+    hostile.endless_headers,
+)
+
+
+class Operator:
+    """One process of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+        self.process, self.port, self.log = process, port, log
+
+    @property
+    def peak_mib(self) -> int:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+    def answers(self) -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=10) as page:
+            return bool(page.status == 200)
+
+    async def until(self, check: Callable[[], bool], *, what: str) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while not check():
+                    assert self.process.returncode is None, self.log.read_text()[-3000:]
+                    assert self.peak_mib < MOST_MIB, self.log.read_text()[-3000:]
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"waited {DEADLINE_S:g} s for {what}: {self.log.read_text()[-3000:]}") from None
+
+    async def end(self) -> int:
+        self.process.terminate()
+        return await asyncio.wait_for(self.process.wait(), DEADLINE_S)
+
+
+@asynccontextmanager
+async def operator(folder: Path, server: str, user: object) -> AsyncIterator[Operator]:
+    """A process that speaks to `server` as `user`."""
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    (folder / "kubeconfig").write_text(json.dumps(config))
+    port, log = free_port(), folder / "log"
+    environ = os.environ | {
+        keys.ENV_KUBECONFIG: str(folder / "kubeconfig"),
+        keys.ENV_TRAINER_IMAGE: "trainer:test",
+        keys.ENV_GENERATOR_IMAGE: "generator:test",
+        keys.ENV_SIGNALS_PORT: str(port),
+        keys.ENV_BIND_HOST: "127.0.0.1",
+    }
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "streamrl_operator", env=environ, stdout=output, stderr=output
+        )
+    try:
+        yield Operator(process, port, log)
+    finally:
+        if process.returncode is None:
+            psutil.Process(process.pid).kill()
+            await process.wait()
+
+
+async def test_hostile_answers_end_nothing_and_take_no_memory(tmp_path: Path) -> None:
+    asked = []
+
+    def answer(line: str, writer: asyncio.StreamWriter) -> object:
+        if LEASE.plural in line:
+            return writer.write(hostile.whole(200, json.dumps(FREE_LEASE).encode()))
+        asked.append(line)
+        turn = len(asked) // 2
+        if turn % 3 == 0:  # a list that is fine, and a watch of it that is not
+            text = b"".join(json.dumps(one).encode() + b"\n" for one in EVENTS[turn % 4 :])
+            return writer.write(hostile.whole(200, text if "watch=" in line else json.dumps(NO_LIST).encode()))
+        return HOSTILE[turn % len(HOSTILE)](writer)
+
+    async with hostile.serve(answer) as server, operator(tmp_path, server, {"token": "t"}) as running:
+        await running.until(lambda: len(asked) > 100, what="100 requests")
+        assert running.answers()
+        assert await running.end() == 0
+
+
+@pytest.mark.parametrize("broken", ["exit 1", "sleep 600"])
+async def test_a_credential_plug_in_that_fails_is_told_and_tried_again(tmp_path: Path, broken: str) -> None:
+    asked: list[str] = []
+
+    def answer(line: str, writer: asyncio.StreamWriter) -> None:
+        asked.append(line)
+        writer.write(hostile.whole(500, b""))
+
+    script = tmp_path / "plug-in"
+    script.write_text(f"#!/bin/sh\necho run >> {tmp_path}/runs\n{broken}\n")
+    script.chmod(0o700)
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(script)}
+    async with hostile.serve(answer) as server, operator(tmp_path, server, {"exec": plugin}) as running:
+        runs = tmp_path / "runs"
+        await running.until(lambda: runs.exists() and "lease not renewed" in running.log.read_text(), what="a word")
+        assert running.answers()
+        if broken != "sleep 600":
+            assert "plug-in" in running.log.read_text()
+        script.write_text('#!/bin/sh\necho \'{"status": {"token": "t"}}\'\n')
+        await running.until(lambda: bool(asked), what="a request once the plug-in works")
+        assert await running.end() == 0

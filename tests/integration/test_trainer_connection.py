@@ -1,0 +1,125 @@
+"""The trainer's link over real gRPC: a scheduler that is away, that refuses, that goes and comes back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.stream.channel import MAX_BREAKS, Backoff, bind, make_server
+from streamrl_workers.stream.messages import frames
+from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
+from streamrl_workers.trainer.session import Session, StoppedError, TrainerIdentity
+
+TOKEN = "secret"
+
+
+class Scheduler(SchedulerServicer):
+    """Welcomes; closes the stream after the first event behind hello, stops the run on the second connection."""
+
+    def __init__(self) -> None:
+        self.hellos: list[pb.TrainerHello] = []
+
+    async def Train(self, requests, context) -> AsyncIterator[pb.Frame]:  # noqa: N802 - the RPC's name
+        self.hellos.append(pb.TrainerEvent.FromString((await anext(requests)).data).hello)
+        yield _frame(welcome=pb.TrainerWelcome(attempt=1, batch_groups=1, lease_seconds=0.3))
+        await anext(requests)
+        if len(self.hellos) > 1:
+            yield _frame(stop=pb.Stop(reason="done"))
+
+
+def _frame(**command: Any) -> pb.Frame:
+    (frame,) = frames(pb.TrainerCommand(**command).SerializeToString())
+    return frame
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[tuple[Scheduler, str]]:
+    server, servicer = make_server(TOKEN), Scheduler()
+    add_SchedulerServicer_to_server(servicer, server)
+    address = bind(server, port=0)
+    await server.start()
+    yield servicer, address
+    await server.stop(None)
+
+
+def _link(address: str, *, token: str = TOKEN, lost_after_s: float = 60.0) -> tuple[Session, SchedulerConnection]:
+    identity = TrainerIdentity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
+    session = Session(identity, step=0, window_bytes=1000)
+    where = SchedulerAddress(scheduler=address, token=token, lost_after_s=lost_after_s)
+    return session, SchedulerConnection(session, address=where, recorder=Recorder(sink=None, metrics=None))
+
+
+async def test_a_stream_that_breaks_is_opened_again_by_the_same_instance(scheduler):
+    servicer, address = scheduler
+    session, link = _link(address)
+    await asyncio.wait_for(link.run(), 30)
+    assert [hello.instance for hello in servicer.hellos] == ["i", "i"]
+    with pytest.raises(StoppedError, match="done"):
+        session.poll()
+
+
+async def test_without_a_scheduler_it_gives_up_and_says_what_it_waited_for():
+    session, link = _link("127.0.0.1:1", lost_after_s=0.3)
+    begun_s = time.monotonic()
+    await asyncio.wait_for(link.run(), 30)
+    assert time.monotonic() - begun_s < 10
+    with pytest.raises(RetryError, match=r"in vain for the scheduler: .*did not answer at 127.0.0.1:1"):
+        session.wait_welcome()
+
+
+async def test_another_runs_token_is_the_users_error(scheduler):
+    _, address = scheduler
+    _, link = _link(address, token="of another run")
+    with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of this run"):
+        await asyncio.wait_for(link.run(), 30)
+
+
+async def test_closing_ends_a_link_that_finds_nobody():
+    _, link = _link("127.0.0.1:1", lost_after_s=0.2)
+    link.close()
+    await asyncio.wait_for(link.run(), 5)
+
+
+class Refusing(SchedulerServicer):
+    """Ends every connection behind its welcome."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+        self.hellos = 0
+
+    async def Train(self, requests, context) -> AsyncIterator[pb.Frame]:  # noqa: N802 - the RPC's name
+        await anext(requests)
+        self.hellos += 1
+        yield _frame(welcome=pb.TrainerWelcome(attempt=1, batch_groups=1, lease_seconds=30.0))
+        await context.abort(self._code, "this cannot be said")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "connections"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, "refuses this trainer: INVALID_ARGUMENT: this cannot be said", 1),
+        (grpc.StatusCode.FAILED_PRECONDITION, "refuses this trainer: FAILED_PRECONDITION: this cannot be said", 1),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "refuses this trainer: RESOURCE_EXHAUSTED: this cannot be said", 1),
+        (grpc.StatusCode.ABORTED, f"the connection to the scheduler broke {MAX_BREAKS} times", MAX_BREAKS),
+    ],
+)
+async def test_a_trainer_that_cannot_say_what_it_has_to_ends(code, reason: str, connections: int, monkeypatch):
+    monkeypatch.setattr(Backoff, "next_pause_s", lambda _backoff: 0.0)
+    server, servicer = make_server(TOKEN), Refusing(code)
+    add_SchedulerServicer_to_server(servicer, server)
+    address = bind(server, port=0)
+    await server.start()
+    session, link = _link(address)
+    await asyncio.wait_for(link.run(), 60)
+    await server.stop(None)
+    with pytest.raises(RetryError, match=reason):
+        session.poll()
+    assert servicer.hellos == connections

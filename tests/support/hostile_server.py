@@ -1,0 +1,75 @@
+"""A server that answers with bytes as a test wants them: endless, packed, slow, or of another shape than HTTP's own libraries allow."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+_CHUNK = b"x" * 2**16
+
+
+def head(status: int, *, kind: str = "application/json", more: str = "") -> bytes:
+    """Status line and headers of a body that ends with the connection."""
+    return f"HTTP/1.1 {status} Because\r\nContent-Type: {kind}\r\nConnection: close\r\n{more}\r\n".encode()
+
+
+async def endless(writer: asyncio.StreamWriter, status: int, *, begin: bytes = b"", part: bytes = _CHUNK) -> None:
+    """A body without end."""
+    writer.write(head(status) + begin)
+    while True:
+        writer.write(part)
+        await writer.drain()
+
+
+async def bomb(writer: asyncio.StreamWriter, status: int, *, encoding: str) -> None:
+    """A body without end that is packed a thousand times."""
+    pack = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    begin, again = (pack.compress(bytes(2**24)) + pack.flush(zlib.Z_FULL_FLUSH) for _ in range(2))
+    writer.write(head(status, more=f"Content-Encoding: {encoding}\r\n") + begin)
+    while True:
+        writer.write(again)
+        await writer.drain()
+
+
+async def endless_headers(writer: asyncio.StreamWriter) -> None:
+    """Headers without end."""
+    writer.write(b"HTTP/1.1 200 Fine\r\n")
+    while True:
+        writer.write(b"X-More: " + _CHUNK[:4000] + b"\r\n")
+        await writer.drain()
+
+
+async def drip(writer: asyncio.StreamWriter, status: int) -> None:
+    """A byte now and then."""
+    writer.write(head(status))
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+
+
+def whole(status: int, body: bytes, *, more: str = "") -> bytes:
+    """An answer at once."""
+    return head(status, more=f"Content-Length: {len(body)}\r\n{more}") + body
+
+
+@asynccontextmanager
+async def serve(answer: Callable[[str, asyncio.StreamWriter], object]) -> AsyncIterator[str]:
+    """Answers each request by `answer(first line, writer)`; gives the address."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            asked = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = next((line for line in asked.splitlines() if line.lower().startswith("content-length:")), ":0")
+            await reader.readexactly(int(length.partition(":")[2]))
+            told = answer(asked.partition("\r\n")[0], writer)
+            if asyncio.iscoroutine(told):
+                await told
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

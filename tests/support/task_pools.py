@@ -1,0 +1,66 @@
+"""Asks a task pool as tests think: a question, and its answers in order."""
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
+
+
+def _key(value: Request | Result) -> Hashable:
+    match value:
+        case Prompt() | NeedPrompts():
+            return value.split, value.index if isinstance(value, Prompt) else value.first_index
+        case PlayTurn() | TurnAnswer():
+            return "turn", value.group_id, value.sample_index, value.lease
+    return "score", value.group_id, value.sample_index
+
+
+class AskedPool(TaskPool):
+    """A pool whose results are matched to those who wait for them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._waiting: dict[Hashable, asyncio.Future[Any]] = {}
+        self._matching: asyncio.Task[None] | None = None
+
+    async def prompts(self, *, split: Any, first_index: int, count: int) -> list[Prompt]:
+        """Prompts, in order."""
+        if not count:
+            return []
+        wanted = [NeedPrompts(split=split, first_index=first_index + number, count=1) for number in range(count)]
+        return await self._all(wanted, put=[NeedPrompts(split=split, first_index=first_index, count=count)])
+
+    async def score(self, requests: Sequence[ScoreSample]) -> list[Score]:
+        """Scores, in order."""
+        return await self._all(requests, put=requests)
+
+    async def play(self, requests: Sequence[PlayTurn]) -> list[TurnAnswer]:
+        """Answers, in order."""
+        return await self._all(requests, put=requests)
+
+    async def _all(self, wanted: Sequence[Request], *, put: Sequence[Request]) -> list[Any]:
+        if self._matching is None or self._matching.done():
+            self._matching = asyncio.create_task(self._match(), name="match results")
+        futures = [self._waiting.setdefault(_key(one), asyncio.get_running_loop().create_future()) for one in wanted]
+        for request in put:
+            self.put(request)
+        return [await future for future in futures]
+
+    async def _match(self) -> None:
+        try:
+            while True:
+                for result in await self.results():
+                    self._waiting.pop(_key(result)).set_result(result)
+        except Exception as error:  # noqa: BLE001 - of the pool: whoever waits gets it
+            for future in self._waiting.values():
+                if not future.done():  # nobody waits any more
+                    future.set_exception(error)
+            self._waiting.clear()
+
+    async def close(self) -> None:
+        """Those who wait hear of it before this returns."""
+        await super().close()
+        if self._matching is not None:
+            await asyncio.wait([self._matching], timeout=10)

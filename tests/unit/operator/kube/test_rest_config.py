@@ -1,0 +1,222 @@
+"""How an API server is reached: kubeconfigs as kubectl takes them, service accounts, tokens that change."""
+
+import asyncio
+import base64
+import json
+import ssl
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streamrl.errors import UserError
+from streamrl_operator import tls_secrets
+from streamrl_operator.kube import rest_config
+from streamrl_operator.planning.certificates import Lives
+from streamrl_operator.tls_secrets import Holder, KeyPair
+from support import hostile_server
+
+NOW = datetime.now(UTC)
+CA = tls_secrets.new_ca("test", now=NOW, lives=Lives())
+USER = tls_secrets.new_leaf(Holder(namespace="n", job="test", role="generator"), ca=CA, now=NOW, lives=Lives())
+
+
+def config(user: str, server: str = "https://api.example:6443", cluster: str = "") -> str:
+    """A kubeconfig with one context."""
+    return f"""
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{{name: here, context: {{cluster: c, user: u, namespace: lab}}}}]
+clusters: [{{name: c, cluster: {{server: "{server}"{cluster}}}}}]
+users: [{{name: u, user: {user}}}]
+"""
+
+
+def b64(pem: bytes) -> str:
+    """As kubeconfigs have it."""
+    return base64.b64encode(pem).decode()
+
+
+async def test_a_token() -> None:
+    found = rest_config.from_kubeconfig(config("{token: abc}"))
+    assert (found.server, found.namespace) == ("https://api.example:6443", "lab")
+    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer abc"}
+    assert found.tls is not None
+    assert found.tls.verify_mode == ssl.CERT_REQUIRED
+
+
+async def test_certificates_inline_and_from_files(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(CA.certificate)
+    (tmp_path / "user.pem").write_bytes(USER.certificate)
+    inline = f"{{client-certificate-data: {b64(USER.certificate)}, client-key-data: {b64(USER.key)}}}"
+    authority = f", certificate-authority-data: {b64(CA.certificate)}"
+    files = f"{{client-certificate: user.pem, client-key-data: {b64(USER.key)}}}"
+    for user, cluster in ((inline, authority), (files, ", certificate-authority: ca.pem")):
+        found = rest_config.from_kubeconfig(config(user, cluster=cluster), base=tmp_path)
+        assert await found.headers(now_s=0.0) == {}
+        assert found.tls is not None
+        assert len(found.tls.get_ca_certs()) == 1
+
+
+async def test_a_token_file_is_read_again(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("one\n")
+    found = rest_config.from_kubeconfig(config("{tokenFile: token}"), base=tmp_path)
+    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer one"}
+    (tmp_path / "token").write_text("two\n")
+    assert await found.headers(now_s=30.0) == {"Authorization": "Bearer one"}
+    assert await found.headers(now_s=61.0) == {"Authorization": "Bearer two"}
+    (tmp_path / "token").write_text("three\n")
+    found.forget()
+    assert await found.headers(now_s=62.0) == {"Authorization": "Bearer three"}
+
+
+async def test_a_credential_plug_in() -> None:
+    script = "import os, json; asked = json.loads(os.environ['KUBERNETES_EXEC_INFO']); "
+    script += "print(json.dumps({'status': {'token': asked['kind'] + os.environ['WHO']}}))"
+    plugin = f"""{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: "{sys.executable}",
+        args: ["-c", "{script}"], env: [{{name: WHO, value: -me}}]}}}}"""
+    found = rest_config.from_kubeconfig(config(plugin))
+    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer ExecCredential-me"}
+
+
+def plug_in(folder: Path, script: str) -> rest_config.RestConfig:
+    """Whom a shell script speaks for; `$0` is its folder."""
+    args = json.dumps(["-c", script, str(folder)])
+    return rest_config.from_kubeconfig(
+        config(f"{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: {args}}}}}")
+    )
+
+
+GOOD = """echo '{"status": {"token": "good"}}'"""
+
+
+@pytest.mark.parametrize(
+    ("script", "reported"),
+    [
+        (f"{GOOD}; exit 3", "exit code 3"),
+        ("kill -9 $$", "exit code -9"),
+        ("echo nonsense", "no ExecCredential"),
+        ("echo '[]'", "no ExecCredential"),
+        ("""echo '{"status": []}'""", "no ExecCredential"),
+        ("""echo '{"status": {"token": {"a": 1}}}'""", "no ExecCredential"),
+        ("""echo '{"status": {}}'""", "neither a token nor a certificate"),
+        ("yes", "printed more than"),
+        ("printf '\\377'", "no ExecCredential"),
+        ("", "no ExecCredential"),
+    ],
+)
+async def test_a_credential_plug_in_that_gives_none(tmp_path: Path, script: str, reported: str) -> None:
+    with pytest.raises(UserError, match=reported):
+        await plug_in(tmp_path, script).headers(now_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "entry", ["[x]", "{apiVersion: v1}", "{command: [], apiVersion: v1}", "{command: x, apiVersion: v1, env: [x]}"]
+)
+def test_a_credential_plug_in_that_is_none(entry: str) -> None:
+    with pytest.raises(UserError, match="must be a kubeconfig"):
+        rest_config.from_kubeconfig(config(f"{{exec: {entry}}}"))
+
+
+async def test_a_credential_plug_in_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_config, "_PLUGIN_TIMEOUT_S", 0.5)
+    with pytest.raises(UserError, match=r"more than 0\.5 s"):
+        await plug_in(tmp_path, "sleep 600 & echo $! > $0/child; wait").headers(now_s=0.0)
+    child = int((tmp_path / "child").read_text())
+    await until_gone(child)
+
+
+async def test_requests_at_once_start_a_plug_in_once_and_one_that_fails_not_at_once_again(tmp_path: Path) -> None:
+    found = plug_in(tmp_path, "echo x >> $0/runs; exit 1")
+    for now_s, runs in ((0.0, 1), (1.0, 1), (6.0, 2)):
+        reported = await asyncio.gather(*(found.headers(now_s=now_s) for _ in range(20)), return_exceptions=True)
+        assert all(isinstance(each, UserError) for each in reported)
+        assert len((tmp_path / "runs").read_text().split()) == runs
+
+
+async def test_a_credential_is_used_while_it_cannot_be_renewed(tmp_path: Path) -> None:
+    found = plug_in(tmp_path, f"test -e $0/broken && exit 1; {GOOD}")
+    good = {"Authorization": "Bearer good"}
+    assert await found.headers(now_s=0.0) == good
+    (tmp_path / "broken").touch()
+    found.forget()
+    assert await found.headers(now_s=61.0) == good
+    (tmp_path / "broken").unlink()
+    assert await found.headers(now_s=70.0) == good
+
+
+async def test_a_program_that_is_not_there() -> None:
+    plugin = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /no/such/program}}"
+    with pytest.raises(UserError, match="credential plug-in /no/such/program gave no credential"):
+        await rest_config.from_kubeconfig(config(plugin)).headers(now_s=0.0)
+
+
+async def until_gone(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+
+
+def test_plain_http_for_a_proxy_on_this_machine() -> None:
+    assert rest_config.from_kubeconfig(config("{}", server="http://127.0.0.1:8001/")).tls is None
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: {", config("{}").replace("here, context", "there, context")])
+def test_no_kubeconfig(text: str) -> None:
+    with pytest.raises(UserError, match="must be a kubeconfig with a current context"):
+        rest_config.from_kubeconfig(text)
+
+
+async def test_a_pod_in_its_own_cluster(tmp_path: Path) -> None:
+    for name, text in (("token", b"t"), ("ca.crt", CA.certificate), ("namespace", b"streamrl")):
+        (tmp_path / name).write_bytes(text)
+    found = rest_config.from_service_account(
+        tmp_path, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
+    )
+    assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "streamrl")
+    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer t"}
+
+
+def test_neither_kubeconfig_nor_service_account(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="KUBECONFIG: must be set where no service account is mounted"):
+        rest_config.from_service_account(tmp_path, {})
+
+
+def test_no_key_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    pair = KeyPair(certificate=USER.certificate, key=USER.key)
+    rest_config.from_kubeconfig(
+        config(f"{{client-certificate-data: {b64(pair.certificate)}, client-key-data: {b64(pair.key)}}}")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+WITHOUT_KEEP_ALIVE = """
+import asyncio, socket, sys
+for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
+    if hasattr(socket, option):
+        delattr(socket, option)
+from streamrl_operator.kube.rest_config import RestConfig
+from streamrl_operator.kube.connections import session
+
+async def main(server):
+    async with session(RestConfig(server=server, tls=None), agent="test") as made, made.get(server) as answer:
+        print(await answer.read())
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_connections_where_a_system_has_other_options_of_keep_alive() -> None:
+    """macOS has no TCP_KEEPIDLE."""
+    async with hostile_server.serve(lambda _, writer: writer.write(hostile_server.whole(200, b"hello"))) as server:
+        asked = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WITHOUT_KEEP_ALIVE, server, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await asyncio.wait_for(asked.communicate(), 60)
+    assert out.decode().strip() == "b'hello'"

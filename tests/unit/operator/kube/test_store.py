@@ -1,0 +1,151 @@
+"""What is known of objects: newer wins, deletions are not missed and not undone, and who is told."""
+
+from typing import Any
+
+import pytest
+
+from streamrl.names import LABEL_JOB
+from streamrl_operator.kube.cache import Key, Store
+
+NS = "lab"
+
+
+class Told(list[tuple[Key, bool]]):
+    """Whom the store told."""
+
+    def __call__(self, key: Key, is_asked: bool) -> None:
+        self.append((key, is_asked))
+
+    def jobs(self) -> set[str]:
+        """Names; forgets them."""
+        found = {key[1] for key, _ in self}
+        self.clear()
+        return found
+
+
+def thing(name: str, version: int, *, job: str = "a", uid: str = "u1", **more: Any) -> dict[str, Any]:
+    """A Service of a job."""
+    labels = {LABEL_JOB: job} if job else {}
+    metadata = {"name": name, "namespace": NS, "uid": uid, "resourceVersion": str(version), "labels": labels}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, **more}
+
+
+@pytest.fixture
+def reported() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def store(reported: Told) -> Store:
+    return Store(reported)
+
+
+def version(store: Store, name: str) -> int | None:
+    """What is known of it."""
+    found = store.get(NS, name)
+    return None if found is None else int(found["metadata"]["resourceVersion"])
+
+
+def test_newer_wins_in_any_order(store: Store, reported: Told) -> None:
+    store.put(thing("s", 5))
+    assert reported.jobs() == {"a"}
+    store.put(thing("s", 4))
+    store.put(thing("s", 5))
+    assert (version(store, "s"), reported.jobs()) == (5, set())
+    store.put(thing("s", 6))
+    assert (version(store, "s"), reported.jobs()) == (6, {"a"})
+
+
+def test_objects_are_copies_by_job_and_name(store: Store) -> None:
+    for name, job in (("s2", "a"), ("s1", "a"), ("s3", "b")):
+        store.put(thing(name, 1, job=job, spec={"x": [1]}))
+    assert [each["metadata"]["name"] for each in store.of_job(NS, "a")] == ["s1", "s2"]
+    store.get(NS, "s1")["spec"]["x"].append(2)  # type: ignore[index]
+    assert store.get(NS, "s1")["spec"] == {"x": [1]}  # type: ignore[index]
+    assert store.jobs() == {(NS, "a"), (NS, "b")}
+
+
+def test_a_label_that_changes_tells_both_jobs(store: Store, reported: Told) -> None:
+    store.put(thing("s", 1))
+    reported.clear()
+    store.put(thing("s", 2, job="b"))
+    assert reported.jobs() == {"a", "b"}
+    assert store.jobs() == {(NS, "b")}
+
+
+def test_without_a_label_the_owner_counts(store: Store) -> None:
+    owned = thing("s", 1, job="")
+    owned["metadata"]["ownerReferences"] = [{"kind": "RLJob", "name": "a", "uid": "j"}]
+    store.put(owned)
+    assert store.jobs() == {(NS, "a")}
+
+
+def test_a_deletion(store: Store, reported: Told) -> None:
+    store.put(thing("s", 1))
+    reported.clear()
+    store.remove(thing("s", 2))
+    assert (version(store, "s"), reported.jobs()) == (None, {"a"})
+
+
+def test_a_late_answer_does_not_bring_back_what_is_deleted(store: Store) -> None:
+    store.put(thing("s", 1))
+    store.remove(thing("s", 7))
+    store.put(thing("s", 6))
+    assert version(store, "s") is None
+    store.put(thing("s", 8, uid="u2"))
+    assert version(store, "s") == 8
+
+
+def test_what_only_lost_its_label_can_be_known_again(store: Store) -> None:
+    store.put(thing("s", 1))
+    store.remove(thing("s", 7, job=""))
+    found = thing("s", 7, job="")
+    found["metadata"]["ownerReferences"] = [{"kind": "RLJob", "name": "a", "uid": "j"}]
+    store.put(found)
+    assert store.jobs() == {(NS, "a")}
+
+
+def test_a_late_deletion_does_not_hide_what_has_come_in_its_place(store: Store) -> None:
+    store.put(thing("s", 1))
+    store.put(thing("s", 9, uid="u2"))
+    store.remove(thing("s", 7))
+    assert version(store, "s") == 9
+
+
+def test_a_list_finds_deletions_that_nobody_told_of(store: Store, reported: Told) -> None:
+    for name in ("gone", "here", "new"):
+        store.put(thing(name, 9 if name == "new" else 2, job=name))
+    reported.clear()
+    store.keep({(NS, "here")}, version=5)
+    assert [version(store, name) for name in ("gone", "here", "new")] == [None, 2, 9]
+    assert reported.jobs() == {"gone"}
+
+
+def test_a_list_of_one_namespace_says_nothing_of_others(store: Store) -> None:
+    store.put(thing("s", 2))
+    store.keep(set(), version=5, namespace="other")
+    assert version(store, "s") == 2
+
+
+def test_what_the_owner_of_a_job_asks_is_told_apart(store: Store, reported: Told) -> None:
+    def job(at: int, generation: int) -> dict[str, Any]:
+        found = thing("a", at, job="")
+        found |= {"apiVersion": "streamrl.io/v1alpha1", "kind": "RLJob"}
+        found["metadata"]["generation"] = generation
+        return found
+
+    store.put(job(1, 1))
+    store.put(job(2, 1))
+    store.put(job(3, 2))
+    assert [is_asked for _, is_asked in reported] == [True, False, True]
+
+
+def test_field_managers_are_kept_of_pools_alone(store: Store) -> None:
+    service, pool = thing("s", 1), thing("p", 1)
+    for each in (service, pool):
+        each["metadata"]["managedFields"] = [{"manager": "m"}]
+    pool |= {"apiVersion": "streamrl.io/v1alpha1", "kind": "GeneratorPool"}
+    store.put(service)
+    store.put(pool)
+    assert "managedFields" not in store.get(NS, "s")["metadata"]  # type: ignore[index]
+    assert store.get(NS, "p")["metadata"]["managedFields"] == [{"manager": "m"}]  # type: ignore[index]

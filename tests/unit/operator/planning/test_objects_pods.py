@@ -1,0 +1,335 @@
+"""The pods: containers, environment, what a job may change of them and what it may not."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamrl import keys, names
+from streamrl.spec import parse_job
+from streamrl.spec.pod import EnvVar
+from streamrl_operator.planning.objects.containers import merged_environment
+from support.jobs import simulated_job
+from support.planned import containers, full_document, full_job, planned, templates
+from support.restricted import violations
+
+OF_EVERY_CONTAINER = {keys.ENV_JOB_FILE}
+OF_THE_TRAINERS_POD = {keys.ENV_STORE_DIR, keys.ENV_SHARED_DIR, keys.ENV_CODE_DIR}
+OF_A_SERVER = {
+    keys.ENV_HEARTBEAT_FILE,
+    keys.ENV_RUN_DIR,
+    keys.ENV_BIND_HOST,
+    keys.ENV_TLS_DIR,
+    keys.ENV_STAY,
+    keys.ENV_SIGNALS_PORT,
+}
+ENVIRONMENT = {
+    "prepare": OF_THE_TRAINERS_POD,
+    "scheduler": OF_THE_TRAINERS_POD | OF_A_SERVER | {keys.ENV_PROCESS, keys.ENV_GRPC_PORT},
+    "trainer": OF_THE_TRAINERS_POD
+    | OF_A_SERVER
+    | {keys.ENV_PROCESS, keys.ENV_GRPC_PORT, keys.ENV_SCHEDULER_ADDRESS, keys.ENV_WEIGHTS_ADDRESS},
+    "generator": OF_A_SERVER | {keys.ENV_POD_NAME, keys.ENV_POOL, keys.ENV_SCHEDULER_ADDRESS},
+}
+
+
+def of(template: dict[str, Any], name: str) -> dict[str, Any]:
+    (container,) = (each for each in containers(template) if each["name"] == name)
+    return container
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in container["env"]}
+
+
+def pod_of(name: str = "full-trainer", *, job: dict[str, Any] | None = None) -> dict[str, Any]:
+    return dict(templates(planned(parse_job(job) if job else full_job())))[name]
+
+
+@pytest.mark.parametrize("role", ENVIRONMENT)
+def test_each_container_has_the_environment_of_its_role(role: str) -> None:
+    container = of(pod_of("full-auto" if role == "generator" else "full-trainer"), role)
+    ours = {name for name in environment(container) if name.startswith("STREAMRL_")}
+    assert ours == ENVIRONMENT[role] | OF_EVERY_CONTAINER
+
+
+def test_addresses_meet_ports() -> None:
+    trainer, generator = environment(of(pod_of(), "trainer")), environment(of(pod_of("full-auto"), "generator"))
+    scheduler = environment(of(pod_of(), "scheduler"))
+    assert trainer[keys.ENV_SCHEDULER_ADDRESS] == f"localhost:{scheduler[keys.ENV_GRPC_PORT]}"
+    assert generator[keys.ENV_SCHEDULER_ADDRESS] == f"full-scheduler:{scheduler[keys.ENV_GRPC_PORT]}"
+    assert trainer[keys.ENV_WEIGHTS_ADDRESS] == f"full-scheduler:{trainer[keys.ENV_GRPC_PORT]}"
+    assert {scheduler[keys.ENV_SIGNALS_PORT], trainer[keys.ENV_SIGNALS_PORT]} == {"8080", "8081"}
+    for container in (of(pod_of(), "scheduler"), of(pod_of(), "trainer"), of(pod_of("full-auto"), "generator")):
+        listening = {str(port["containerPort"]) for port in container["ports"]}
+        variables = environment(container)
+        given_ports = {variables.get(keys.ENV_GRPC_PORT), variables[keys.ENV_SIGNALS_PORT]} - {None}
+        assert listening == given_ports
+
+
+def test_directories_of_the_environment_are_mounted() -> None:
+    directories = (keys.ENV_RUN_DIR, keys.ENV_TLS_DIR, keys.ENV_SHARED_DIR, keys.ENV_STORE_DIR, keys.ENV_CODE_DIR)
+    for _, template in templates(planned(full_job())):
+        for container in containers(template):
+            mounted = {mount["mountPath"].rstrip("/") for mount in container["volumeMounts"]}
+            wanted = {environment(container).get(key) for key in directories} - {None}
+            assert all(any(f"{path}/".startswith(f"{mount}/") for mount in mounted) for path in wanted)
+
+
+def test_every_mount_has_a_volume_and_paths_differ() -> None:
+    for _, template in templates(planned(full_job())):
+        volumes = [volume["name"] for volume in template["spec"]["volumes"]]
+        assert len(set(volumes)) == len(volumes)
+        for container in containers(template):
+            paths = [mount["mountPath"].rstrip("/") for mount in container["volumeMounts"]]
+            assert len(set(paths)) == len(paths)
+            assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
+
+
+def test_prepare_comes_before_the_scheduler_and_that_before_the_trainer() -> None:
+    assert [each["name"] for each in containers(pod_of())] == ["prepare", "scheduler", "trainer"]
+    assert [each.get("restartPolicy") for each in containers(pod_of())] == [None, "Always", None]
+
+
+def test_a_simulated_job_prepares_no_model() -> None:
+    template = pod_of("simulated-trainer", job=simulated_job())
+    assert [each["name"] for each in containers(template)] == ["scheduler", "trainer"]
+    assert all(keys.ENV_SHARED_DIR not in environment(each) for each in containers(template))  # nobody waits for it
+
+
+def test_commands() -> None:
+    commands = {
+        each["name"]: each["command"] for name in ("full-trainer", "full-auto") for each in containers(pod_of(name))
+    }
+    assert {name: command[:3] for name, command in commands.items()} == {
+        "prepare": ["python", "-m", "streamrl_workers.models.prepare"],
+        "scheduler": ["python", "-m", "streamrl_workers.scheduler"],
+        "trainer": ["python", "-m", "streamrl_workers.trainer.launch"],
+        "generator": ["python", "-m", "streamrl_workers.generator"],
+    }
+    assert commands["prepare"][3:] == [
+        *("--job", "/etc/streamrl/job/job.json"),
+        *("--cache", "/var/lib/streamrl/store/full-3f8e9c52/models"),
+        *("--result", "/var/lib/streamrl/shared/model.json"),
+    ]
+
+
+def test_each_role_sees_its_own_certificate_alone() -> None:
+    seen = {}
+    for _, template in templates(planned(full_job())):
+        secrets = {v["name"]: v["secret"]["secretName"] for v in template["spec"]["volumes"] if "secret" in v}
+        for container in containers(template):
+            mounted = [secrets[m["name"]] for m in container["volumeMounts"] if m["name"] in secrets]
+            seen[container["name"]] = mounted
+    assert seen == {
+        "prepare": [],
+        "scheduler": ["full-tls-scheduler"],
+        "trainer": ["full-tls-trainer"],
+        "generator": ["full-tls-generator"],
+    }
+
+
+def test_probes_kill_no_process_that_only_waits() -> None:
+    for _, template in templates(planned(full_job())):
+        for container in containers(template)[-2:]:
+            if container["name"] == "prepare":
+                continue
+            assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
+            ports = {port["containerPort"] for port in container["ports"]}
+            assert container["readinessProbe"]["httpGet"]["port"] in ports
+            if container["name"] == "scheduler":  # what comes after it waits until it is ready
+                startup = container["startupProbe"]
+                assert startup["httpGet"] == container["readinessProbe"]["httpGet"]
+                assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
+            else:
+                assert "startupProbe" not in container
+
+
+def test_liveness_is_the_heartbeat_file_where_no_other_pod_and_no_job_can_reach_it() -> None:
+    files: dict[str, str] = {}
+    for _, template in templates(planned(full_job())):
+        scratch = {volume["name"] for volume in template["spec"]["volumes"] if "emptyDir" in volume}
+        for container in containers(template):
+            if container["name"] == "prepare":
+                assert "livenessProbe" not in container, "Kubernetes refuses one of an init container"
+                continue
+            probe = container["livenessProbe"]
+            *_, file, told_s = probe["exec"]["command"]
+            assert file == environment(container)[keys.ENV_HEARTBEAT_FILE]
+            (mount,) = (one for one in container["volumeMounts"] if file.startswith(f"{one['mountPath']}/"))
+            assert mount["name"] in scratch
+            assert mount["mountPath"].startswith("/var/lib/streamrl/"), "a job cannot mount a volume there"
+            files[container["name"]] = file
+            until_killed_s = float(told_s) + probe["periodSeconds"] * probe["failureThreshold"]
+            assert (float(told_s), until_killed_s) == (30, 90)
+            assert probe["terminationGracePeriodSeconds"] < template["spec"]["terminationGracePeriodSeconds"]
+    assert len(set(files.values())) == len(files) == 3
+
+
+@pytest.mark.parametrize(
+    ("age_s", "code", "says"), [(None, 0, ""), (5, 0, ""), (29, 0, ""), (40, 1, "no sign of life for 40 s")]
+)
+def test_the_liveness_command_judges_the_age_of_the_file(
+    *, age_s: float | None, code: int, says: str, tmp_path: Path
+) -> None:
+    _, *command = of(pod_of(), "scheduler")["livenessProbe"]["exec"]["command"]
+    file = tmp_path / "heartbeat"
+    if age_s is not None:
+        file.touch()
+        os.utime(file, (time.time() - age_s,) * 2)
+    command[-2] = str(file)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (code, says)
+
+
+@pytest.mark.parametrize("name", ["full-trainer", "full-fixed"])
+def test_environment_and_mounts_of_the_job_are_in_all_containers(name: str) -> None:
+    for container in containers(pod_of(name)):
+        variables = environment(container)
+        assert variables["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+        assert (variables["HF_HOME"], variables["EMPTY"]) == ("/data/hub", "")
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert mounts["/data"] == "data"
+        assert mounts["/tmp"] == "fast"  # in the place of ours
+
+
+def test_resources_of_the_job_are_those_of_the_main_container() -> None:
+    trainer = pod_of()
+    assert of(trainer, "trainer")["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+    for name in ("prepare", "scheduler"):
+        assert "limits" not in of(trainer, name)["resources"]
+        assert of(trainer, name)["resources"]["requests"] != of(trainer, "trainer")["resources"]["requests"]
+
+
+def test_one_image_in_a_pod() -> None:
+    images = {name: {c["image"] for c in containers(template)} for name, template in templates(planned(full_job()))}
+    assert images == {
+        "full-trainer": {"registry.example/trainer:7"},
+        "full-fixed": {"registry.example/generator:7"},
+        "full-auto": {"streamrl/generator:1"},
+        "full-free": {"streamrl/generator:1"},
+    }
+
+
+def test_placement_of_the_pod() -> None:
+    spec = pod_of()["spec"]
+    assert spec["nodeSelector"] == {"gpu": "h200"}
+    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("research", "nvidia")
+    assert set(pod_of("full-auto")["spec"]) & {"nodeSelector", "tolerations", "affinity", "priorityClassName"} == set()
+
+
+@pytest.mark.parametrize("name", ["full-trainer", "full-fixed"])
+def test_labels_and_annotations_of_ours_stay(name: str) -> None:
+    metadata = pod_of(name)["metadata"]
+    assert metadata["labels"][names.LABEL_JOB] == "full"
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert metadata["annotations"]["kubectl.kubernetes.io/default-container"] in ("trainer", "generator")
+    assert metadata["annotations"]["example.com/team"] == "a"
+
+
+def test_selectors_match_templates() -> None:
+    for each in planned(full_job()):
+        if each["kind"] == "StatefulSet":
+            selector = each["spec"]["selector"]["matchLabels"]
+            assert selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_pools_and_trainer_do_not_select_each_others_pods() -> None:
+    sets = [each["spec"] for each in planned(full_job()) if each["kind"] == "StatefulSet"]
+    for one in sets:
+        selector = one["selector"]["matchLabels"].items()
+        assert [other for other in sets if selector <= other["template"]["metadata"]["labels"].items()] == [one]
+
+
+def test_variables_of_ours_stay_even_where_the_contract_has_let_one_through() -> None:
+    given = [EnvVar.model_construct(name=name, value="theirs", secret_key=None) for name in (keys.ENV_RUN_DIR, "HOME")]
+    built = merged_environment({keys.ENV_RUN_DIR: "ours", "HOME": "ours"}, given)
+    assert built == [{"name": keys.ENV_RUN_DIR, "value": "ours"}, {"name": "HOME", "value": "theirs"}]
+
+
+def test_relative_paths_are_those_of_the_code() -> None:
+    document = full_document()
+    assert environment(of(pod_of(), "scheduler"))[keys.ENV_CODE_DIR] == names.DIR_CODE
+    del document["spec"]["task"]["code"]
+    assert environment(of(pod_of(job=document), "scheduler"))[keys.ENV_CODE_DIR] == names.DIR_RUN
+
+
+@pytest.mark.parametrize("pod", ["full-trainer", "full-fixed", "full-auto"])
+def test_restricted_admits_every_pod(pod: str) -> None:
+    assert violations(pod_of(pod)["spec"]) == []
+
+
+def test_the_check_of_restricted_sees_what_is_wrong() -> None:
+    spec = {"volumes": [{"name": "h", "hostPath": {"path": "/"}}], "containers": [{"name": "c"}], "hostNetwork": True}
+    assert violations(spec) == [
+        "hostNetwork is set",
+        "volume h: hostPath",
+        "c: allowPrivilegeEscalation must be false",
+        "c: runAsNonRoot must be true",
+        "c: capabilities.drop must have ALL",
+        "c: seccompProfile",
+    ]
+
+
+WORDS = st.text("abcdefgh", min_size=1, max_size=6)
+SOURCES = st.sampled_from(
+    [
+        {"emptyDir": {}},
+        {"secret": {"secretName": "s"}},
+        {"configMap": {"name": "c"}},
+        {"emptyDir": {"medium": "Memory"}},
+    ]
+)
+PATHS = st.sampled_from(["/tmp", "/data", "/dev/shm", "/var/lib/x", "/etc/ssl", "/home/x"])
+LABELS = st.dictionaries(st.sampled_from([names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_POOL, "team"]), WORDS)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> dict[str, Any]:
+    volumes = draw(st.dictionaries(WORDS, SOURCES, max_size=4))
+    mounts = draw(st.dictionaries(PATHS, st.sampled_from(sorted(volumes)), max_size=4)) if volumes else {}
+    variables = draw(st.dictionaries(st.sampled_from(["HOME", "HF_HOME", "A", "PYTHONUNBUFFERED"]), WORDS, max_size=4))
+    return {
+        "labels": draw(LABELS),
+        "annotations": draw(LABELS),
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "volumes": [{"name": name, **source} for name, source in volumes.items()],
+        "volumeMounts": [{"name": name, "mountPath": path} for path, name in mounts.items()],
+        "resources": {"requests": draw(st.dictionaries(st.sampled_from(["cpu", "memory"]), st.just("1")))},
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(pod=pods())
+def test_no_change_of_a_job_touches_what_is_protected(pod: dict[str, Any]) -> None:
+    document = full_document()
+    document["spec"]["trainer"]["pod"] = document["spec"]["generators"][0]["pod"] = {}
+    plain = dict(templates(planned(parse_job(document))))
+    document["spec"]["trainer"]["pod"] = document["spec"]["generators"][0]["pod"] = pod
+    for name, template in templates(planned(parse_job(document))):
+        assert violations(template["spec"]) == []
+        for key in ("securityContext", "serviceAccountName", "automountServiceAccountToken"):
+            assert template["spec"][key] == plain[name]["spec"][key]
+        ours = plain[name]["metadata"]["labels"].items()
+        given = {
+            (key, value) for key, value in template["metadata"]["labels"].items() if key.startswith("streamrl.io/")
+        }
+        assert given == {(key, value) for key, value in ours if key.startswith("streamrl.io/")}
+        for mine, theirs in zip(containers(plain[name]), containers(template), strict=True):
+            assert protected(mine) == protected(theirs)
+
+
+def protected(container: dict[str, Any]) -> dict[str, Any]:
+    """What a job cannot change of a container."""
+    kept = {key: value for key, value in container.items() if key not in ("env", "volumeMounts", "resources")}
+    kept["env"] = {k: v for k, v in environment(container).items() if k.startswith("STREAMRL_")}
+    kept["mounts"] = [mount for mount in container["volumeMounts"] if "/streamrl/" in mount["mountPath"]]
+    return kept

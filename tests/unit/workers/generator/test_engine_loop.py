@@ -1,0 +1,134 @@
+"""Invariant 4 at the engine's door: wrong bytes are told and nothing is generated from them."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import SimulatedEngineSpec as Spec
+from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.simulated import SimulatedEngine
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.pull import Announced
+
+DEADLINE_S = 20.0
+
+
+class Forgetful(SimulatedEngine):
+    """Loads step 1 wrongly, refuses step 2."""
+
+    def load_weights(self, *, version, tensors):
+        if version == 2:
+            raise ValueError("shape of w differs")
+        super().load_weights(version=version, tensors=tensors)
+
+    def weights_hash(self):
+        return "00" if self.version == 1 else super().weights_hash()
+
+
+def tensors(step: int) -> dict[str, TensorBytes]:
+    return {"w": TensorBytes("uint8", (1,), memoryview(bytes([step])))}
+
+
+async def pull(target: Announced) -> dict[str, TensorBytes]:
+    return tensors(target.version.step)
+
+
+def announced(step: int) -> Announced:
+    return Announced(version=pb.VersionName(attempt=1, step=step, hash=tensors_hash(tensors(step))), address="a:1")
+
+
+def request(lease: int) -> SampleRequest:
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=5, stop=())
+    return SampleRequest(
+        request_id=lease, group_id=1, prompt="p", prefix_tokens=(), sampling=sampling, seed=1, pinned=False
+    )
+
+
+@asynccontextmanager
+async def running():
+    engine = Forgetful(spec=Spec.model_validate({"timeScale": 0.0, "meanTokens": 3.0, "sigma": 0.0}), slots=2, seed=0)
+    outbox = GeneratorOutbox()
+    loop = EngineLoop(engine, pull=pull, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
+    outbox.open()
+    loop.connected()
+    task = asyncio.create_task(loop.run(), name="engine-loop")
+    try:
+        yield loop, outbox, task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def heard(outbox: GeneratorOutbox) -> list[pb.GeneratorEvent]:
+    async with asyncio.timeout(DEADLINE_S):
+        await outbox.filled.wait()
+    return outbox.pop(running=False)
+
+
+async def test_wrong_bytes_in_the_engine_stop_generation_until_right_ones_come():
+    async with running() as (loop, outbox, _):
+        loop.announce(announced(1))
+        (event,) = await heard(outbox)
+        assert "hash to 00, published was" in event.weights_failed.error
+        assert loop.status().version is None
+        loop.issue([request(7)])
+        loop.announce(announced(3))
+        (event,) = await heard(outbox)
+        assert event.weights_loaded.version.step == 3
+        (event,) = await heard(outbox)
+        assert [(item.lease, item.spans[0].step) for item in event.progress.items] == [(7, 3)]
+
+
+async def test_refused_weights_leave_the_old_ones():
+    async with running() as (loop, outbox, _):
+        loop.announce(announced(0))
+        assert (await heard(outbox))[0].weights_loaded.version.step == 0
+        loop.announce(announced(2))
+        assert "shape of w differs" in (await heard(outbox))[0].weights_failed.error
+        loop.issue([request(lease) for lease in range(9)])  # more than slots, all of them end at once
+        leases = set()
+        while leases != set(range(9)):
+            leases |= {item.lease for event in await heard(outbox) for item in event.progress.items}
+        assert loop.status().version == announced(0).version
+
+
+async def test_an_engine_that_refuses_the_first_weights_ends_as_the_users_error():
+    async with running() as (loop, _, task):
+        loop.announce(announced(2))
+        with pytest.raises(UserError, match=r"spec\.generators.*shape of w differs"):
+            async with asyncio.timeout(DEADLINE_S):
+                await task
+
+
+async def test_a_full_outbox_pauses_the_engine(monkeypatch):
+    monkeypatch.setattr("streamrl_workers.generator.outbox._MAX_UNSENT_BYTES", 40)
+    async with running() as (loop, outbox, _):
+        loop.announce(announced(0))
+        await heard(outbox)
+        loop.issue([request(lease) for lease in range(50)])
+        leases: list[int] = []
+        while len(leases) < 50:
+            (event,) = await heard(outbox)
+            leases += [item.lease for item in event.progress.items]
+            assert len(event.progress.items) <= 4
+            loop.sent()
+    assert leases == list(range(50))
+
+
+async def test_a_fault_of_the_pull_is_not_swallowed():
+    async with running() as (loop, _, task):
+        loop._puller._pull = _faulty
+        loop.announce(announced(0))
+        with pytest.raises(RuntimeError, match="a bug"):
+            async with asyncio.timeout(DEADLINE_S):
+                await task
+
+
+async def _faulty(_target: Announced) -> dict[str, TensorBytes]:
+    raise RuntimeError("a bug")

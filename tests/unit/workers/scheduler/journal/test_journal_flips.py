@@ -1,0 +1,206 @@
+"""A bit that flips on the disk: `journal check` never vouches for what was not written, and no scheduler goes on with it."""
+
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl_cli.main import main
+from streamrl_workers.scheduler.journal.integrity import row_digest
+from streamrl_workers.scheduler.journal.store import JournalFaultError
+from streamrl_workers.scheduler.server.result import own_check
+from streamrl_workers.trainer.checkpoint import CheckpointStore
+from support.flips import EXACT, content, resumed, said, spoilt_copies
+from support.journal_stories import JOURNAL, LOG, copy_of, finished, going_on, killed
+from support.journals import OpenJournal
+
+SEED = 17
+COUNT = 120
+SOAK_COUNT = 5_000
+
+Make = Callable[[Path], Awaitable[Path]]
+
+
+FILES = [(finished, JOURNAL), (killed, JOURNAL), (killed, LOG)]
+IDS = ["finished", "killed", "killed, its log"]
+
+
+async def campaign(
+    make: Make, name: str, *, home: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> Counter[str]:
+    """Flip by flip: refused, or harmless. What resumes after a flip in the log has lost the last commit at most."""
+    run_dir = await make(home)
+    assert said(run_dir, capsys) == EXACT
+    written = content(run_dir)
+    states = [resumed(_fresh(run_dir, home / "whole"))]
+    if name == LOG:
+        states.append(resumed(_without_last_commit(_fresh(run_dir, home / "whole"))))
+    ends: Counter[str] = Counter()
+    for flip, spoilt in spoilt_copies(run_dir, name, to=home / "spoilt", seed=SEED, count=count):
+        same, verdict = content(spoilt) == written, said(spoilt, capsys)
+        assert same or verdict != EXACT, f"{flip} is vouched for"
+        ends["harmless" if verdict == EXACT else "refused"] += 1
+        if verdict != EXACT:
+            assert (found := resumed(spoilt)) is None or found in states, f"a scheduler goes on with {flip}: {verdict}"
+    return ends
+
+
+def _fresh(run_dir: Path, to: Path) -> Path:
+    shutil.rmtree(to, ignore_errors=True)
+    return Path(shutil.copytree(run_dir, to))
+
+
+def _without_last_commit(run_dir: Path) -> Path:
+    """Cut off in its last frame, as a kill in the middle of writing leaves it."""
+    log = run_dir / LOG
+    log.write_bytes(log.read_bytes()[:-100])
+    return run_dir
+
+
+@pytest.mark.parametrize(("make", "name"), FILES, ids=IDS)
+async def test_no_flipped_bit_is_vouched_for(
+    make: Make, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = await campaign(make, name, home=tmp_path, capsys=capsys, count=COUNT)
+    assert ends["refused"] > COUNT // 4, ends
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("make", "name"), FILES, ids=IDS)
+async def test_no_flipped_bit_is_vouched_for_in_thousands(
+    make: Make, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends = await campaign(make, name, home=tmp_path, capsys=capsys, count=SOAK_COUNT)
+    assert ends["refused"] > SOAK_COUNT // 4, ends
+
+
+async def test_no_flipped_bit_of_a_checkpoint_is_vouched_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every digest and number of `meta.json`: damaged, or the same for who reads it."""
+    run_dir = await finished(tmp_path)
+    name = "checkpoints/step-00000014/meta.json"
+    written = CheckpointStore(run_dir / "checkpoints", keep_last=2).newest()
+    assert written is not None
+    for flip, spoilt in spoilt_copies(run_dir, name, to=tmp_path / "spoilt", seed=SEED, count=COUNT):
+        found = CheckpointStore(spoilt / "checkpoints", keep_last=2).newest()
+        assert found is not None
+        assert found.meta.step == 12 or found.meta == written.meta, flip
+        assert (said(spoilt, capsys) == EXACT) == (found.meta == written.meta), flip
+
+
+async def test_a_disk_that_does_not_answer_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the newest checkpoint; one that is older is not needed."""
+    run_dir = await finished(tmp_path)
+    *_, older, newest = sorted(run_dir.glob("checkpoints/step-*/meta.json"))
+    broken = Path("/proc/self/mem")  # whose first byte is EIO
+    written = older.read_bytes()
+    older.unlink()
+    older.symlink_to(broken)
+    assert own_check(run_dir).failure == ""
+    older.unlink()
+    older.write_bytes(written)
+    newest.unlink()
+    newest.symlink_to(broken)
+    with pytest.raises(UserError, match=r"step-00000014/meta.json: cannot be read: Input/output error"):
+        own_check(run_dir)
+    assert "cannot be read: Input/output error" in said(run_dir, capsys)
+
+
+ROWS = ["meta", "groups", "attempts", "steps", "checkpoints", "evaluations", "lengths"]
+
+
+@pytest.mark.parametrize("table", ROWS)
+async def test_each_cell_of_each_table_is_covered(
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cell is another one, and all that SQLite knows is in order."""
+    run_dir = await finished(tmp_path)
+    with closing(sqlite3.connect(run_dir / JOURNAL)) as connection:
+        cells = connection.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
+        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+    for name, cell in zip(names, cells, strict=False):
+        spoilt = _fresh(run_dir, tmp_path / "spoilt")
+        _overwrite(spoilt / JOURNAL, table=table, cell=name, value=_other(cell))
+        assert f"1 row of {table} differ" in said(spoilt, capsys), name
+        assert resumed(spoilt) is None, name
+
+
+def _other(cell: object) -> object:
+    match cell:
+        case None:
+            return 1
+        case str():
+            return chr(ord(cell[0]) ^ 1) + cell[1:]
+        case bytes():
+            return bytes([cell[0] ^ 1]) + cell[1:]
+        case int():
+            return cell ^ 64  # no other row's key
+        case _:
+            return cell + 1  # type: ignore[operator]
+
+
+def _overwrite(path: Path, *, table: str, cell: str, value: object) -> None:
+    """Change a cell of the last row without its digest, as a flipped bit does."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        rowid, digest = connection.execute(f"SELECT rowid, digest FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
+        connection.create_function("row_digest", -1, lambda *_: digest, deterministic=True)
+        connection.execute(f"UPDATE {table} SET {cell} = ? WHERE rowid = ?", (value, rowid))
+
+
+async def test_a_damaged_row_is_never_written_over(tmp_path: Path) -> None:
+    """Else its new digest would vouch for what was not written."""
+    run_dir = await finished(tmp_path)
+    _overwrite(run_dir / JOURNAL, table="groups", cell="begun_step", value=3)
+    with closing(sqlite3.connect(run_dir / JOURNAL, isolation_level=None)) as connection:
+        connection.create_function("row_digest", -1, row_digest, deterministic=True)
+        for statement in ("UPDATE groups SET settled = 1", "DELETE FROM groups"):
+            with pytest.raises(sqlite3.IntegrityError, match="a row of groups is not what was written"):
+                connection.execute(statement)
+
+
+async def test_damaged_samples_are_not_delivered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The disk fails while the run goes on: the step that would train them ends the scheduler, and none goes on."""
+    run_dir = await killed(tmp_path)
+    opened = OpenJournal(run_dir / JOURNAL)
+    assert len(opened.journal.samples_of(24)) == 2
+    with closing(sqlite3.connect(run_dir / JOURNAL, isolation_level=None)) as connection:
+        (data,) = connection.execute("SELECT data FROM trajectories WHERE key = ?", (24 << 10,)).fetchone()
+        connection.execute("UPDATE trajectories SET data = ? WHERE key = ?", (_other(data), 24 << 10))
+    with pytest.raises(JournalFaultError, match="the samples of group 24 are not what was written"):
+        opened.journal.samples_of(24)
+    opened.journal.close()
+    assert "group 24 has samples that are not what was written" in said(run_dir, capsys)
+    assert main(["journal", "show", str(run_dir), "24"]) == 0
+    assert "samples: not what was written" in capsys.readouterr().out
+    assert resumed(run_dir) is None
+
+
+async def test_a_copy_of_a_live_run_is_checked_with_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    story = await going_on(tmp_path)
+    assert said(copy_of(story, to=tmp_path / "copy"), capsys) == EXACT
+    assert said(story.run_dir, capsys) == EXACT, "while its scheduler holds it"
+    story.opened.journal.close()
+
+
+async def test_a_log_that_is_cut_off_is_not_vouched_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the middle of a commit: as after a kill, so the run goes on, but nobody says that all is there."""
+    cut = _without_last_commit(await killed(tmp_path))
+    assert "resume the run: it goes on from the commit before" in said(cut, capsys)
+    found = resumed(cut)
+    assert found is not None
+    assert [group.start_version for group in found.groups if group.group_id == 30] == [None]
+
+
+async def test_a_file_that_is_cut_off_is_not_vouched_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await finished(tmp_path)
+    data = (run_dir / JOURNAL).read_bytes()
+    for size in (1, 100, 4096, len(data) // 2, len(data) - 4096):
+        (run_dir / JOURNAL).write_bytes(data[:size])
+        assert said(run_dir, capsys) != EXACT, size
+        assert resumed(run_dir) is None, size

@@ -1,0 +1,157 @@
+"""What the status endpoint and Prometheus say of length signals, the ranker and dispatch: all keys from the start, then the values."""
+
+import math
+from random import Random
+
+import pytest
+
+from streamrl.latency import LatencyCurve
+from streamrl_workers.metrics.signals import ProcessMetrics
+from streamrl_workers.ranker.protocol import ProcessStatus
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
+from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView, prompt_key
+from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
+from streamrl_workers.scheduler.server.ranker_client import RankerStatus
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from support.core_world import STEEP, World, settings
+
+NONE = RankerStatus()
+
+
+def keys_of(page: object) -> object:
+    return {key: keys_of(value) for key, value in page.items()} if isinstance(page, dict) else None
+
+
+def learnt() -> LengthsView:
+    """A ranker that knows, after 300 groups."""
+    draw = Random(0)
+    tokens = [draw.randint(1, 1000) for _ in range(300)]
+
+    class Knows:
+        def score(self, prompt: str) -> float:
+            return float(tokens[int(prompt)])
+
+        def learn(self, prompt: str, tokens: float) -> None:
+            """It knows already."""
+
+    lengths = Lengths(LengthHistory(), signals=("History", "Siblings", "Ranker"), ranker=Knows())
+    for number, count in enumerate(tokens):
+        key, prompt = prompt_key(str(number)), str(number)
+        lengths.began(number, key=key, prompt=prompt)
+        lengths.learn(key, tokens=[count], prompt=prompt, group_id=number)
+    return lengths.view()
+
+
+def test_the_key_set_is_stable() -> None:
+    assert keys_of(length_status(LengthsView(), NONE)) == keys_of(length_status(learnt(), NONE))
+
+
+def test_numbers() -> None:
+    page = length_status(learnt(), NONE)
+    assert page["trusted"] is True
+    assert page["predictions"] == {"History": 0, "Siblings": 0, "Ranker": 300, "Nothing": 0}
+    ranker, history = page["signals"]["Ranker"], page["signals"]["History"]
+    assert (ranker["trusted"], ranker["pairs"], history["trusted"], history["pairs"]) == (True, 288, False, 0)
+    assert ranker["recall"] > 0.9 > ranker["recall_lower"] > 0.7
+    assert history["recall"] is None
+    assert length_status(LengthsView(), NONE)["trusted"] is False
+
+
+def test_gauges() -> None:
+    metrics = ProcessMetrics(role="scheduler", process="scheduler")
+    gauges = PredictionGauges(metrics)
+    gauges.set(LengthsView(), NONE)
+    before = values(metrics)
+    gauges.set(learnt(), NONE)
+    after = values(metrics)
+    assert set(before) == set(after)
+    assert before["streamrl_length_trusted"] == 0
+    assert math.isnan(before["streamrl_length_ranker_recall_lower"])
+    assert after["streamrl_length_trusted"] == after["streamrl_length_ranker_trusted"] == 1
+    assert after["streamrl_length_history_trusted"] == 0
+    assert after["streamrl_length_ranker_pairs"] == 288
+    assert after["streamrl_length_ranker_rank_correlation"] > 0.9
+    assert after['streamrl_length_predictions_total source="Ranker"'] == 300
+    assert after['streamrl_length_predictions_total source="Nothing"'] == 0
+
+
+def values(metrics: ProcessMetrics) -> dict[str, float]:
+    """Name (and source) of each length metric -> value."""
+    found = {}
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("streamrl_length_") and "_created" not in line:
+            name, _, rest = line.partition("{")
+            labels, _, value = rest.rpartition("} ")
+            source = [label for label in labels.split(",") if label.startswith("source=")]
+            found[" ".join([name, *source])] = float(value)
+    return found
+
+
+def test_the_rankers_process_in_numbers_and_gauges() -> None:
+    done = RankerStatus(
+        state="ready",
+        waiting=3,
+        dropped=1,
+        scored=40,
+        deaths=2,
+        process=ProcessStatus(rounds=4, pairs=500, cpu_s=9.5),
+    )
+    page = length_status(LengthsView(), done)["ranker"]
+    assert keys_of(page) == keys_of(length_status(LengthsView(), NONE)["ranker"])
+    assert length_status(LengthsView(), NONE)["ranker"]["state"] == "none"
+    assert page == {
+        "state": "ready",
+        "deaths": 2,
+        "waiting": 3,
+        "scored": 40,
+        "dropped": 1,
+        "pairs": 500,
+        "rounds": 4,
+        "cpu_s": 9.5,
+    }
+    metrics = ProcessMetrics(role="scheduler", process="scheduler")
+    PredictionGauges(metrics).set(LengthsView(), done)
+    text = metrics.render().decode()
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_rounds")] == [
+        "4.0"
+    ]
+    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_ready")] == [
+        "1.0"
+    ]
+
+
+# ---- dispatch
+
+
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [
+        (Curves().curve("p", slots=8), {"speed": "guessed", "step_s": {}}),
+        (fitted([(6, 0.3, 1.0)], slots=6), {"speed": "known", "step_s": {"1": pytest.approx(0.175), "6": 0.3}}),
+        (LatencyCurve((1, 8), (0.1, 0.2)), {"speed": "known", "step_s": {"1": 0.1, "8": 0.2}}),
+    ],
+)
+def test_how_fast_pools_are_taken_to_be(curve, said):
+    assert dispatch_status(IN_ORDER, {"p": curve})["pools"] == {"p": said}
+
+
+def test_the_order_and_why():
+    order = Order(longest_first=True, long_generators=frozenset({"b", "a"}), why="it pays")
+    page = dispatch_status(order, {})
+    assert page == {"why": "it pays", "longest_first": True, "long_generators": ["a", "b"], "pools": {}}
+
+
+def test_a_scheduler_says_it(tmp_path):
+    world = World(settings())
+    world.join_generator("g0")
+    world.join_generator("g1", pool="q")
+    status = StatusEndpoint(world.core, connections=Connections(), run_dir=tmp_path)
+    page = status.status()["dispatch"]
+    status.close()
+    assert page["why"].startswith("in the order of planning")
+    assert page["pools"]["p"]["step_s"] == {
+        str(batch): seconds for batch, seconds in zip(STEEP.batches, STEEP.seconds, strict=True)
+    }
+    assert page["pools"]["q"]["speed"] == "guessed"

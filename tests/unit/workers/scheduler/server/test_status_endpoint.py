@@ -1,0 +1,120 @@
+"""What the scheduler tells of rewards, failed scores and dropped groups: step lines, `/numbers`, Prometheus."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.feed.accounting import DROP_REASONS
+from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
+from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
+from streamrl_workers.tasks.values import FailureKind
+from support.core_world import World, settings
+
+Fails = Callable[[int, int], bool]
+"""Whether the score of (group, sample) fails."""
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, StatusEndpoint]]]:
+    """Runs two steps of two groups of three samples; the numbers look at the core after each."""
+    opened: list[StatusEndpoint] = []
+
+    def run(
+        fails: Fails, *, rewards: Sequence[float] = (0.0, 1.0, 2.0), **changes: int
+    ) -> tuple[World, StatusEndpoint]:
+        job = {"group_size": 3, "batch_groups": 2, "staleness": 0, "steps": 2, "evaluation_prompts": 0}
+        world = World(settings(**{**job, **changes}), slots=(12,))
+        world.reward = lambda _, sample_index: rewards[sample_index]
+        status = StatusEndpoint(world.core, connections=Connections(), run_dir=tmp_path)
+        opened.append(status)
+        score, commit = world.score, world.commit
+
+        def committed(count: int) -> None:
+            commit(count)
+            status.observe()
+
+        world.score = lambda *, fail: score(fail=fails(world.scores[0].group_id, world.scores[0].sample_index))
+        world.commit = committed
+        world.run_out()
+        return world, status
+
+    yield run
+    for status in opened:
+        status.close()
+
+
+def step_lines(tmp_path: Path) -> list[dict]:
+    return [json.loads(line) for line in (tmp_path / "metrics/steps.jsonl").read_text().splitlines()]
+
+
+def test_all_reasons_of_a_drop_are_known() -> None:
+    dropping = {
+        event for events in GROUP_LIFE.values() for event, state in events.items() if state is GroupState.DROPPED
+    }
+    assert set(DROP_REASONS) == {event.value for event in dropping}
+
+
+def test_a_step_has_the_mean_of_each_part_and_failures_by_kind(observed, tmp_path: Path) -> None:
+    _, status = observed(lambda _, sample_index: sample_index == 1)
+    lines = step_lines(tmp_path)
+    assert len(lines) == 2
+    for line in lines:
+        assert line["reward_parts"] == {"whole": 1.0, "twice": 2.0}, "over the samples that have a reward"
+        assert line["reward_failed"] == 2
+        assert set(line["score_failures"]) == set(get_args(FailureKind))
+        assert line["dropped"] == dict.fromkeys(DROP_REASONS, 0)
+    failed = status.status()["score_failures"]
+    assert sum(line["score_failures"]["timeout"] for line in lines) == failed["timeout"] == 4
+    assert sum(failed.values()) == 4
+
+
+def test_scores_of_dropped_groups_count_too(observed, tmp_path: Path) -> None:
+    world, _ = observed(lambda group_id, sample_index: group_id == 0 and sample_index > 0)
+    (first, second) = step_lines(tmp_path)
+    assert (first["dropped"]["reward_failed"], second["dropped"]["reward_failed"]) == (1, 0)
+    assert (first["score_failures"]["timeout"], second["score_failures"]["timeout"]) == (2, 0)
+    assert first["reward_failed"] == 0, "the group is not in the step"
+    assert world.core.view().score_failures == {"timeout": 2}
+
+
+def test_held_out_failures_count(observed, tmp_path: Path) -> None:
+    _, status = observed(lambda group_id, _: group_id >= 1 << 62, evaluation_prompts=2, evaluation_interval=1)
+    assert status.status()["score_failures"]["timeout"] == 6, "two prompts, versions 0, 1 and 2"
+    assert sum(line["reward_failed"] for line in step_lines(tmp_path)) == 0
+
+
+def test_groups_with_equal_rewards_are_a_reason_of_their_own(observed, tmp_path: Path) -> None:
+    observed(lambda _, __: False, rewards=(1.0, 1.0, 1.0), draws_per_step=3)
+    drops = [line["dropped"] for line in step_lines(tmp_path)]
+    assert drops == [dict.fromkeys(DROP_REASONS, 0) | {"zero_variance": 4}] * 2, "two draws more for each of two groups"
+
+
+def test_numbers_have_what_a_status_shows(observed) -> None:
+    _, status = observed(lambda _, __: False, evaluation_prompts=2, evaluation_interval=1)
+    page = status.status()
+    assert (page["checkpoint"], page["checkpoint_step"]) == ({"step": 2, "path": "step-2"}, 2)
+    assert page["reward"] == page["last_evaluation"]["mean_reward"]
+    assert page["bubbles"] == {name: {"wall_s": 0, "parts": {}} for name in ("generators", "trainer")}
+
+
+def test_bubbles_are_summed_by_role() -> None:
+    beats = [pb.Heartbeat(wall_seconds=4, bubble_seconds={"busy": 3, "skew": 1}), pb.Heartbeat(wall_seconds=2)]
+    assert _walls(beats) == {"wall_s": 6, "parts": {"busy": 3, "skew": 1}}
+
+
+def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:
+    _, status = observed(lambda group_id, sample_index: group_id == 0 and sample_index > 0)
+    for _ in range(2):  # looking twice counts once
+        page = status.metrics().decode()
+    process = 'process="scheduler"'
+    for kind in get_args(FailureKind):
+        count = 2.0 if kind == "timeout" else 0.0
+        assert f'streamrl_score_failures_total{{kind="{kind}",{process},role="scheduler"}} {count}' in page
+    for reason in DROP_REASONS:
+        count = 1.0 if reason == "reward_failed" else 0.0
+        assert f'streamrl_dropped_groups_total{{{process},reason="{reason}",role="scheduler"}} {count}' in page

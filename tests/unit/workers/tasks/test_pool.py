@@ -1,0 +1,89 @@
+"""What the pool's workers get, and in which order."""
+
+import asyncio
+
+import pytest
+
+from streamrl_workers.tasks.pool import Backlog
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, ScoreSample, TaskPoolError
+
+
+def prompts(first: int, count: int) -> NeedPrompts:
+    return NeedPrompts(split="train", first_index=first, count=count)
+
+
+def completion(number: int) -> ScoreSample:
+    return ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion="a")
+
+
+def turn(sample: int) -> PlayTurn:
+    return PlayTurn(
+        group_id=1, sample_index=sample, lease=sample, split="train", prompt_index=1, completions=("a",), last_token=0
+    )
+
+
+async def test_turns_go_first_then_completions_then_prompts_in_order() -> None:
+    backlog = Backlog()
+    for request in (prompts(5, 2), completion(1), turn(0), completion(2), prompts(9, 1)):
+        backlog.put(request)
+    taken = []
+    for _ in range(6):
+        work = await backlog.take(0)
+        taken.append(work.request)
+        backlog.finish(work, Prompt(split="train", index=0, text="some result"))
+    assert taken == [turn(0), completion(1), completion(2), prompts(5, 1), prompts(6, 1), prompts(9, 1)]
+    assert len(await backlog.results()) == 6
+
+
+async def test_all_gaps_of_a_recovery_are_asked_for_before_anybody_works() -> None:
+    backlog = Backlog(slots=2)
+    for gap in range(1000):
+        backlog.put(prompts(2 * gap, 1))
+    taken = [(await backlog.take(gap % 2)).request for gap in range(1000)]
+    assert taken == [prompts(2 * gap, 1) for gap in range(1000)]
+
+
+async def test_a_turn_wakes_its_own_slot_and_work_for_all_wakes_one() -> None:
+    backlog = Backlog(slots=4)
+    waiting = [asyncio.create_task(backlog.take(slot), name=f"slot {slot}") for slot in range(4)]
+    await asyncio.sleep(0)
+    backlog.put(turn(7))
+    done, _ = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    (first,) = done
+    home = waiting.index(first)
+    again = asyncio.create_task(backlog.take(home), name="again")
+    backlog.put(turn(7))
+    assert (await asyncio.wait_for(again, 10)).request == turn(7)
+    rest = [task for task in waiting if task is not first]
+    for number in range(3):
+        backlog.put(completion(number))
+    works = await asyncio.wait_for(asyncio.gather(*rest), 10)
+    assert {work.request for work in works} == {completion(number) for number in range(3)}
+
+
+async def test_no_more_completions_are_out_than_endpoints_allow() -> None:
+    backlog = Backlog(slots=3, most_completions=2)
+    for number in range(3):
+        backlog.put(completion(number))
+    one, two = await backlog.take(0), await backlog.take(1)
+    third = asyncio.create_task(backlog.take(2), name="third")
+    backlog.put(prompts(0, 1))
+    assert (await asyncio.wait_for(third, 10)).request == prompts(0, 1)
+    third = asyncio.create_task(backlog.take(2), name="third")
+    await asyncio.sleep(0)
+    assert not third.done()
+    backlog.put_back(two)
+    assert (await asyncio.wait_for(third, 10)) is two
+    backlog.finish(one, Prompt(split="train", index=0, text="in place of a score"))
+    assert (await asyncio.wait_for(backlog.take(0), 10)).request == completion(2)
+
+
+async def test_the_first_error_is_what_everybody_hears() -> None:
+    backlog = Backlog()
+    waiting = asyncio.create_task(backlog.results(), name="results")
+    await asyncio.sleep(0)
+    backlog.close(TaskPoolError("first"))
+    backlog.close(TaskPoolError("second"))
+    for results in (waiting, backlog.results()):
+        with pytest.raises(TaskPoolError, match="first"):
+            await asyncio.wait_for(results, 10)

@@ -1,0 +1,174 @@
+"""The models of one rank: bfloat16 where the hardware has it, activation checkpointing, adapters."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from streamrl.errors import UserError
+from streamrl_workers.generator.engines.hf.engine import create as create_generator
+from streamrl_workers.models.load import load_model
+from streamrl_workers.trainer.engines import sharding
+from streamrl_workers.trainer.engines.engine import EngineSetup
+from streamrl_workers.trainer.engines.forward import Forward, make_batch
+from streamrl_workers.trainer.engines.packing import pack_sample
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, build_worker, create
+from support.tiny_folder import tiny_folder
+from support.trainer_groups import make_group, trainer_spec
+
+CPU = torch.device("cpu")
+HAS_BF16 = any(word in Path("/proc/cpuinfo").read_text().split() for word in ("avx512_bf16", "amx_bf16", "bf16"))
+KL = {"referenceKl": {"coefficient": 0.1}}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("models") / "model")
+
+
+def _engine(model: Path, **job: Any) -> TorchEngine:
+    return create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
+
+
+def _step(engine: TorchEngine, step: int = 0) -> dict[str, float]:
+    engine.begin_step(step, attempt=1)
+    engine.add([make_group(number) for number in range(3)])
+    return engine.finish_step()
+
+
+def _tensor(engine: TorchEngine, name: str) -> torch.Tensor:
+    dtype, shape, data = engine.tensors()[name]
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
+
+
+def _batch() -> Any:
+    samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
+    return make_batch(samples, aggregation="TokenMean", device=CPU)
+
+
+def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
+    samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
+    plain = build_worker(trainer_spec(), model_path=str(model), device=CPU)
+    thrifty = build_worker(trainer_spec(activationCheckpointing=True), model_path=str(model), device=CPU)
+    saved: list[int] = []
+    for worker in (plain, thrifty):
+        kept = 0
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            kept += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            worker.accumulate(samples)
+        saved.append(kept)
+    assert saved[1] < saved[0] / 2  # or nothing was saved at all
+    gradients = thrifty.gradients()
+    for name, gradient in plain.gradients().items():
+        assert gradient.norm() > 0, name
+        torch.testing.assert_close(gradients[name], gradient)
+
+
+def test_hardware_is_asked_for_bfloat16() -> None:
+    assert sharding.has_bf16(CPU) == HAS_BF16
+
+
+def test_bf16_trains_in_bfloat16_or_is_refused(model: Path) -> None:
+    if not HAS_BF16:
+        with pytest.raises(UserError, match=r"^spec.trainer.precision: must be FP32 on hardware without"):
+            _engine(model, precision="BF16")
+        return
+    engine, exact = _engine(model, precision="BF16"), _engine(model)
+    measured, expected = _step(engine), _step(exact)
+    assert measured["loss"] == pytest.approx(expected["loss"], rel=0.05, abs=0.05)
+    assert measured["loss"] != expected["loss"]
+    assert measured["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.2)
+    assert {tensor.dtype for tensor in engine.tensors().values()} == {"bfloat16"}
+    worker = build_worker(trainer_spec(precision="BF16"), model_path=str(model), device=CPU)
+    assert {gradient.dtype for gradient in worker.gradients().values()} == {torch.float32}
+
+
+def test_hardware_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
+    with pytest.raises(UserError, match=r"^spec.trainer.precision: must be FP32 on hardware without bfloat16"):
+        build_models(trainer_spec(precision="BF16"), model_path=str(model), device=CPU)
+
+
+def test_generators_take_what_a_bf16_trainer_publishes(model: Path) -> None:
+    dtype = torch.bfloat16
+    published = {
+        name: t.to(dtype) for name, t in load_model(str(model)).state_dict().items() if name != "lm_head.weight"
+    }
+    generator = create_generator(model_path=str(model), slots=2, threads=1, precision="BF16")
+    from streamrl_workers.trainer.engines.model_files import _bytes_of
+
+    generator.load_weights(version=0, tensors={name: _bytes_of(t) for name, t in published.items()})
+
+
+def test_published_adapters_are_merged_and_the_base_stays(model: Path, tmp_path: Path) -> None:
+    engine, initial = _engine(model, lora={"rank": 4}), load_model(str(model))
+    losses = [_step(engine, step)["loss"] for step in range(6)]
+    assert losses[-1] < losses[0] - 0.01
+    engine.export(tmp_path)
+    base = load_model(str(model))
+    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    moved = 0
+    for name, before in initial.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        published = _tensor(engine, name)
+        torch.testing.assert_close(published, merged[name])
+        assert torch.equal(published, exported[name]), name
+        moved += not torch.equal(published, before)
+    assert moved == 14  # seven linear layers in each of two blocks
+    assert engine.tensors().keys() == initial.state_dict().keys() - {"lm_head.weight"}
+
+
+def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> None:
+    parts = build_models(trainer_spec(lora={"rank": 4}, algorithm=KL), model_path=str(model), device=CPU)
+    with torch.no_grad():
+        for name, parameter in parts.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.1)
+    batch, initial = _batch(), load_model(str(model))
+    expected = Forward(initial, temperature=1.0).logprobs(batch)
+    assert parts.reference is not None
+    with parts.reference() as reference:
+        torch.testing.assert_close(Forward(reference, temperature=1.0).logprobs(batch), expected)
+    assert not torch.allclose(Forward(parts.model, temperature=1.0).logprobs(batch), expected, atol=1e-3)
+    assert {p.requires_grad for n, p in parts.model.named_parameters() if "lora_" in n} == {True}
+    assert {p.requires_grad for n, p in parts.model.named_parameters() if "lora_" not in n} == {False}
+
+
+def test_adapters_resume_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    through, resumed = _engine(model, lora={}), _engine(model, lora={})
+    _step(through)
+    through.save(tmp_path)
+    resumed.load(tmp_path)
+    assert _step(resumed, 1) == _step(through, 1)
+    assert resumed.tensors() == through.tensors()
+    with pytest.raises(UserError, match="does not fit this model"):
+        _engine(model).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layers", "rule"),
+    [
+        (["nothing"], "cannot be honoured: Target modules"),
+        (["lm_head"], "must not name a layer with tied weights"),
+        (["embed_tokens"], "must name linear layers"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # peft says so before we refuse
+def test_adapters_go_where_they_can_be_merged(model: Path, layers: list[str], rule: str) -> None:
+    with pytest.raises(UserError, match=rf"^spec.trainer.lora.targetModules: {rule}"):
+        _engine(model, lora={"targetModules": layers})

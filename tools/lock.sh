@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Writes requirements/*.txt: every package that is installed, with its version and hashes, for all supported Pythons and systems.
+# Usage: lock.sh      UPGRADE=1 takes the newest versions; else locked ones stay as long as pyproject.toml allows them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv="${UV:-uv}" python="${PYTHON:-python}"
+
+compile() {
+    # The name of an index is in no file: a mirror is as good.
+    "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+        --custom-compile-command "make lock" ${UPGRADE:+--upgrade} "$@"
+}
+
+compile requirements/build.in --output-file requirements/build.txt
+compile pyproject.toml --all-extras --constraint constraints.txt --output-file requirements/dev.txt
+"$python" tools/image_requirements.py worker | compile - --constraint requirements/dev.txt --output-file requirements/worker.txt
+# Without plotly (70 MB), which draws reports for people.
+"$python" tools/image_requirements.py operator -plotly | compile - --constraint requirements/dev.txt --output-file requirements/operator.txt
+"$python" tools/check_lock.py

@@ -1,0 +1,292 @@
+"""The engine loop: commands in, engine steps, deltas out.
+
+Owns the waiting list, cancels, weight swaps, the transitions of bubble clock and step times; it alone calls the engine, always in one
+worker thread. Does not own the connection (`link.py`), fetching bytes (`weights/pull.py`), messages (`outbox.py`).
+
+Consumes: commands (the methods called by the link), pulled weights. Produces: progress and control events in the outbox.
+Waits for: commands, when it has nothing to do (the link has the deadline); an engine's own pace. Unblocked by: `_wake`.
+
+Invariants:
+- Nothing is generated before verified weights are in the engine; weights change between two steps only.
+- Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
+- The bytes in the engine hash to the published hash, or nothing is generated (invariant 4).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.base import Delta, Engine, SampleRequest
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
+from streamrl_workers.metrics.step_times import StepCounts, StepTimes
+from streamrl_workers.stream.messages import ERROR_CHARS
+from streamrl_workers.weights.pull import Announced, Pull, Pulled, Puller
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+_MIN_PAUSE_S = 0.002
+"""An engine that only takes time is asked at most so often; it gives everything that became due."""
+_DEFAULT_CAUSE = "no_prompts"
+"""Why an idle generator is idle when the scheduler has not (yet) said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatus:
+    """What heartbeat and gauges tell."""
+
+    active: int
+    waiting: int
+    tokens: int
+    version: pb.VersionName | None  # in the engine, verified
+
+
+class EngineLoop:
+    """Runs one engine. All methods but `run` are called by the link, in the same event loop."""
+
+    def __init__(self, engine: Engine, *, pull: Pull, outbox: GeneratorOutbox, recorder: Recorder) -> None:
+        self.slots = engine.slots
+        self._engine = engine
+        self._outbox = outbox
+        self._recorder = recorder
+        self._step_times = StepTimes()
+        self._puller = Puller(pull, wake=self._awake, failed=self._tell_failed)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._wake = asyncio.Event()
+        self._waiting: dict[int, SampleRequest] = {}  # by lease, oldest first
+        self._cancelled: set[int] = set()  # in the engine, to be cancelled before its next step
+        self._leases: set[int] = set()  # in the engine
+        self._version: pb.VersionName | None = None
+        self._active = 0
+        self._connected = self._draining = self._swapping = self._queued = False
+        self.leaving = False
+        """Everything accepted is finished, then this generator goes."""
+        self._idle_cause = _DEFAULT_CAUSE
+
+    # ---- commands
+
+    def connected(self) -> None:
+        """The scheduler has welcomed us."""
+        self._connected = True
+        self._awake()
+
+    def disconnected(self) -> None:
+        """The scheduler is gone: it will issue what it wants anew."""
+        self._connected = self._draining = self._queued = False
+        self._idle_cause = _DEFAULT_CAUSE
+        self._waiting.clear()
+        self._cancelled |= self._leases
+        self._awake()
+
+    def issue(self, requests: Sequence[SampleRequest]) -> None:
+        """Take requests in order; they enter the engine when slots are free."""
+        self._idle_cause = _DEFAULT_CAUSE
+        self._waiting.update({request.request_id: request for request in requests})
+        self._awake()
+
+    def cancel(self, leases: Sequence[int]) -> None:
+        """Forget these requests, wherever they are."""
+        for lease in leases:
+            self._waiting.pop(lease, None)
+        self._outbox.forget(leases)
+        self._cancelled |= self._leases.intersection(leases)
+        self._awake()
+
+    def announce(self, target: Announced) -> None:
+        """Pull and swap in these weights; supersedes earlier announcements."""
+        if self._version == target.version:
+            self._puller.drop()
+            self._tell_loaded(target.version, fetch_s=0.0, load_s=0.0)
+        else:
+            self._puller.announce(target)
+        self._awake()
+
+    def idle(self, cause: str) -> None:
+        """Why nothing is issued."""
+        self._idle_cause = cause
+        self._awake()
+
+    def queue_state(self, *, waiting: bool) -> None:
+        """Whether samples wait for a slot somewhere."""
+        self._queued = waiting
+        self._awake()
+
+    def drain(self) -> None:
+        """Say `Drained` when everything accepted has ended."""
+        self._draining = True
+        self._awake()
+
+    def leave(self) -> None:
+        """Say `Leaving`. The scheduler answers `Drain`, behind all that it had issued before it knew."""
+        self.leaving = True
+        self._outbox.post(pb.GeneratorEvent(leaving=pb.Leaving()))
+
+    def sent(self) -> None:
+        """The writer has taken what was in the outbox."""
+        self._awake()
+
+    def status(self) -> EngineStatus:
+        """The numbers of now."""
+        return EngineStatus(
+            active=self._active, waiting=len(self._waiting), tokens=self._outbox.tokens, version=self._version
+        )
+
+    def step_times(self) -> dict[int, StepCounts]:
+        """How long steps took, by batch."""
+        return self._step_times.counts()
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Until cancelled: cancel, swap, admit, step."""
+        try:
+            while True:
+                self._puller.check()
+                await self._round()
+        finally:
+            await self._puller.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _round(self) -> None:
+        await self._apply_cancels()
+        if self._puller.ready and (self._version is None or not self._pinned()):
+            await self._swap()
+        await self._admit()
+        self._tell_drained()
+        self._note()
+        if not self._leases or self._version is None or self._outbox.full:
+            await self._pause(None)
+            return
+        delay_s = self._engine.step_seconds()
+        if delay_s > 0 and await self._pause(max(delay_s, _MIN_PAUSE_S)):
+            return  # a command has come
+        deltas = await self._in_engine(self._engine.step)
+        self._step_times.stepped((len(delta.tokens) for delta in deltas), now_s=time.monotonic())
+        self._take(deltas)
+
+    async def _apply_cancels(self) -> None:
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, set()
+            self._leases -= cancelled
+            await self._in_engine(lambda: self._engine.cancel(cancelled))
+
+    async def _admit(self) -> None:
+        """Move waiting requests into free slots."""
+        free = self._engine.free()
+        if not self._waiting or not free or self._version is None:
+            return
+        requests = [self._waiting.pop(lease) for lease in list(self._waiting)[:free]]
+        leases = [request.request_id for request in requests]
+        self._leases.update(leases)
+        self._outbox.admit(leases, now_s=time.monotonic())
+        self._note()
+        self._take(await self._in_engine(lambda: self._engine.add(requests)))
+        if self._waiting:
+            self._awake()  # some may have ended at once: look again for free slots
+
+    def _pinned(self) -> bool:
+        """Whether a request must still end under the weights in the engine."""
+        return self._engine.pinned_active() > 0 or any(request.pinned for request in self._waiting.values())
+
+    async def _swap(self) -> None:
+        """Put the pulled weights into the engine and check its bytes."""
+        pulled = self._puller.take()
+        begun_s = time.monotonic()
+        self._swapping = True
+        self._note()
+        try:
+            fault = await self._in_engine(lambda: self._load(pulled))
+        finally:
+            self._swapping = False
+        if fault:
+            self._tell_failed(pulled.version, fault)
+        else:
+            self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=time.monotonic() - begun_s)
+
+    def _load(self, pulled: Pulled) -> str:
+        """Runs in the engine's thread. Returns "" or what went wrong.
+
+        Raises:
+            UserError: the engine refuses the first weights of all; it would refuse the next ones too.
+        """
+        try:
+            self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors)
+        except ValueError as error:
+            if self._engine.version is None:
+                raise UserError(
+                    field="spec.generators[].engine",
+                    rule=f"cannot run the weights of spec.model: {error}",
+                    fix="take a model that this engine supports, and the same one as the trainer",
+                ) from error
+            return f"the engine refuses them: {error}"  # and keeps the old ones
+        self._version = None
+        got = self._engine.weights_hash()
+        if got != pulled.version.hash.hex():
+            return f"the engine's bytes hash to {got}, published was {pulled.version.hash.hex()}"
+        self._version = pulled.version
+        return ""
+
+    async def _in_engine(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def _pause(self, limit_s: float | None) -> bool:
+        """Wait for a wake-up; False when `limit_s` was over first."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    # ---- what becomes of it
+
+    def _take(self, deltas: Sequence[Delta]) -> None:
+        """Deltas of one engine call go into the outbox; ended requests leave."""
+        assert self._version is not None
+        self._outbox.take(deltas, version=self._version, now_s=time.monotonic())
+        self._leases.difference_update(delta.request_id for delta in deltas if delta.finish_reason is not None)
+
+    def _note(self) -> None:
+        """Tell the clocks what is the case from now on."""
+        self._active = len(self._leases)
+        now = GeneratorState(
+            connected=self._connected,
+            usable=self._version is not None,
+            swapping=self._swapping,
+            pulling=self._puller.pulling or self._puller.ready,
+            blocked=self._outbox.full,
+            active=self._active,
+            slots=self.slots,
+            queued=self._queued or bool(self._waiting),
+            idle_cause=self._idle_cause,
+        )
+        state = generator_wall(now)
+        self._recorder.enter(state)
+        self._step_times.enter(generating=state.part == "busy", now_s=time.monotonic())
+
+    def _tell_drained(self) -> None:
+        if self._draining and not self._leases and not self._waiting and not self._outbox.has_ended:
+            self._draining = False
+            self._outbox.post(pb.GeneratorEvent(drained=pb.Drained()))
+
+    def _tell_loaded(self, version: pb.VersionName, *, fetch_s: float, load_s: float) -> None:
+        """Only called when the engine's bytes were seen to hash to `version.hash`."""
+        loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, fetch_s=fetch_s, load_s=load_s)
+        self._outbox.post(pb.GeneratorEvent(weights_loaded=loaded))
+
+    def _tell_failed(self, version: pb.VersionName, error: str) -> None:
+        _log.error("weights of version (%d, %d) failed: %s", version.attempt, version.step, error)
+        self._outbox.post(
+            pb.GeneratorEvent(weights_failed=pb.WeightsFailed(version=version, error=error[:ERROR_CHARS]))
+        )
+
+    def _awake(self) -> None:
+        self._wake.set()

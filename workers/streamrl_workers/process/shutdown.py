@@ -1,0 +1,107 @@
+"""How a worker process ends: its parent dies, somebody asks with SIGTERM, or the run is over.
+
+    parent watch        a pipe whose other end the parent holds: when it closes, this process ends at once
+    serve until told    in a pod an ended process stays and shows its status, since one that exits is started again
+    graceful shutdown   a generator's: SIGTERM finishes what is active, then exits 0 (at once where there is no link);
+                        SIGINT or a second SIGTERM ends now: the scheduler issues what is active again
+
+Does not own what is finished at the end (callers pass it), nor a deadline: who asked has it, and asks a second time.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from streamrl.errors import EXIT_RETRY, UserError
+from streamrl.keys import ENV_PARENT_WATCH_FD
+from streamrl_workers.metrics.signals import Signals, SignalsServer
+from streamrl_workers.stream.run_folder import write_endpoint
+
+
+def end_now() -> None:
+    """End this process at once, without any clean-up: what matters is already on disk."""
+    os._exit(EXIT_RETRY)
+
+
+def watch_parent(environ: Mapping[str, str], *, on_lost: Callable[[], None] = end_now) -> threading.Thread | None:
+    """Call `on_lost` in a thread when the parent is gone; None where there is no lifeline.
+
+    A thread, so that it also works while the main thread is deep inside a computation.
+    """
+    text = environ.get(ENV_PARENT_WATCH_FD)
+    if not text:
+        return None
+    if not text.isdigit():
+        raise UserError(field=ENV_PARENT_WATCH_FD, rule="must be a file descriptor", got=text)
+    thread = threading.Thread(target=_wait_for_end, args=(int(text), on_lost), name="parent-watch", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait_for_end(handle: int, on_lost: Callable[[], None]) -> None:
+    while os.read(handle, 1):
+        pass
+    on_lost()
+
+
+def on_terminate(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Call `callback` on `loop` at SIGTERM; SIGINT is left to the parent, which shares our terminal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    loop.add_signal_handler(signal.SIGTERM, callback)
+
+
+async def serve_until_told(*, run_dir: Path, process: str, host: str, port: int, status: Mapping[str, Any]) -> None:
+    """Be healthy and show `status` on the signals port (0 = any) until SIGTERM; no deadline: who runs the pods ends them.
+
+    Raises:
+        UserError: the port is in use.
+    """
+    asked = asyncio.Event()
+    on_terminate(asyncio.get_running_loop(), asked.set)
+    signals = SignalsServer(Signals(metrics=lambda: b"", status=lambda: status))
+    bound = await signals.start(host=host, port=port)
+    try:
+        write_endpoint(run_dir, process=process, grpc=None, signals=f"{host}:{bound}")
+        await asked.wait()
+    finally:
+        await signals.close()
+
+
+class GracefulShutdown:
+    """Ends a generator's process, or has its link end it."""
+
+    def __init__(self, *, leave: Callable[[], bool]) -> None:
+        """`leave` begins to leave in peace; False where there is nothing to finish."""
+        self._leave = leave
+        self.was_asked = False
+        """Somebody wants this process to end."""
+        self._now = asyncio.Event()
+        self.cut_short = False
+        """Active samples were not finished."""
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take both signals from now on."""
+        loop.add_signal_handler(signal.SIGTERM, self.asked)
+        loop.add_signal_handler(signal.SIGINT, self.cut)
+
+    def asked(self) -> None:
+        """SIGTERM."""
+        if self.was_asked:
+            self.cut()
+            return
+        self.was_asked = True
+        if not self._leave():
+            self._now.set()
+
+    def cut(self) -> None:
+        """SIGINT."""
+        self.was_asked = self.cut_short = True
+        self._now.set()
+
+    async def wait(self) -> None:
+        """Until the process is to end without its link (no deadline: a generator that nobody asks stays)."""
+        await self._now.wait()

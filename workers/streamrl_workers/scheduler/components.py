@@ -1,0 +1,169 @@
+"""What one core is made of: its components, and their state in numbers.
+
+`SchedulerComponents` names the collaborators that share one core, `make_components` builds them from the journal's
+state. `CoreView` and `PoolView` are what metrics, autoscaler and people read of the present. Decides nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from streamrl.latency import LatencyCurve
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
+from streamrl_workers.scheduler.dispatch.speeds import Curves
+from streamrl_workers.scheduler.effects import Outbox
+from streamrl_workers.scheduler.evaluation import Evaluator
+from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
+from streamrl_workers.scheduler.groups.lifecycle import SampleLifecycle
+from streamrl_workers.scheduler.groups.planning import Planner
+from streamrl_workers.scheduler.groups.staleness import Window
+from streamrl_workers.scheduler.groups.table import GroupTable, frontier
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView
+from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.waiting import WaitingGroups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerComponents:
+    """What assignment and delivery work with."""
+
+    settings: SchedulerSettings
+    outbox: Outbox
+    groups: GroupTable
+    window: Window
+    fleet: Fleet
+    waiting: WaitingGroups
+    lifecycle: SampleLifecycle
+    evaluator: Evaluator
+    planner: Planner
+
+
+def make_components(
+    settings: SchedulerSettings,
+    recovered: Recovered,
+    *,
+    first_lease: int,
+    lengths: Lengths | None,
+    curves: Curves | None,
+) -> SchedulerComponents:
+    """The collaborators of one run, as its journal leaves them. `lengths`, `curves`: as `Core` has them."""
+    outbox = Outbox()
+    window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
+    groups = GroupTable(window)
+    fleet = Fleet(first_lease=first_lease, curves=curves)
+    if lengths is None:
+        lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
+    waiting = WaitingGroups(groups, order=IN_ORDER, lengths=lengths, batch_groups=settings.batch_groups)
+    first = recovered.next_group_id
+    lifecycle = SampleLifecycle(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths)
+    return SchedulerComponents(
+        settings=settings,
+        outbox=outbox,
+        groups=groups,
+        window=window,
+        fleet=fleet,
+        waiting=waiting,
+        lifecycle=lifecycle,
+        evaluator=Evaluator(settings, outbox, fleet=fleet, done=recovered.evaluated_steps, failures=lifecycle.failures),
+        planner=Planner(settings, outbox, groups=groups, window=window, waiting=waiting, first=first),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolView:
+    """Generators of one pool, or of all."""
+
+    generators: int
+    """Connected, those that leave included."""
+    leaving: int
+    """Of these: take nothing more, as they go or were drained."""
+    silent: int
+    """Of these: not heard for a lease."""
+    slots: int
+    """Of generators that do not leave."""
+    free_slots: int
+    """Without a sample, of generators that take one."""
+    active: int
+    """Samples that are out."""
+    idle: Mapping[str, int]
+    """Cause -> generators that have a free slot and nothing to take; the key set is stable."""
+
+
+def pool_view(generators: Iterable[Generator]) -> PoolView:
+    """Add up these generators."""
+    members = list(generators)
+    staying = [generator for generator in members if not (generator.leaving or generator.drained)]
+    causes = Counter(generator.idle_cause for generator in members if generator.free > 0)
+    return PoolView(
+        generators=len(members),
+        leaving=len(members) - len(staying),
+        silent=sum(generator.silent for generator in members),
+        slots=sum(generator.slots for generator in staying),
+        free_slots=sum(max(0, generator.free) for generator in members),
+        active=sum(len(generator.leases) for generator in members),
+        idle={cause: causes[cause] for cause in IDLE_CAUSES},
+    )
+
+
+def pool_views(generators: Iterable[Generator]) -> dict[str, PoolView]:
+    """Pool -> its generators in numbers; a pool without a connected one is left out."""
+    pools: dict[str, list[Generator]] = {}
+    for generator in generators:
+        pools.setdefault(generator.pool, []).append(generator)
+    return {name: pool_view(members) for name, members in sorted(pools.items())}
+
+
+def speeds(fleet: Fleet) -> dict[str, LatencyCurve]:
+    """Pool -> its curve, of its generator with the most slots."""
+    largest: dict[str, Generator] = {}
+    for generator in fleet:
+        if generator.pool not in largest or generator.slots > largest[generator.pool].slots:
+            largest[generator.pool] = generator
+    return {pool: fleet.curve(generator) for pool, generator in sorted(largest.items())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreView:
+    """The scheduler's state in numbers."""
+
+    attempt: int
+    step: int
+    """Steps recorded in the effective history."""
+    steps: int
+    ended: bool
+    groups_by_state: Mapping[str, int]
+    """Groups in memory by state of life; the key set is stable."""
+    waiting_samples: int
+    active_leases: int
+    buffered_bytes: int
+    buffered_groups: int
+    """Scored, in no step's record."""
+    delivered_groups: int
+    """Of the step that is being handed over."""
+    announced_step: int | None
+    """Weight version that generators are told to use."""
+    evaluating_step: int | None
+    checkpoint: tuple[int, str] | None
+    """Step and path of the newest one that the trainer has told of."""
+    fleet: PoolView
+    """All generators."""
+    pools: Mapping[str, PoolView]
+    """Pool -> its generators; a pool without a connected one is left out."""
+    prompts_ready: int
+    ignored_progress: int
+    """Progress items of unknown or revoked leases, since the start."""
+    reissued_samples: int
+    """Since the start."""
+    moved_samples: int
+    """Samples that went on at another generator because it paid, since the start."""
+    dropped_groups: Mapping[str, int]
+    """Reason -> groups, since the start."""
+    score_failures: Mapping[str, int]
+    """Kind -> samples that got no reward, training and held-out ones, since the start."""
+    order: Order
+    """In which order what waits is taken now, and why."""
+    speeds: Mapping[str, LatencyCurve]
+    """Pool -> its curve, of its generator with the most slots."""
+    lengths: LengthsView = field(default_factory=LengthsView)
+    """What is predicted of lengths, and how well."""

@@ -1,0 +1,139 @@
+"""What an order is worth: the modelled makespan of one batch, over draws of what lengths may turn out to be.
+
+    z of a sample = r z_p + noise of its group + noise of its own        z_p: normal quantile of its group's place
+    tokens        = the batch's own distribution at Phi(z)
+
+r is the correlation of a prediction with one sample; what was measured is that with means of groups, c:
+
+    r = c sqrt(1 - w + w / G)        w: share of the spread that is between the samples of a group
+
+An order that takes predictions for the truth is too bold: it gives the predicted short ones slow crowded generators, and
+the makespan is that of the one which was long after all. Draws are the same each time, so orders are repeatable.
+The model knows nothing of what runs already (`makespan.py`). Pure.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property
+from math import pi, sin, sqrt
+from random import Random
+from statistics import NormalDist, fmean, stdev
+
+from streamrl_workers.scheduler.dispatch.makespan import Instance, StepTables, dealt, list_seconds
+from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
+
+WITHIN_SHARE = 0.4
+"""w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
+SAMPLES_DRAWN, MOST_DRAWS = 16_384, 24
+"""Samples of all draws together: bounds the time of an order."""
+_SEED = 20_240
+_NORMAL = NormalDist()
+
+
+class MakespanModel:
+    """One batch on its generators."""
+
+    def __init__(self, batch: PlannedBatch) -> None:
+        """`batch`: at least one group and one instance."""
+        self.batch = batch
+        self._starts = {group.group_id: place * batch.samples for place, group in enumerate(batch.groups)}
+        self._known: dict[tuple[object, ...], list[float]] = {}
+
+    @cached_property
+    def draws(self) -> list[list[float]]:
+        """Tokens of all samples, group after group in the order of planning."""
+        return possible_lengths(self.batch)
+
+    def seconds(self, order: Order) -> list[float]:
+        """Makespan by draw."""
+        known = (order.longest_first, order.last_long, order.long_generators)
+        if known not in self._known:
+            self._known[known] = [max(pools) for pools in self.pools_seconds(order)]
+        return self._known[known]
+
+    def pools_seconds(self, order: Order, *, draws: int | None = None) -> list[tuple[float, float]]:
+        """Makespan of the long pool (0 without one) and of all others, by draw; of the first so many draws."""
+        groups = sorted(self.batch.groups, key=order.key)
+        long = [one for one in self.batch.instances if one.generator_id in order.long_generators]
+        short = [one for one in self.batch.instances if one.generator_id not in order.long_generators]
+        return list(
+            zip(
+                self._pool_seconds([group for group in groups if order.is_long(group)], long, draws),
+                self._pool_seconds([group for group in groups if not order.is_long(group)], short, draws),
+                strict=True,
+            )
+        )
+
+    def _pool_seconds(
+        self, groups: Sequence[Candidate], instances: Sequence[Instance], draws: int | None
+    ) -> list[float]:
+        drawn, size = self.draws[:draws], self.batch.samples
+        if not (groups and instances):
+            return [float("inf") if groups else 0.0] * len(drawn)
+        starts = [self._starts[group.group_id] for group in groups]
+        places = dealt(len(groups) * size, instances, together=size)
+        tables = StepTables(instances)
+        return [
+            list_seconds(
+                [tokens for start in starts for tokens in draw[start : start + size]],
+                tables,
+                places=places,
+                refilled=self.batch.overlaps,
+            )
+            for draw in drawn
+        ]
+
+
+def gains(one_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.0) -> bool:
+    """Whether an order's makespans are less than the other's by more than this share, and by more than luck of the draws."""
+    differences = [other - one for one, other in zip(one_s, other_s, strict=True)]
+    return fmean(differences) - _error(differences) > share * fmean(other_s)
+
+
+def likely(seconds: Sequence[float]) -> float:
+    """The mean over draws and its standard error: of many orders the one with the least mean alone owes it to luck."""
+    return fmean(seconds) + _error(seconds)
+
+
+def possible_lengths(batch: PlannedBatch) -> list[list[float]]:
+    """Draws of the tokens of all samples, group after group."""
+    groups, samples = batch.groups, batch.samples
+    table = sorted(group.predicted_tokens for group in groups if group.is_known)
+    table = table or sorted(group.predicted_tokens for group in groups)
+    within = WITHIN_SHARE if samples > 1 else 0.0
+    known = min(1.0, 2 * sin(pi / 6 * max(0.0, batch.rank_correlation))) * sqrt(1 - within + within / samples)
+    places = _normal_places(table)
+    correlated = [(known, places[group.predicted_tokens]) if group.is_known else (0.0, 0.0) for group in groups]
+    chance = Random(_SEED)
+    draws = min(max(1, SAMPLES_DRAWN // (samples * len(groups))), MOST_DRAWS)
+    return [
+        [tokens for r, z in correlated for tokens in _group(table, r, z, within, samples, chance)] for _ in range(draws)
+    ]
+
+
+# ---- inside
+
+
+def _group(table: Sequence[float], r: float, z: float, within: float, samples: int, chance: Random) -> list[float]:
+    """Tokens of one group's samples; `within` of the spread is between them, as far as the prediction leaves any."""
+    common = sqrt(max(0.0, 1 - within - r * r))
+    own = sqrt(max(0.0, 1 - r * r - common * common))
+    middle = r * z + common * chance.gauss(0.0, 1.0)
+    last = len(table) - 1
+    return [
+        table[min(int(_NORMAL.cdf(middle + own * chance.gauss(0.0, 1.0)) * len(table)), last)] for _ in range(samples)
+    ]
+
+
+def _normal_places(table: Sequence[float]) -> dict[float, float]:
+    """Prediction -> normal quantile of its place; equal ones share the middle of theirs."""
+    counts, found, below = Counter(table), {}, 0
+    for tokens in sorted(counts):
+        found[tokens] = _NORMAL.inv_cdf((below + counts[tokens] / 2) / len(table))
+        below += counts[tokens]
+    return found
+
+
+def _error(values: Sequence[float]) -> float:
+    """Standard error of the mean; 0 for one value, which is all that is known."""
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

@@ -1,0 +1,103 @@
+"""The order of what waits, and what a policy makes it from.
+
+A policy answers with an order: which waiting group goes first, and perhaps two length pools. Generators of the long
+pool take the groups that are predicted longest, all others the rest. The queue and the assignment know nothing else of
+dispatch. An order is made rarely (`dispatcher.py`); between two orders a dispatch is one pop of a heap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol
+
+from streamrl_workers.scheduler.dispatch.makespan import Instance
+
+Key = tuple[float, ...]
+"""Place in the order of waiting groups: the smallest goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A planned group that waits, before its first sample is out."""
+
+    group_id: int
+    batch: int
+    """Which batch of B groups it was planned in: group_id // B."""
+    place: int
+    """In that batch: group_id % B."""
+    predicted_tokens: float
+    """Of one completion; 0 while no length has been seen."""
+    is_known: bool = True
+    """Whether any signal that may decide knows the prompt; if not, the prediction is the median of all."""
+
+    @property
+    def rank(self) -> Key:
+        """In its batch: smaller for longer ones, equal ones in the order of planning."""
+        return (-self.predicted_tokens, self.place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What holds until the next order."""
+
+    longest_first: bool
+    """Within the batch that a group was planned in; else the order of planning."""
+    long_generators: frozenset[str] = frozenset()
+    """Generators of the long pool; empty: there is one pool."""
+    last_long: Key = (-inf,)
+    """Groups whose rank is not above it belong to the long pool; by default none does."""
+    why: str
+    """For people."""
+
+    def key(self, candidate: Candidate) -> Key:
+        """Its place in the queue of its pool. Batch by batch: else short prompts would wait behind newly planned long ones for ever."""
+        if self.longest_first:
+            return (candidate.batch, -candidate.predicted_tokens, candidate.group_id)
+        return (candidate.group_id,)
+
+    def is_long(self, candidate: Candidate) -> bool:
+        """Whether the group waits for the long pool."""
+        return bool(self.long_generators) and candidate.rank <= self.last_long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedBatch:
+    """What an order is made for: a batch as it was planned, and the generators that may take it."""
+
+    trusted: bool
+    """Whether predicted lengths have proved to be better than chance."""
+    groups: Sequence[Candidate] = ()
+    """In the order of planning."""
+    samples: int = 1
+    """Of each group."""
+    overlaps: bool = False
+    """Whether another batch may begin before it is done, and take the slots that free."""
+    begun: bool = False
+    """Whether something of it is out: its generators are not free any more."""
+    instances: Sequence[Instance] = ()
+    """Fastest first (`makespan.fastest_first`)."""
+    measured: bool = True
+    """Whether the speed of all instances is known."""
+    rank_correlation: float = 1.0
+    """Spearman's, of predicted places with the means that groups then had: the lower limit of the worst trusted signal."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there are slots for all samples, of which others may still hold some."""
+        return len(self.groups) * self.samples <= sum(instance.slots for instance in self.instances)
+
+
+class Policy(Protocol):
+    """One way to dispatch."""
+
+    def order(self, batch: PlannedBatch) -> Order:
+        """The order from now on."""
+
+
+IN_ORDER = Order(longest_first=False, why="in the order of planning")
+LONGEST_FIRST = Order(longest_first=True, why="longest predicted first")
+
+
+def in_order(why: str) -> Order:
+    """The order of planning, for this reason."""
+    return replace(IN_ORDER, why=f"{IN_ORDER.why}: {why}")

@@ -1,0 +1,1 @@
+"""What the trainer gets: scored groups, steps, attempts."""

@@ -1,0 +1,350 @@
+"""A group's way from planned to scored: issue, tokens, moves, lost generators, turns, scores, dynamic sampling.
+
+Owns what each of these does to samples, groups and the queue. Decides nothing about who gets what
+(`assignment.py`) or what is delivered (`feed/`).
+
+Invariant: a group's `start_version` is never newer than the version of its first token. A sample that is out
+without a token counts at the version that its generator had at issue; generators only load newer
+versions, so the token can only be newer, and a token that claims an older one is refused.
+
+Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): a group whose rewards are all equal has advantages of zero and
+teaches nothing, so another one takes its place. With n = maxDrawsPerStep and B groups a step, at most (n - 1) * B groups
+are dropped while one step is filled; with the B that it takes, n batches are scored for a step. After that every group
+is taken: so every step gets its B groups, and the whole run plans at most n * B * steps. The count begins anew with the
+scheduler's process: each restart may add (n - 1) * B drops, and restarts are bounded.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.effects import Outbox
+from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
+from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
+from streamrl_workers.scheduler.groups.sample import Sample, covers, fault, sample_seed
+from streamrl_workers.scheduler.groups.table import Group, GroupTable, WaitingQueue
+from streamrl_workers.scheduler.lengths import Lengths
+from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.tasks.values import FailureKind, Score, ScoreSample, TurnAnswer
+
+
+class ZeroVarianceFilter:
+    """The draws of the step that is being filled."""
+
+    def __init__(self, *, draws_per_step: int, batch_groups: int) -> None:
+        """`draws_per_step`: batches that may be scored for one step; 1 drops nothing."""
+        self._limit = (draws_per_step - 1) * batch_groups
+        self._step = 0
+        self._dropped = 0
+
+    def drops(self, rewards: Iterable[float | None], *, step: int) -> bool:
+        """Whether to drop a group with these rewards (None: no reward) while `step` is filled; counts the drop."""
+        if step != self._step:
+            self._step, self._dropped = step, 0
+        if self._dropped >= self._limit or not all_equal(rewards):
+            return False
+        self._dropped += 1
+        return True
+
+
+def all_equal(rewards: Iterable[float | None]) -> bool:
+    """Whether all samples that have a reward have the same one."""
+    return len({reward for reward in rewards if reward is not None}) <= 1
+
+
+MIN_REWARDS = 2
+"""A group with fewer rewards has no advantage to learn from."""
+
+
+class SampleLifecycle:
+    """Groups that are being made."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        outbox: Outbox,
+        *,
+        groups: GroupTable,
+        fleet: Fleet,
+        waiting: WaitingQueue,
+        lengths: Lengths,
+    ) -> None:
+        self._settings = settings
+        self._outbox = outbox
+        self._groups = groups
+        self._fleet = fleet
+        self._waiting = waiting
+        self.lengths = lengths
+        """Predicts, and learns from what is made here."""
+        self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
+        self.on_scored: Callable[[Group], None] = lambda group: None
+        """Called when a group's record is durable."""
+        self.reissued = 0
+        self.moved = 0
+        """Samples that went on at another generator while theirs was alive."""
+        self.answering = 0
+        """Samples that are with the environment."""
+        self.last_error = ""
+        self.failures: Counter[str] = Counter()
+        """Samples that got no reward, by kind; the evaluator counts here too."""
+
+    # ---- to a generator
+
+    def issue(self, group: Group, generator: Generator) -> None:
+        """The group's next waiting sample goes to the generator."""
+        sample = group.samples[self._waiting.take(group)]
+        if sample.issues:
+            self.reissued += 1
+        sample.issues += 1
+        if group.state is GroupState.PLANNED:
+            self._groups.follow(group, GroupEvent.ISSUE)
+        lease = self._send(group, sample, generator, moves=0)
+        if not sample.spans:
+            self._groups.set_min_version(group, sample, to=lease.version_step)
+
+    def move(self, lease: Lease, *, to: Generator) -> Lease:
+        """A running sample goes on at another generator, from its tokens so far; its new lease.
+
+        What its old generator still says of it is ignored, as of any lease that was revoked.
+        """
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        assert sample.spans, "a sample without a token would begin anew, perhaps under another version"
+        self._outbox.cancel(lease.generator_id, lease.number)
+        self._fleet.end(lease.number)
+        sample.follow(SampleEvent.LOSE)
+        self.moved += 1
+        return self._send(group, sample, to, moves=lease.moves + 1)
+
+    def _send(self, group: Group, sample: Sample, generator: Generator, *, moves: int) -> Lease:
+        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, moves=moves)
+        sample.follow(SampleEvent.ISSUE)
+        sample.lease = lease.number
+        sample.generator_id = generator.generator_id
+        self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
+        return lease
+
+    def _request(self, group: Group, sample: Sample, *, lease: int) -> pb.SampleRequest:
+        return pb.SampleRequest(
+            lease=lease,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            prompt=group.prompt,
+            prefix_tokens=sample.tokens,
+            context_tokens=0 if sample.turns is None else sample.turns.context_tokens,
+            observation="" if sample.turns is None else sample.turns.observation,
+            sampling=self._settings.sampling,
+            seed=sample_seed(self._settings.seed, group_id=group.group_id, sample_index=sample.index),
+            pinned=not self._settings.partial_rollouts,
+        )
+
+    # ---- from a generator
+
+    def progress(self, lease: Lease, item: pb.Progress, *, newest_step: int) -> None:
+        """Tokens, and perhaps the end, of one sample."""
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        if item.finish_reason == "error":
+            self.last_error = item.error
+            if sample.turns is not None and sample.turns.observation:
+                self._end_lease(sample)
+                self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
+            else:
+                self._drop(group, GroupEvent.GENERATION_FAILED)
+            return
+        max_tokens = self._settings.sampling.max_tokens
+        if wrong := fault(lease, sample, item, newest_step=newest_step, max_tokens=max_tokens):
+            self.last_error = f"{lease.generator_id}: {wrong}"
+            self._outbox.cancel(lease.generator_id, lease.number)
+            self.lost(lease)
+            return
+        self._begin(group, sample, item)
+        sample.add(item)
+        if item.finish_reason:
+            self._end(group, sample, item)
+
+    def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+        if not (item.spans or item.finish_reason):
+            return
+        if group.state is GroupState.ISSUED:
+            self._groups.follow(group, GroupEvent.BEGIN)
+        if item.spans and not sample.spans:
+            self._groups.set_min_version(group, sample, to=item.spans[0].step)
+
+    def _end(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+        """The completion has ended; with an environment that is one turn of it."""
+        lease = self._end_lease(sample)
+        sample.finish_reason = item.finish_reason
+        sample.generate_s += item.generate_s
+        if sample.ends_turn(item):
+            sample.follow(SampleEvent.ASK)
+            self.answering += 1
+            self._outbox.add(sample.ask(lease, group_id=group.group_id, split="train", prompt_index=group.prompt_index))
+        else:
+            self._finish(group, sample)
+            self._ask_score(group, sample)
+
+    def _end_lease(self, sample: Sample) -> int:
+        lease, sample.lease = sample.lease, None
+        assert lease is not None
+        self._fleet.end(lease)
+        return lease
+
+    def _finish(self, group: Group, sample: Sample) -> None:
+        """The sample has all its tokens."""
+        sample.follow(SampleEvent.FINISH)
+        self._groups.buffer(group, sample.size_bytes)
+        group.unfinished -= 1
+        if not group.unfinished:
+            self._groups.follow(group, GroupEvent.FINISH)
+
+    def _ask_score(self, group: Group, sample: Sample) -> None:
+        self._outbox.add(
+            ScoreSample(
+                group_id=group.group_id,
+                sample_index=sample.index,
+                split="train",
+                prompt_index=group.prompt_index,
+                completion=sample.text,
+                environment_reward=0.0 if sample.turns is None else sample.turns.reward,
+            )
+        )
+
+    # ---- turns
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """The environment's answer to a turn; late ones of groups that are gone are left alone."""
+        group = self._groups.get(answer.group_id)
+        if group is None or not answer.sample_index < len(group.samples):
+            return
+        sample = group.samples[answer.sample_index]
+        if sample.turns is None or sample.turns.asked != answer.lease:
+            return
+        self.answering -= 1
+        if sample.answered(answer, max_turns=self._settings.max_turns):
+            sample.issues = 0
+            sample.follow(SampleEvent.GO_ON)
+            self._waiting.put(group, [sample.index])
+            return
+        if answer.error:
+            self._fail(group, sample, kind=answer.kind, error=answer.error)
+        else:
+            self._finish(group, sample)
+            self._ask_score(group, sample)
+
+    def _fail(self, group: Group, sample: Sample, *, kind: FailureKind | None, error: str) -> None:
+        """The sample ends here, without a reward."""
+        self._finish(group, sample)
+        self.scored(
+            Score(group_id=group.group_id, sample_index=sample.index, reward=None, parts={}, error=error, kind=kind)
+        )
+
+    # ---- lost
+
+    def lost(self, lease: Lease) -> None:
+        """The lease is revoked: its sample waits again, with the tokens that had arrived, unless all must be of one version."""
+        self._fleet.end(lease.number)
+        group = self._groups[lease.group_id]
+        sample = group.samples[lease.sample_index]
+        sample.lease = None
+        sample.follow(SampleEvent.LOSE)
+        if not self._settings.partial_rollouts:
+            sample.begin_anew()
+        if sample.issues >= self._settings.max_issues:
+            self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
+            self._drop(group, GroupEvent.GENERATION_FAILED)
+            return
+        if not sample.spans:
+            self._groups.set_min_version(group, sample, to=None)
+        if group.state is GroupState.ISSUED and group.start_version is None:
+            self._groups.follow(group, GroupEvent.LOSE)
+        self._waiting.put(group, [sample.index])
+
+    def _drop(self, group: Group, event: GroupEvent, *, mean_tokens: float | None = None) -> None:
+        """The group will not be trained: take it back from everybody."""
+        for sample in group.samples:
+            self.answering -= sample.state is SampleState.ANSWERING
+            if sample.lease is not None:
+                lease = self._fleet.end(sample.lease)
+                if lease is not None:
+                    self._outbox.cancel(lease.generator_id, lease.number)
+        self._waiting.discard(group)
+        self.lengths.forget(group.group_id, key=group.prompt_key)
+        self._groups.drop(group, event)
+        self._outbox.write(Dropped(group_id=group.group_id, reason=event.value, mean_tokens=mean_tokens))
+
+    # ---- scored
+
+    def scored(self, score: Score) -> None:
+        """The result for one sample; late ones of groups that are gone are left alone."""
+        group = self._groups.get(score.group_id)
+        if group is None or not score.sample_index < len(group.samples):
+            return
+        sample = group.samples[score.sample_index]
+        if sample.state is not SampleState.FINISHED:
+            return
+        sample.follow(SampleEvent.SCORE)
+        if score.kind is not None:
+            self.failures[score.kind] += 1
+        sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
+        group.unscored -= 1
+        if not group.unscored:
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        if sum(sample.reward is not None for sample in group.samples) < MIN_REWARDS:
+            self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
+            self._drop(group, GroupEvent.REWARD_FAILED)
+            return
+        mean_tokens = self._learn_lengths(group)
+        if self._dynamic.drops([sample.reward for sample in group.samples], step=self._groups.filling_step):
+            self._drop(group, GroupEvent.ZERO_VARIANCE, mean_tokens=mean_tokens)
+            self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
+            return
+        assert group.start_version is not None
+        trajectories = [_trajectory(group, sample) for sample in group.samples]
+        group.stats = stats_of(trajectories, start_version=group.start_version)
+        group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
+        group.size_bytes = sum(map(len, group.trajectories))
+        group.samples, group.prompt = [], ""
+        self._groups.unbuffer(group)
+        self._groups.buffer(group, group.size_bytes)
+        self._groups.follow(group, GroupEvent.SCORE)
+        self._groups.drops_in_a_row.clear()
+        self._record(group, start_version=group.start_version)
+
+    def _learn_lengths(self, group: Group) -> float:
+        """Mean tokens of its completions. A group with equal rewards is dropped, but its lengths are as true as any."""
+        tokens = [len(sample.tokens) >> 2 for sample in group.samples]
+        self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
+        return sum(tokens) / len(tokens)
+
+    def _record(self, group: Group, *, start_version: int) -> None:
+        record = Scored(
+            group_id=group.group_id,
+            start_version=start_version,
+            trajectories=group.trajectories,
+            size_bytes=group.size_bytes,
+        )
+        self._outbox.write(record, then=lambda: self.on_scored(group))
+
+
+def _trajectory(group: Group, sample: Sample) -> pb.Sample:
+    segments = [] if sample.turns is None else sample.turns.segments
+    assert not segments or covers(segments, tokens=len(sample.tokens) >> 2), "segments do not cover the tokens"
+    return pb.Sample(
+        group_id=group.group_id,
+        sample_index=sample.index,
+        prompt_tokens=sample.prompt_tokens,
+        tokens=sample.tokens,
+        logprobs=sample.logprobs,
+        spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in sample.spans],
+        finish_reason=sample.finish_reason,
+        reward=sample.reward,
+        reward_parts=sample.reward_parts,
+        reward_error=sample.reward_error,
+        generator_id=sample.generator_id,
+        generate_s=sample.generate_s,
+        segments=segments,
+    )

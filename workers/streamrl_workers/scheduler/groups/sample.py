@@ -1,0 +1,248 @@
+"""One completion of a prompt: its tokens, its turns with an environment, its score, until its group is scored.
+
+Owns what a generator's progress does to a sample, and what cannot be: a count that does not fit, tokens of a version
+that the generator cannot have, more tokens than were asked for. Does not own who plays the environment (the task pool),
+nor what becomes of the sample (`lifecycle.py`, `evaluation.py`): what is not believed is made again.
+
+Invariants: `segments` cover all tokens of the turns that have ended, in order; `context_tokens` is where the turn under
+way begins, so a lost lease goes on with the tokens of that turn that had arrived.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.fleet import Lease
+from streamrl_workers.scheduler.groups.life import SampleEvent, SampleState, sample_after
+from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32
+from streamrl_workers.tasks.values import PlayTurn, Split, TurnAnswer
+
+_FINISH_REASONS = ("", "stop", "length", "error")
+_OVERHEAD_BYTES = 96
+"""What a sample takes beside its tokens: numbers and names of the message."""
+
+Span = tuple[int, int, int]
+"""Tokens, step, attempt."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """Of one sample."""
+
+    completions: list[str] = field(default_factory=list)
+    """Text of every turn of the model."""
+    segments: list[pb.Segment] = field(default_factory=list)
+    context_tokens: int = 0
+    """Tokens of the sample before the turn under way, as far as they have been tokenized."""
+    observation: str = ""
+    """The environment's answer whose tokens have not come yet; it stands behind the context."""
+    asked: int | None = None
+    """Lease of the turn that is with the environment."""
+    reward: float = 0.0
+    """Sum over the turns."""
+
+    def observed(self, tokens: int) -> None:
+        """A generator has tokenized the observation (0: it has no token, or there was none)."""
+        self.observation = ""
+        if tokens:
+            self.segments.append(pb.Segment(tokens=tokens, observation=True))
+            self.context_tokens += tokens
+
+    def end(self, text: str, *, tokens: int, lease: int) -> None:
+        """The turn has ended: the sample has `tokens` tokens now, and the environment is asked."""
+        self.segments.append(pb.Segment(tokens=tokens - self.context_tokens))
+        self.context_tokens = tokens
+        self.completions.append(text)
+        self.asked = lease
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """The environment has answered."""
+        self.asked = None
+        if not answer.error:
+            self.segments[-1].reward = answer.reward
+            self.reward += answer.reward
+            self.observation = "" if answer.done else answer.observation
+
+
+def covers(segments: Sequence[pb.Segment], *, tokens: int) -> bool:
+    """Whether segments make up so many tokens."""
+    return sum(segment.tokens for segment in segments) == tokens
+
+
+@dataclass(slots=True)
+class Sample:
+    """One completion of a group's prompt, until the group is scored."""
+
+    index: int
+    state: SampleState = SampleState.WAITING
+    lease: int | None = None
+    issues: int = 0
+    """Of the turn under way."""
+    turns: Turns | None = None
+    """With an environment."""
+    min_version: int | None = None
+    """Version of its first token, or the oldest that it can still be made under; None: waiting, no token."""
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    prompt_tokens: bytes = b""
+    spans: list[Span] = field(default_factory=list)
+    generator_id: str = ""
+    finish_reason: str = ""
+    generate_s: float = 0.0
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_error: str = ""
+
+    text: str = ""
+    """Of the completion, when it has ended; with an environment: of the last turn."""
+
+    @classmethod
+    def new(cls, index: int, *, max_turns: int | None) -> "Sample":
+        """A sample at its beginning; `max_turns` None: without an environment."""
+        return cls(index, turns=None if max_turns is None else Turns())
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the buffer."""
+        return len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + _OVERHEAD_BYTES
+
+    def follow(self, event: SampleEvent) -> None:
+        """Go on in its life."""
+        self.state = sample_after(self.state, event)
+
+    def add(self, item: pb.Progress) -> None:
+        """Append what has arrived."""
+        if self.turns is not None and (item.tokens or item.observation_tokens):
+            self._add_observation(item, turns=self.turns)
+        self.tokens += item.tokens
+        self.logprobs += item.logprobs
+        if item.prompt_tokens:
+            self.prompt_tokens = item.prompt_tokens
+        for span in item.spans:
+            self._add_span(_span(span))
+
+    def begin_anew(self) -> None:
+        """Forget the tokens that have arrived; with an environment they stay, since turns before may have ended."""
+        if self.turns is None:
+            self.tokens = self.logprobs = b""
+            self.spans.clear()
+
+    def _add_observation(self, item: pb.Progress, *, turns: Turns) -> None:
+        """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
+        count = len(item.observation_tokens) >> 2
+        turns.observed(count)
+        if count:
+            self.tokens += item.observation_tokens
+            self.logprobs += bytes(len(item.observation_tokens))
+            _, step, attempt = _span(item.spans[0]) if item.spans else self.spans[-1]
+            self._add_span((count, step, attempt))
+
+    def _add_span(self, span: Span) -> None:
+        if self.spans and self.spans[-1][1:] == span[1:]:
+            span = (self.spans.pop()[0] + span[0], span[1], span[2])
+        self.spans.append(span)
+
+    # ---- with an environment
+
+    def awaits_observation(self, item: pb.Progress) -> bool:
+        """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
+        return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
+
+    def ends_turn(self, item: pb.Progress) -> bool:
+        """The completion has ended with `item`; whether that is a turn for the environment.
+
+        A turn without a token is none: the model has no positions left, the sample ends with the turn before.
+        """
+        if self.turns is not None and self.turns.context_tokens * 4 == len(self.tokens):
+            return False
+        self.text = item.text
+        return self.turns is not None
+
+    def ask(self, lease: int, *, group_id: int, split: Split, prompt_index: int) -> PlayTurn:
+        """What the environment is asked about the turn that ended under `lease`."""
+        assert self.turns is not None
+        self.turns.end(self.text, tokens=len(self.tokens) >> 2, lease=lease)
+        return PlayTurn(
+            group_id=group_id,
+            sample_index=self.index,
+            lease=lease,
+            split=split,
+            prompt_index=prompt_index,
+            completions=tuple(self.turns.completions),
+            last_token=unpack_int32(self.tokens[-4:])[0],
+        )
+
+    def answered(self, answer: TurnAnswer, *, max_turns: int | None) -> bool:
+        """Take the environment's answer; whether the model has another turn. What a limit ends has finish reason `length`."""
+        assert self.turns is not None
+        self.turns.answered(answer)
+        if answer.error or answer.done:
+            return False
+        goes_on = max_turns is None or len(self.turns.completions) < max_turns
+        if not goes_on:
+            self.finish_reason = "length"
+        return goes_on
+
+
+def _span(span: pb.VersionSpan) -> Span:
+    return span.tokens, span.step, span.attempt
+
+
+def fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int, max_tokens: int) -> str:
+    """What is wrong with `item`; empty if nothing is.
+
+    Args:
+        lease: under which it was asked for.
+        sample: as it is without `item`.
+        item: what has come.
+        newest_step: newest version that the generator can have.
+        max_tokens: of a completion; with an environment: of a turn.
+    """
+    spans = [(span.tokens, span.step) for span in item.spans]
+    tokens = sum(count for count, _ in spans)
+    if not len(item.tokens) == len(item.logprobs) == 4 * tokens:
+        return f"{len(item.tokens)} bytes of tokens, {len(item.logprobs)} of log-probs, versions for {tokens} tokens"
+    if (made := _made(sample) + tokens) > max_tokens:
+        return f"{made} tokens, at most {max_tokens} were asked for"
+    if spans and not sample.spans and not lease.version_step <= spans[0][1] <= newest_step:
+        return f"first token of version {spans[0][1]}, expected {lease.version_step} to {newest_step}"
+    if any(step > newest_step or not count for count, step in spans):
+        return f"tokens of a version above {newest_step}, or a version without a token"
+    if item.observation_tokens and not sample.awaits_observation(item):
+        return f"{len(item.observation_tokens)} bytes of an observation's tokens, which nobody asked for"
+    return _bad_numbers(item)
+
+
+def _made(sample: Sample) -> int:
+    """Tokens of the completion, or of the turn under way, so far."""
+    return count_32(sample.tokens) - (0 if sample.turns is None else sample.turns.context_tokens)
+
+
+def _bad_numbers(item: pb.Progress) -> str:
+    for name, data in (("prompt", item.prompt_tokens), ("completion", item.tokens), ("turn", item.observation_tokens)):
+        if not no_negative_32(data):
+            return f"tokens of a {name} that are no token ids"
+    if not all_finite_32(item.logprobs):
+        return "log-probs that are no finite numbers"
+    if item.finish_reason not in _FINISH_REASONS:
+        return f"an end by {item.finish_reason[:32]!r}"
+    return ""
+
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def sample_seed(job_seed: int, *, group_id: int, sample_index: int) -> int:
+    """64-bit seed of one sample, so that a run can be told again; re-issues keep it.
+
+    seed = mix(mix(mix(job seed) ^ group id) ^ sample index),   mix = the finaliser of SplitMix64
+    """
+    return _mix(_mix(_mix(job_seed) ^ group_id) ^ sample_index)

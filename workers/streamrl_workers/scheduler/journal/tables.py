@@ -1,0 +1,371 @@
+"""What each record does to the journal's tables, and which steps count. Runs inside the writer's transaction.
+
+Owns the meaning of records on disk. Nothing here commits: the caller does, once for many records.
+Samples that nobody needs any more are not deleted here but named in the answer, so that the writer
+can delete them in small portions between commits.
+
+Owns compaction as well: old steps and their groups become one summary, free pages go back to the disk. Compacted are,
+from the oldest on, the steps that the oldest kept checkpoint covers (no attempt can take them back) and whose groups
+are all older than the newest `keep_groups`. A step that does not prove itself (a group missing, dropped, never
+scored, twice) never is, nor any step behind it: `journal check` must find it. A kill leaves a portion whole or not there.
+"""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.integrity import samples_digest
+from streamrl_workers.scheduler.journal.store import SAMPLE_BITS, newest_checkpoint
+from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
+from streamrl_workers.stream.digests import EMPTY_CHAIN, composition_digest, extend_chain
+from streamrl_workers.stream.packing import count_32, pack_int64, unpack_int64
+
+_LENGTH_WINDOW_GROUPS = 2 * MAX_PROMPTS
+"""Lengths of prompts not seen in so many groups are forgotten: an endless data set would fill the file."""
+
+Garbage = list[int]
+"""Groups whose trajectories are to be deleted."""
+
+
+def apply_record(connection: sqlite3.Connection, record: rec.Record) -> Garbage:
+    """Write `record`; the groups whose trajectories can go."""
+    return _APPLY[type(record)](connection, record)
+
+
+def delete_samples(connection: sqlite3.Connection, group_ids: Iterable[int]) -> None:
+    """Delete all samples of these groups."""
+    ranges = [(group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS) for group_id in group_ids]
+    connection.executemany("DELETE FROM trajectories WHERE key >= ? AND key < ?", ranges)
+
+
+def delete_settled_samples(connection: sqlite3.Connection) -> None:
+    """Delete what an earlier scheduler did not get to."""
+    connection.execute(
+        f"DELETE FROM trajectories WHERE (key >> {SAMPLE_BITS}) IN (SELECT group_id FROM groups WHERE settled = 1)"  # noqa: S608 - a constant
+    )
+
+
+def _planned(connection: sqlite3.Connection, record: rec.Planned) -> Garbage:
+    connection.execute(
+        "INSERT INTO groups (group_id, prompt_index, prompt_key) VALUES (?, ?, ?)",
+        (record.group_id, record.prompt_index, record.prompt_key),
+    )
+    return []
+
+
+def _scored(connection: sqlite3.Connection, record: rec.Scored) -> Garbage:
+    connection.execute(
+        "UPDATE groups SET begun_step = ?, size_bytes = ?, samples_digest = ? WHERE group_id = ?",
+        (record.start_version, record.size_bytes, samples_digest(record.trajectories), record.group_id),
+    )
+    first = record.group_id << SAMPLE_BITS
+    connection.executemany(
+        "INSERT OR REPLACE INTO trajectories VALUES (?, ?)",
+        [(first + index, data) for index, data in enumerate(record.trajectories)],
+    )
+    tokens = [count_32(pb.Sample.FromString(data).tokens) for data in record.trajectories]
+    if tokens:
+        _learn_length(connection, record.group_id, mean_tokens=sum(tokens) / len(tokens))
+    return []
+
+
+def _learn_length(connection: sqlite3.Connection, group_id: int, *, mean_tokens: float) -> None:
+    connection.execute(
+        "INSERT INTO lengths SELECT prompt_key, ?, group_id FROM groups WHERE group_id = ? AND prompt_key <> 0 "
+        "ON CONFLICT (prompt_key) DO UPDATE SET group_id = excluded.group_id, "
+        "mean_tokens = mean_tokens + ? * (excluded.mean_tokens - mean_tokens)",
+        (mean_tokens, group_id, WEIGHT),
+    )
+
+
+def _dropped(connection: sqlite3.Connection, record: rec.Dropped) -> Garbage:
+    connection.execute(
+        "UPDATE groups SET drop_reason = ?, settled = 1 WHERE group_id = ?", (record.reason, record.group_id)
+    )
+    if record.mean_tokens is not None:
+        _learn_length(connection, record.group_id, mean_tokens=record.mean_tokens)
+    return [record.group_id]
+
+
+def _attempt_started(connection: sqlite3.Connection, record: rec.AttemptStarted) -> Garbage:
+    """Nothing else changes: which steps count follows from the attempts (`effective_attempts`)."""
+    connection.execute(
+        "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?)", (record.attempt, record.instance, record.step)
+    )
+    return []
+
+
+def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbage:
+    connection.execute(
+        "INSERT INTO steps VALUES (?, ?, ?, ?)",
+        (record.step, record.attempt, pack_int64(record.group_ids), json.dumps(dict(record.metrics))),
+    )
+    return []
+
+
+def _checkpointed(connection: sqlite3.Connection, record: rec.Checkpointed) -> Garbage:
+    """Steps before the checkpoint are final: their groups are settled, steps that were taken back are forgotten."""
+    first = newest_checkpoint(connection)
+    final = [row for row in read_steps(connection, first=first) if row[0] < record.step]
+    settled = [group_id for _, _, group_ids in final for group_id in group_ids]
+    connection.executemany("UPDATE groups SET settled = 1 WHERE group_id = ?", [(group_id,) for group_id in settled])
+    connection.executemany("DELETE FROM steps WHERE step = ? AND attempt <> ?", [row[:2] for row in final])
+    connection.execute("DELETE FROM checkpoints WHERE step < ?", (record.step,))
+    connection.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?)", (record.step, record.path))
+    _forget_lengths(connection)
+    return settled
+
+
+def _forget_lengths(connection: sqlite3.Connection) -> None:
+    (newest,) = connection.execute("SELECT max(group_id) FROM groups").fetchone()
+    connection.execute("DELETE FROM lengths WHERE group_id < ?", ((newest or 0) - _LENGTH_WINDOW_GROUPS,))
+
+
+def _evaluated(connection: sqlite3.Connection, record: rec.Evaluated) -> Garbage:
+    connection.execute(
+        "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
+        (record.step, record.mean_reward, record.prompts, record.failed, record.mean_tokens),
+    )
+    return []
+
+
+def _run_ended(connection: sqlite3.Connection, record: rec.RunEnded) -> Garbage:
+    """Groups in a step of the effective history stay as they are; all other live ones end here."""
+    steps = read_steps(connection, first=newest_checkpoint(connection))  # those before it are settled
+    consumed = {group_id for _, _, ids in steps for group_id in ids}
+    live = [group_id for (group_id,) in connection.execute("SELECT group_id FROM groups WHERE settled = 0")]
+    dropped = [group_id for group_id in live if group_id not in consumed]
+    connection.executemany(
+        "UPDATE groups SET drop_reason = 'run_ended', settled = 1 WHERE group_id = ?",
+        [(group_id,) for group_id in dropped],
+    )
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('ended_step', ?)", (str(record.step),))
+    return dropped
+
+
+_APPLY: dict[type, Callable[[sqlite3.Connection, Any], Garbage]] = {
+    rec.Planned: _planned,
+    rec.Scored: _scored,
+    rec.Dropped: _dropped,
+    rec.AttemptStarted: _attempt_started,
+    rec.StepTaken: _step_taken,
+    rec.Checkpointed: _checkpointed,
+    rec.Evaluated: _evaluated,
+    rec.RunEnded: _run_ended,
+}
+
+
+KEEP_GROUPS = 65_536
+"""The newest groups stay in full, for `journal show`: about 4 MiB."""
+_KEEP_FREE_PAGES = 4096
+"""Pages that stay in the file for the next samples (16 MiB): a file that breathes is slower than one that is level."""
+_VACUUM_PAGES = 2048
+"""Pages given back at a time (8 MiB): a pause of ten to thirty milliseconds between two commits, once a checkpoint."""
+_META_KEY = "folded"
+"""As journals of this schema have it."""
+
+
+Interval = tuple[int, int]
+"""First and last, both included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactedSteps:
+    """Steps 0 .. `steps` - 1 and the groups that ended with them."""
+
+    steps: int = 0
+    chain: str = EMPTY_CHAIN
+    """Of the compositions of those steps (`stream/digests.py`)."""
+    consumed: int = 0
+    """Groups in those steps."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> groups."""
+    settled: tuple[Interval, ...] = ()
+    """Ids of all these groups, rising, with gaps between."""
+    step_groups: Interval | None = None
+    """Fewest and most groups of one step."""
+    staleness: Interval | None = None
+    """Smallest and largest staleness of a consumed group, in steps."""
+
+    def __contains__(self, group_id: int) -> bool:
+        """Whether the group has been compacted."""
+        return any(first <= group_id <= last for first, last in self.settled)
+
+    @property
+    def groups(self) -> int:
+        """How many there are."""
+        return sum(last - first + 1 for first, last in self.settled)
+
+    @property
+    def next_group_id(self) -> int:
+        """First id above all of them."""
+        return self.settled[-1][1] + 1 if self.settled else 0
+
+    def with_step(self, group_ids: Sequence[int], *, start_versions: Iterable[int]) -> "CompactedSteps":
+        """One more step, and the version that each of its groups was begun under."""
+        staleness = [self.steps - version for version in start_versions]
+        return replace(
+            self,
+            steps=self.steps + 1,
+            chain=extend_chain(self.chain, digests=[composition_digest(group_ids)]),
+            consumed=self.consumed + len(group_ids),
+            settled=_merged([*self.settled, *((group_id, group_id) for group_id in group_ids)]),
+            step_groups=_wider(self.step_groups, [len(group_ids)]),
+            staleness=_wider(self.staleness, staleness),
+        )
+
+    def with_dropped(self, reasons: Mapping[int, str]) -> "CompactedSteps":
+        """More dropped groups: id -> reason."""
+        dropped = Counter(self.dropped)
+        dropped.update(reasons.values())
+        settled = _merged([*self.settled, *((group_id, group_id) for group_id in reasons)])
+        return replace(self, dropped=dict(dropped), settled=settled)
+
+    def to_text(self) -> str:
+        """As the journal stores it."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> "CompactedSteps":
+        """From `to_text`."""
+        document = json.loads(text)
+        pairs = {name: _pair(document[name]) for name in ("step_groups", "staleness")}
+        return cls(**(document | pairs | {"settled": tuple(map(tuple, document["settled"]))}))
+
+
+def _pair(values: Sequence[int] | None) -> Interval | None:
+    return None if values is None else (values[0], values[1])
+
+
+def _merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    ordered = sorted(intervals)
+    assert all(before[1] < after[0] for before, after in pairwise(ordered)), "a group is compacted twice"
+    merged: list[Interval] = []
+    for first, last in ordered:
+        if merged and merged[-1][1] + 1 == first:
+            merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def _wider(span: Interval | None, values: Sequence[int]) -> Interval | None:
+    known = [*(span or ()), *values]
+    return (min(known), max(known)) if known else None
+
+
+def read_compacted(connection: sqlite3.Connection) -> CompactedSteps:
+    """The summary; empty in a journal that has compacted nothing."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
+    return CompactedSteps() if row is None else CompactedSteps.from_text(row[0])
+
+
+def compact_steps(connection: sqlite3.Connection, *, keep_groups: int, limit_steps: int) -> bool:
+    """Fold up to `limit_steps` steps; whether there was one."""
+    (newest,) = connection.execute("SELECT max(group_id) FROM groups").fetchone()
+    if newest is None:
+        return False
+    before = compacted = read_compacted(connection)
+    rows = connection.execute(
+        "SELECT step, group_ids FROM steps WHERE step >= ? AND step < ? ORDER BY step LIMIT ?",
+        (compacted.steps, newest_checkpoint(connection), limit_steps),
+    ).fetchall()
+    for step, packed in rows:
+        group_ids = unpack_int64(packed)
+        if max(group_ids, default=0) > newest - keep_groups:
+            break
+        start_versions = _start_versions(connection, group_ids)
+        if step != compacted.steps or start_versions is None or any(group_id in compacted for group_id in group_ids):
+            break
+        compacted = compacted.with_step(group_ids, start_versions=start_versions)
+        connection.executemany("DELETE FROM groups WHERE group_id = ?", [(group_id,) for group_id in group_ids])
+    if compacted.steps == before.steps:
+        return False
+    compacted = _compact_dropped(connection, compacted)
+    connection.execute("DELETE FROM steps WHERE step < ?", (compacted.steps,))
+    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_META_KEY, compacted.to_text()))
+    return True
+
+
+def release_pages(connection: sqlite3.Connection) -> None:
+    """Give free pages back to the disk. Outside of a transaction; nothing happens in a journal of before schema 2."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    surplus = min(free - _KEEP_FREE_PAGES, _VACUUM_PAGES)
+    if surplus > 0:
+        connection.executescript(
+            f"PRAGMA incremental_vacuum({surplus})"
+        )  # `execute` would take one page: it steps once
+
+
+def _start_versions(connection: sqlite3.Connection, group_ids: Sequence[int]) -> list[int] | None:
+    """Of each group the version that it was begun under; None if one is not what a consumed group must be."""
+    if len(set(group_ids)) != len(group_ids):
+        return None
+    versions = []
+    for group_id in group_ids:
+        row = connection.execute(
+            "SELECT begun_step FROM groups WHERE group_id = ? AND drop_reason IS NULL AND settled = 1", (group_id,)
+        ).fetchone()
+        if row is None or row[0] is None:
+            return None
+        versions.append(row[0])
+    return versions
+
+
+def _compact_dropped(connection: sqlite3.Connection, compacted: CompactedSteps) -> CompactedSteps:
+    """The dropped groups between those that were consumed."""
+    bound = (compacted.next_group_id,)
+    rows = connection.execute(
+        "SELECT group_id, drop_reason FROM groups WHERE group_id < ? AND drop_reason IS NOT NULL", bound
+    ).fetchall()
+    reasons = {group_id: reason for group_id, reason in rows if group_id not in compacted}
+    connection.executemany("DELETE FROM groups WHERE group_id = ?", [(group_id,) for group_id in reasons])
+    return compacted.with_dropped(reasons)
+
+
+def has_ended(connection: sqlite3.Connection) -> bool:
+    """Whether the run is over."""
+    return connection.execute("SELECT 1 FROM meta WHERE key = 'ended_step'").fetchone() is not None
+
+
+def read_attempts(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """(attempt, step that it began at)."""
+    return connection.execute("SELECT attempt, step FROM attempts").fetchall()
+
+
+def read_steps(connection: sqlite3.Connection, *, first: int = 0) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(step, attempt, groups) of the steps >= `first` that count and are not compacted."""
+    rows = connection.execute(
+        "SELECT step, attempt, group_ids FROM steps WHERE step >= ? ORDER BY step", (first,)
+    ).fetchall()
+    owners = effective_attempts(read_attempts(connection), taken=[(attempt, step) for step, attempt, _ in rows])
+    return [(step, attempt, tuple(unpack_int64(ids))) for step, attempt, ids in rows if owners.get(step) == attempt]
+
+
+def effective_attempts(attempts: Iterable[tuple[int, int]], *, taken: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Step -> the attempt whose step counts.
+
+    Args:
+        attempts: (attempt, step that it started at).
+        taken: (attempt, step) of every recorded step.
+    """
+    steps_by_attempt: dict[int, list[int]] = {}
+    for attempt, step in taken:
+        steps_by_attempt.setdefault(attempt, []).append(step)
+    effective: dict[int, int] = {}
+    for attempt, start in sorted(attempts):
+        effective = {step: owner for step, owner in effective.items() if step < start}
+        effective.update(dict.fromkeys(steps_by_attempt.get(attempt, ()), attempt))
+    return dict(sorted(effective.items()))
+
+
+def taken_back(effective: Mapping[int, int], *, taken: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Step -> newest attempt, for recorded steps behind the end of the effective history: they are done again."""
+    end = max(effective, default=-1)
+    return {step: attempt for attempt, step in sorted(taken) if step > end}

@@ -1,0 +1,148 @@
+"""The one door to the core: calls it and carries out its effects, in order, on one event loop.
+
+Owns the order of effects, the answer to each journal commit, and the way to the task pool and back. Decides nothing.
+
+Task loop: consumes results of the pool; produces prompts, scores and turns' answers for the core, those that are there
+together as one event; waits for the pool, whose time limits bound every item.
+
+Invariants: effects of one event are carried out before the next event reaches the core. Once the process's exit is
+decided the core is called no more, nothing is appended to the journal and nothing is sent: a call is without effect.
+The first exception, of the core or of an effect, decides it. What that call had appended before is a prefix of its
+records, as after a kill.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ParamSpec, Protocol
+
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.journal.writer import JournalWriter
+from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
+from streamrl_workers.scheduler.server.ranker_client import RankerClient
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
+
+
+class TaskSource(Protocol):
+    """What the client needs of the task pool."""
+
+    def put(self, request: Request) -> None:
+        """Ask for prompts, a score or a turn's answer."""
+
+    async def results(self) -> Sequence[Result]:
+        """What has been done since the last call, at least one."""
+
+
+class TaskClient:
+    """The core's requests to the task pool."""
+
+    def __init__(
+        self,
+        pool: TaskSource,
+        *,
+        on_prompts: Callable[[Sequence[Prompt]], None],
+        on_scores: Callable[[Sequence[Score]], None],
+        on_turns: Callable[[Sequence[TurnAnswer]], None],
+    ) -> None:
+        self._pool = pool
+        self._on_prompts = on_prompts
+        self._on_scores = on_scores
+        self._on_turns = on_turns
+
+    def ask(self, request: Request) -> None:
+        """Pass a request on."""
+        self._pool.put(request)
+
+    async def run(self) -> None:
+        """The task loop."""
+        while True:
+            results = await self._pool.results()
+            if answers := [result for result in results if isinstance(result, TurnAnswer)]:
+                self._on_turns(answers)
+            if scores := [result for result in results if isinstance(result, Score)]:
+                self._on_scores(scores)
+            if prompts := [result for result in results if isinstance(result, Prompt)]:
+                self._on_prompts(prompts)
+
+
+P = ParamSpec("P")
+
+
+class Executor:
+    """Effects in, I/O out."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        journal: JournalWriter,
+        connections: Connections,
+        status: StatusEndpoint,
+        ending: ExitDecision,
+    ) -> None:
+        self._core = core
+        self._status = status
+        self._journal = journal
+        self._connections = connections
+        self._ending = ending
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            fx.ToGenerator: lambda effect: connections.to_generator(effect.generator_id, effect.command),
+            fx.ToTrainer: lambda effect: connections.to_trainer(effect.command),
+            fx.DeliverGroup: self._deliver_group,
+            fx.Write: journal.append,
+            fx.Finished: lambda effect: ending.finished(effect.step),
+            fx.Failed: lambda effect: ending.user_error(effect.reason),
+        }
+
+    def attach(self, tasks: TaskClient, *, ranker: RankerClient) -> None:
+        """Connect the task pool and the ranker; before the first effect."""
+        self._carry_out[fx.AskRanker] = ranker.ask
+        self._carry_out[NeedPrompts] = tasks.ask
+        self._carry_out[ScoreSample] = tasks.ask
+        self._carry_out[PlayTurn] = tasks.ask
+
+    def call(self, event: Callable[P, Sequence[fx.Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Bring an event to the core, `event` being the core's method, and carry out the effects."""
+        if self._ending.ending is not None:
+            return
+        try:
+            for effect in event(*args, **kwargs):
+                if self._ending.ending is None:
+                    self._carry_out[type(effect)](effect)
+        except BaseException as error:
+            report(error, ending=self._ending)
+            if not isinstance(error, Exception):
+                raise
+
+    def on_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """The task pool has made prompts."""
+        self.call(self._core.prompts_arrived, prompts)
+
+    def on_scores(self, scores: Sequence[Score]) -> None:
+        """The task pool has scored completions."""
+        self.call(self._core.scores_arrived, scores)
+
+    def on_turns(self, answers: Sequence[TurnAnswer]) -> None:
+        """Environments have answered turns."""
+        self.call(self._core.turns_answered, answers)
+
+    def on_ranked(self, scores: Mapping[int, float]) -> None:
+        """The ranker's process has scored prompts."""
+        self.call(self._core.prompts_ranked, scores)
+
+    def on_committed(self, sequence: int) -> None:
+        """Records are durable."""
+        self.call(self._committed, sequence)
+
+    def _committed(self, sequence: int) -> Sequence[fx.Effect]:
+        effects = self._core.committed(sequence)
+        self._status.observe()
+        return effects
+
+    def _deliver_group(self, effect: fx.DeliverGroup) -> None:
+        """The samples of a recorded step's group are in the journal only."""
+        if not effect.trajectories:
+            effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
+        self._connections.deliver_group(effect)

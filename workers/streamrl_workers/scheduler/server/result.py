@@ -1,0 +1,110 @@
+"""`result.json`: how the run ended, for the runner and for people; `numbers.json`: the last numbers, for a pod that stays.
+
+Owns the verdict that a run gives on itself: what `streamrl journal check` would say of it at its end.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamrl.keys import FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
+from streamrl_workers.scheduler.journal.check import check, read_facts, read_rules
+from streamrl_workers.scheduler.journal.store import open_for_reading
+from streamrl_workers.stream.run_folder import write_json_atomically
+
+_SHOWN_VIOLATIONS = 10
+"""`streamrl journal check` shows all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCheck:
+    """What the run's own check has found."""
+
+    failure: str
+    """Why the run is no success; "" if every group is accounted for exactly once."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of groups and steps, and the first violations, for `result.json`."""
+
+
+def own_check(run_dir: Path) -> OwnCheck:
+    """Check journal and newest checkpoint; the journal is closed. Its cost follows from the groups that are not compacted.
+
+    Raises:
+        UserError, UserErrors: they cannot be read, or are not what was written.
+    """
+    report = check(read_facts(run_dir), rules=read_rules(run_dir))
+    found = report.violations
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return OwnCheck(
+        failure=f"the run's own check fails: {found[0]}{more}; `streamrl journal check` tells all" if found else "",
+        document={
+            "planned": report.planned,
+            "consumed": report.consumed,
+            "dropped": dict(report.dropped),
+            "live": report.live,
+            "violations": list(found[:_SHOWN_VIOLATIONS]),
+        },
+    )
+
+
+def write_success(run_dir: Path, *, steps: int, check: OwnCheck, checkpoint: str | None = None) -> None:
+    """The run is over; the journal is closed. `checkpoint`: path of the newest, from the directory that holds checkpoints/."""
+    evaluations = _evaluations(run_dir / FILE_JOURNAL)
+    document = {
+        "status": "succeeded",
+        "steps": steps,
+        "evaluations": evaluations,
+        "final_reward": evaluations[-1]["mean_reward"] if evaluations else None,
+        "checkpoint": checkpoint,
+        "check": dict(check.document),
+    }
+    write_json_atomically(run_dir / FILE_RESULT, document)
+
+
+def write_failure(run_dir: Path, *, reason: str, check: OwnCheck | None = None) -> None:
+    """The run cannot go on before the user changes something. `check` None: it ended before it began."""
+    document = {"status": "failed", "reason": reason, "check": None if check is None else dict(check.document)}
+    write_json_atomically(run_dir / FILE_RESULT, document)
+
+
+def remove_result(run_dir: Path) -> None:
+    """A run that goes on has no result yet."""
+    (run_dir / FILE_RESULT).unlink(missing_ok=True)
+
+
+def read_result(run_dir: Path) -> dict[str, Any] | None:
+    """How the run ended; None: it has not."""
+    return _read(run_dir / FILE_RESULT)
+
+
+def keep_numbers(run_dir: Path, numbers: Mapping[str, Any]) -> None:
+    """What the page showed when the run ended."""
+    write_json_atomically(run_dir / FILE_NUMBERS, dict(numbers))
+
+
+def last_numbers(run_dir: Path) -> dict[str, Any]:
+    """The page of a run that has ended."""
+    numbers = _read(run_dir / FILE_NUMBERS) or {}
+    return numbers | {"ended": True, "result": _read(run_dir / FILE_RESULT)}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _evaluations(path: Path) -> list[dict[str, Any]]:
+    connection = open_for_reading(path)
+    try:
+        rows = connection.execute(
+            "SELECT step, mean_reward, prompts, failed, mean_tokens FROM evaluations ORDER BY step"
+        )
+        names = [column[0] for column in rows.description]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+    finally:
+        connection.close()

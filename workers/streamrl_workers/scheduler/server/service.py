@@ -1,0 +1,340 @@
+"""The scheduler's ports and its gRPC service: one stream for each generator, one for the trainer, the model's files.
+
+Owns binding, publishing and closing the two ports, and what each event of a peer does: it goes through the executor to
+the core, on the event loop's thread. Decides nothing. The course of a connection is in `connections.py`.
+
+Reader loop of a connection: consumes the peer's events; produces calls of the core; waits for the
+peer (unblocked by it, or by the end of the connection) and for the journal's room (unblocked by the disk).
+Writer loop: `PeerLink.write_all`.
+
+Invariants: exactly one `joined` and one `left` reach the core for every connection that said hello;
+a peer that breaks the protocol loses its connection and nobody else is touched.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_MODEL_PATH, ENV_SHARED_DIR, FILE_MODEL
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.metrics.signals import Signals, SignalsServer
+from streamrl_workers.metrics.step_times import StepCounts
+from streamrl_workers.process.shutdown import on_terminate
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.dispatch.speeds import Reading
+from streamrl_workers.scheduler.effects import GeneratorInfo
+from streamrl_workers.scheduler.journal.writer import JournalWriter
+from streamrl_workers.scheduler.server.connections import (
+    Connections,
+    GeneratorEntry,
+    Handlers,
+    PeerLink,
+    TrainerEntry,
+    dispatch,
+    greeting,
+    log,
+    serve_peer,
+)
+from streamrl_workers.scheduler.server.executor import Executor
+from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
+from streamrl_workers.scheduler.server.peer_messages import Door, Frames
+from streamrl_workers.scheduler.server.rates import LEASES, Beat, BeatWindow
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.scheduler.settings import SchedulerEnvironment
+from streamrl_workers.stream.auth import Context
+from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.model_files import ModelFilesError, model_files, pieces
+from streamrl_workers.stream.run_folder import write_endpoint
+
+_STOP_GRACE_S = 0.5
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Ports:
+    """The two ports. Bound and published at once; they answer with content once the parts are there."""
+
+    server: grpc.aio.Server
+    ending: ExitDecision
+    signals: SignalsServer = field(init=False)
+    status: StatusEndpoint | None = None
+    fault: Callable[[], str] = lambda: ""
+    """Why it cannot work now, once it has started."""
+
+    def __post_init__(self) -> None:
+        self.signals = SignalsServer(
+            Signals(
+                metrics=lambda: self._page(self.status.metrics) if self.status else b"",
+                status=lambda: self._page(self.status.status) if self.status else {},
+                fault=lambda: self.fault() if self.status else "starting",
+            )
+        )
+
+    @classmethod
+    async def open(cls, environment: SchedulerEnvironment, *, ending: ExitDecision) -> "Ports":
+        """Bind both ports and publish them."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: _loop_fault(context, ending))
+        on_terminate(loop, lambda: ending.asked("the scheduler was asked to end; start it again to go on"))
+        host, tls = environment.variables.bind_host, environment.variables.tls
+        server = make_server(environment.variables.token, tls=tls)
+        address = bind(server, port=environment.grpc_port, host=host, tls=tls)
+        ports = cls(server=server, ending=ending)
+        port = await ports.signals.start(host=host, port=environment.signals_port)
+        write_endpoint(environment.run_dir, process=environment.process, grpc=address, signals=f"{host}:{port}")
+        return ports
+
+    def _page(self, make: Callable[[], _T]) -> _T:
+        """A page reads the core: an exception there ends the process as one of any event does."""
+        try:
+            return make()
+        except Exception as error:
+            report(error, ending=self.ending)
+            raise
+
+    async def close(self) -> None:
+        """Close both ports; connections that are still open are broken off."""
+        await self.server.stop(_STOP_GRACE_S)
+        await self.signals.close()
+        if self.status is not None:
+            self.status.close()
+
+
+def _loop_fault(context: dict[str, object], ending: ExitDecision) -> None:
+    error = context.get("exception")
+    if (
+        isinstance(error, BaseException) and "socket" not in context
+    ):  # one that could not be accepted: asyncio tries again
+        report(error, ending=ending)
+    else:
+        logging.getLogger("streamrl.scheduler").error("%s", context.get("message"))
+
+
+_UNREADY = f"the model is not ready: neither {ENV_MODEL_PATH} nor {FILE_MODEL} in {ENV_SHARED_DIR} says where it is"
+
+
+class ModelFiles:
+    """Reads the files when somebody asks: that is rare, and they are small."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        """`place`: the model's directory, once it is known."""
+        self._place = place
+
+    async def serve(self, _request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.ModelFile]:
+        """The RPC."""
+        try:
+            place = self._place()
+            if place is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADY)
+            directory = Path(place or "")
+            for path in await asyncio.to_thread(model_files, directory):
+                for piece in await asyncio.to_thread(_read, path, directory):
+                    yield piece
+        except (ModelFilesError, UserError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the model cannot be read: {error}")
+
+
+def _read(path: Path, directory: Path) -> list[pb.ModelFile]:
+    return list(pieces(path, directory=directory))
+
+
+_TRAINER = "the trainer"
+"""Whatever its name: there is one."""
+_SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerService:
+    """Generate, Train and GetModel. Frames come and leave as bytes: the door parses, links have serialized."""
+
+    core: Core
+    executor: Executor
+    journal: JournalWriter
+    connections: Connections
+    door: Door
+    ending: ExitDecision
+    model_files: ModelFiles
+    lease_s: float
+    clock_s: Callable[[], float]
+
+    def beats(self) -> BeatWindow:
+        """Of a new connection."""
+        return BeatWindow(LEASES * self.lease_s)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve on `server`."""
+        handlers = {
+            "Generate": grpc.stream_stream_rpc_method_handler(self.generate),
+            "Train": grpc.stream_stream_rpc_method_handler(self.train),
+            "GetModel": grpc.unary_stream_rpc_method_handler(
+                self.model_files.serve, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+
+    async def generate(self, frames: Frames, context: Context) -> None:
+        """One generator's connection."""
+        events = self.door.generator_events(frames)
+        hello = await greeting(events, context, kind="generator")
+        await self._fence(hello.generator_id, hello.instance, context)
+        await serve_peer(_Generator(self, hello), events, context=context, ending=self.ending)
+
+    async def train(self, frames: Frames, context: Context) -> None:
+        """The trainer's connection."""
+        events = self.door.trainer_events(frames)
+        hello = await greeting(events, context, kind="trainer")
+        await self._fence(_TRAINER, hello.instance, context)
+        await serve_peer(_Trainer(self, hello), events, context=context, ending=self.ending)
+
+    async def _fence(self, name: str, instance: str, context: Context) -> None:
+        if not self.connections.fence.admits(name, instance):
+            text = "a newer process of the same name has taken this one's place; give each process its own name"
+            log.warning("refused %s: %s", name, text)  # two that are both started again do so for ever
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+
+class _Generator:
+    """One generator, from hello to the end of its stream."""
+
+    def __init__(self, service: SchedulerService, hello: pb.GeneratorHello) -> None:
+        self.link = PeerLink(
+            f"generator {hello.generator_id}", limit_bytes=service.door.waiting_bytes(slots=hello.slots)
+        )
+        self._service = service
+        self._core = service.core
+        self._call = service.executor.call
+        self._id = hello.generator_id
+        step = hello.version.step if hello.HasField("version") else None
+        self._entry = GeneratorEntry(link=self.link, hello=hello, version_step=step, beats=service.beats())
+        self._handlers: Handlers = {
+            "progress": self._on_progress,
+            "heartbeat": self._on_heartbeat,
+            "weights_loaded": self._on_weights_loaded,
+            "weights_failed": self._on_weights_failed,
+            "leaving": self._on_leaving,
+            "drained": self._on_drained,
+        }
+
+    def join(self) -> bool:
+        connections = self._service.connections
+        replaced = connections.add_generator(self._entry)
+        if connections.stopping:
+            connections.stop_generator(self._entry)
+            return False
+        if replaced is not None:
+            self._call(self._core.generator_left, self._id, reason="it has connected again", now_s=self._now_s())
+        log.info("generator %s has joined with %d slots", self._id, self._entry.hello.slots)
+        self._call(self._core.generator_joined, _info(self._entry.hello), now_s=self._now_s())
+        return True
+
+    def leave(self, reason: str) -> None:
+        connections = self._service.connections
+        if connections.remove_generator(self._entry) and not connections.stopping:
+            log.info("generator %s has left: %s", self._id, reason)
+            self._call(self._core.generator_left, self._id, reason=reason, now_s=self._now_s())
+
+    async def take(self, event: pb.GeneratorEvent) -> None:
+        connections = self._service.connections
+        if connections.generators.get(self._id) is self._entry and not connections.stopping:
+            dispatch(event, self._handlers)
+            await self._service.journal.wait_for_room()
+
+    def _now_s(self) -> float:
+        return self._service.clock_s()
+
+    def _on_progress(self, batch: pb.ProgressBatch) -> None:
+        self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self._now_s())
+
+    def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
+        self._entry.heartbeat = heartbeat
+        self._entry.beats.add(
+            Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds), tokens=heartbeat.tokens)
+        )
+        self._call(self._core.generator_alive, self._id, now_s=self._now_s(), reading=_reading(heartbeat))
+
+    def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
+        self._entry.version_step = loaded.version.step
+        self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self._now_s())
+
+    def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
+        log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
+        version, error = failed.version, failed.error
+        self._call(self._core.weights_failed, self._id, version=version, error=error, now_s=self._now_s())
+
+    def _on_leaving(self, _leaving: pb.Leaving) -> None:
+        log.info("generator %s is leaving", self._id)
+        self._call(self._core.generator_leaving, self._id, now_s=self._now_s())
+
+    def _on_drained(self, _drained: pb.Drained) -> None:
+        self._call(self._core.generator_drained, self._id, now_s=self._now_s())
+
+
+class _Trainer:
+    """The trainer, from hello to the end of its stream."""
+
+    def __init__(self, service: SchedulerService, hello: pb.TrainerHello) -> None:
+        self.link = PeerLink(f"trainer {hello.trainer_id}")
+        self._service = service
+        self._call = service.executor.call
+        self._entry = TrainerEntry(link=self.link, hello=hello, beats=service.beats())
+        core = self._core = service.core
+        self._handlers: Handlers = {
+            "credit": lambda event: self._call(core.credit, event.bytes),
+            "step_done": lambda event: self._call(core.step_done, event),
+            "published": lambda event: self._call(core.published, event, address=hello.weights_address),
+            "sync_journal": lambda event: self._call(core.sync_journal, event),
+            "checkpointed": lambda event: self._call(core.checkpointed, event),
+            "heartbeat": self._on_heartbeat,
+        }
+
+    def join(self) -> bool:
+        connections = self._service.connections
+        replaced = connections.set_trainer(self._entry)
+        if connections.stopping:
+            connections.stop_trainer(self._entry)
+            return False
+        if replaced is not None:
+            self._call(self._core.trainer_left, now_s=self._service.clock_s())
+        log.info("trainer %s has joined at step %d", self._entry.hello.trainer_id, self._entry.hello.step)
+        self._call(self._core.trainer_joined, self._entry.hello, now_s=self._service.clock_s())
+        return True
+
+    def leave(self, reason: str) -> None:
+        connections = self._service.connections
+        if connections.remove_trainer(self._entry) and not connections.stopping:
+            log.info("trainer has left: %s", reason)
+            self._call(self._core.trainer_left, now_s=self._service.clock_s())
+
+    async def take(self, event: pb.TrainerEvent) -> None:
+        connections = self._service.connections
+        if connections.trainer is self._entry and not connections.stopping:
+            dispatch(event, self._handlers)
+
+    def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
+        self._entry.heartbeat = heartbeat
+        self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds)))
+
+
+def _reading(heartbeat: pb.Heartbeat) -> Reading:
+    return {bucket: StepCounts(of.steps, of.tokens, of.seconds) for bucket, of in heartbeat.step_times.items()}
+
+
+def _info(hello: pb.GeneratorHello) -> GeneratorInfo:
+    known = hello.HasField("version")
+    return GeneratorInfo(
+        generator_id=hello.generator_id,
+        instance=hello.instance,
+        pool=hello.pool,
+        slots=hello.slots,
+        step=hello.version.step if known else None,
+        attempt=hello.version.attempt if known else None,
+    )

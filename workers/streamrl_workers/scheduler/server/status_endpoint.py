@@ -1,0 +1,379 @@
+"""What the scheduler tells people and machines: step and evaluation lines, the signals' pages.
+
+Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl`, the scheduler's gauges and `/status`.
+Decides nothing and computes only rates and means.
+"""
+
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl.keys import DIR_METRICS
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.metrics.jsonl import JsonlFile
+from streamrl_workers.metrics.signals import ProcessMetrics
+from streamrl_workers.scheduler.components import CoreView, PoolView
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.feed.accounting import DROP_REASONS, FAILURE_KINDS, StepSummary
+from streamrl_workers.scheduler.records import Evaluated
+from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
+from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
+from streamrl_workers.scheduler.server.ranker_client import RankerStatus
+from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
+
+STEPS_FILE = "steps.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+_TAIL_BYTES = 65_536
+"""The last line of a file is looked for in so many bytes at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusClocks:
+    """Where instants come from."""
+
+    unix_s: Callable[[], float] = time.time
+    monotonic_s: Callable[[], float] = time.monotonic
+
+
+class StatusEndpoint:
+    """The scheduler's numbers."""
+
+    def __init__(
+        self, core: Core, *, connections: Connections, run_dir: Path, clocks: StatusClocks = StatusClocks()
+    ) -> None:
+        directory = run_dir / DIR_METRICS
+        last = last_line(directory / STEPS_FILE)
+        self._core = core
+        self._connections = connections
+        self._clocks = clocks
+        self._begun_s = clocks.monotonic_s() - float(last.get("elapsed_s", 0.0))
+        self._steps = JsonlFile(directory / STEPS_FILE)
+        self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
+        self._seen_step: StepSummary | None = core.last_step
+        self._seen_evaluation: Evaluated | None = core.last_evaluation
+        self._last_line: dict[str, Any] = last
+        self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
+        self._step_ended_s = clocks.monotonic_s()
+        self._step_clock = StepClock(now_s=self._step_ended_s)
+        self._gauges = _Gauges()
+        self.ranker: Callable[[], RankerStatus] = RankerStatus
+        """What the ranker's process has done."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has had a scheduler."""
+        return self._clocks.monotonic_s() - self._begun_s
+
+    def observe(self) -> None:
+        """Look at the core after a commit: write what is new."""
+        step = self._core.last_step
+        if step is not None and step is not self._seen_step:
+            self._seen_step = step
+            self._write_step(step)
+        evaluation = self._core.last_evaluation
+        if evaluation is not None and evaluation is not self._seen_evaluation:
+            self._seen_evaluation = evaluation
+            self._write_evaluation(evaluation)
+
+    def _write_step(self, step: StepSummary) -> None:
+        now_s = self._clocks.monotonic_s()
+        timing = {
+            "time_s": round(self._clocks.unix_s(), 3),
+            "elapsed_s": round(self.elapsed_s, 3),
+            "interval_s": now_s - self._step_ended_s,
+        }
+        self._step_ended_s = now_s
+        self._step_clock.recorded(now_s=now_s)
+        self._last_line = step_line(step, view=self._core.view(), timing=timing)
+        self._steps.append(self._last_line)
+
+    def _write_evaluation(self, evaluation: Evaluated) -> None:
+        self._last_evaluation = evaluation_line(evaluation) | {
+            "time_s": round(self._clocks.unix_s(), 3),
+            "elapsed_s": round(self.elapsed_s, 3),
+        }
+        self._evaluations.append(self._last_evaluation)
+
+    def metrics(self) -> bytes:
+        """`/metrics`"""
+        return self._gauges.render(self._core.view(), self._last_line, self._last_evaluation, ranker=self.ranker())
+
+    def status(self) -> Mapping[str, Any]:
+        """What `/status` shows (also at `/numbers`)."""
+        view = self._core.view()
+        entries, trainer = list(self._connections.generators.values()), self._connections.trainer
+        return {
+            "attempt": view.attempt,
+            "step": view.step,
+            "steps": view.steps,
+            "ended": view.ended,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "queue": view.waiting_samples,
+            "running": view.active_leases,
+            "buffered_bytes": view.buffered_bytes,
+            "groups": dict(view.groups_by_state),
+            "dropped": whole(view.dropped_groups, DROP_REASONS),
+            "score_failures": whole(view.score_failures, FAILURE_KINDS),
+            "reissued": view.reissued_samples,
+            "moved": view.moved_samples,
+            "idle": dict(view.fleet.idle),
+            "lengths": length_status(view.lengths, self.ranker()),
+            "dispatch": dispatch_status(view.order, view.speeds),
+            "announced_step": view.announced_step,
+            "evaluating_step": view.evaluating_step,
+            "checkpoint": _checkpoint(view),
+            "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],
+            "reward": self._last_evaluation.get("mean_reward"),
+            "tokens_per_s": tokens_per_s([entry.beats for entry in entries]),
+            "bubbles": {
+                "generators": _walls([entry.heartbeat for entry in entries]),
+                "trainer": _walls([] if trainer is None else [trainer.heartbeat]),
+            },
+            "generators": [_generator(entry) for entry in entries],
+            "trainer": _trainer(trainer),
+            "scaling": self._scaling(view),
+            "last_step": self._last_line or None,
+            "last_evaluation": self._last_evaluation or None,
+        }
+
+    def _scaling(self, view: CoreView) -> dict[str, Any]:
+        return scaling(
+            view,
+            generators=list(self._connections.generators.values()),
+            trainer=self._connections.trainer,
+            clock=self._step_clock,
+            now_s=self._clocks.monotonic_s(),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._steps.close()
+        self._evaluations.close()
+
+
+def step_line(step: StepSummary, *, view: CoreView, timing: Mapping[str, float]) -> dict[str, Any]:
+    """The line of one recorded step."""
+    interval_s = max(timing["interval_s"], 1e-9)
+    return {
+        "step": step.step,
+        "attempt": step.attempt,
+        "time_s": timing["time_s"],
+        "elapsed_s": timing["elapsed_s"],
+        "reward_mean": step.reward_mean,
+        "reward_std": step.trainer_metrics.get("reward_std", 0.0),
+        "reward_failed": step.reward_failed,
+        "reward_parts": step.part_means,
+        "score_failures": whole(step.score_failures, FAILURE_KINDS),
+        "groups": step.groups,
+        "samples": step.samples,
+        "tokens": step.tokens_sum,
+        "length_mean": step.tokens_mean,
+        "length_max": step.tokens_max,
+        "turns_mean": step.turns_mean,
+        "staleness_mean": step.staleness_mean,
+        "staleness_max": step.staleness_max,
+        "staleness": {str(age): count for age, count in sorted(step.staleness_histogram.items())},
+        "queue": view.waiting_samples,
+        "running": view.active_leases,
+        "buffered_bytes": view.buffered_bytes,
+        "dropped": whole(step.dropped_groups, DROP_REASONS),
+        "reissued": step.reissued_samples,
+        "samples_per_s": step.samples / interval_s,
+        "tokens_per_s": step.tokens_sum / interval_s,
+        "trainer": dict(step.trainer_metrics),
+    }
+
+
+def whole(counts: Mapping[str, int], keys: Sequence[str]) -> dict[str, int]:
+    """The counts with all keys, zeros included."""
+    return dict.fromkeys(keys, 0) | dict(counts)
+
+
+def evaluation_line(evaluation: Evaluated) -> dict[str, Any]:
+    """The line of one evaluation."""
+    return {
+        "step": evaluation.step,
+        "mean_reward": evaluation.mean_reward,
+        "prompts": evaluation.prompts,
+        "failed": evaluation.failed,
+        "mean_tokens": evaluation.mean_tokens,
+    }
+
+
+def last_line(path: Path) -> dict[str, Any]:
+    """The last whole JSON line of a file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines):
+        try:
+            document = json.loads(line)
+        except ValueError:  # half a line that a killed scheduler left
+            continue
+        if isinstance(document, dict):
+            return document
+    return {}
+
+
+def _checkpoint(view: CoreView) -> dict[str, Any] | None:
+    """`path` is from the directory that holds checkpoints/: the run folder, or STREAMRL_STORE_DIR."""
+    if view.checkpoint is None:
+        return None
+    step, path = view.checkpoint
+    return {"step": step, "path": path}
+
+
+def _walls(beats: Sequence[pb.Heartbeat | pb.TrainerHeartbeat]) -> dict[str, Any]:
+    """Wall seconds of a role's connected processes, and the parts that they add up to."""
+    parts: Counter[str] = Counter()
+    for beat in beats:
+        parts.update(dict(beat.bubble_seconds))
+    return {"wall_s": sum(beat.wall_seconds for beat in beats), "parts": dict(parts)}
+
+
+def _generator(entry: GeneratorEntry) -> dict[str, Any]:
+    beat = entry.heartbeat
+    return {
+        "id": entry.hello.generator_id,
+        "pool": entry.hello.pool,
+        "slots": entry.hello.slots,
+        "active": beat.active,
+        "waiting": beat.waiting,
+        "version": entry.version_step,
+        "tokens": beat.tokens,
+        "bubbles": dict(beat.bubble_seconds),
+        "wall_s": beat.wall_seconds,
+    }
+
+
+def _trainer(entry: TrainerEntry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    beat = entry.heartbeat
+    return {"id": entry.hello.trainer_id, "bubbles": dict(beat.bubble_seconds), "wall_s": beat.wall_seconds}
+
+
+class _Gauges:
+    """The scheduler's page for Prometheus."""
+
+    def __init__(self) -> None:
+        self._metrics = ProcessMetrics(role="scheduler", process="scheduler")
+        gauge = self._metrics.gauge
+        self._step = gauge("step", help_text="Training steps done.")
+        self._waiting = gauge("queue_samples", help_text="Samples that wait for a slot.")
+        self._running = gauge("running_samples", help_text="Samples that are being generated.")
+        self._buffered = gauge("buffered_bytes", help_text="Finished samples that wait for the trainer, in bytes.")
+        self._generators = gauge("generators", help_text="Generators that are alive.")
+        self._leaving = gauge(
+            "generators_leaving", help_text="Generators that finish what they hold and take nothing more."
+        )
+        self._free_slots = gauge("free_slots", help_text="Slots without a sample at generators that take one.")
+        self._reissued = gauge("reissued_samples", help_text="Samples issued again since the scheduler started.")
+        self._moved = gauge(
+            "moved_samples", help_text="Samples that went on at an emptier generator since the scheduler started."
+        )
+        self._dropped = self._metrics.counts(
+            "dropped_groups", key="reason", keys=DROP_REASONS, help_text="Groups that will never be trained."
+        )
+        self._failures = self._metrics.counts(
+            "score_failures", key="kind", keys=FAILURE_KINDS, help_text="Samples that got no reward, held-out ones too."
+        )
+        self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
+        self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
+        self._held_out = gauge(
+            "evaluation_reward_mean", help_text="Mean reward of the last evaluation; NaN while there is none."
+        )
+        self._prediction = PredictionGauges(self._metrics)
+
+    def render(
+        self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any], *, ranker: RankerStatus
+    ) -> bytes:
+        self._step.set(view.step)
+        self._waiting.set(view.waiting_samples)
+        self._running.set(view.active_leases)
+        self._buffered.set(view.buffered_bytes)
+        self._generators.set(view.fleet.generators)
+        self._leaving.set(view.fleet.leaving)
+        self._free_slots.set(view.fleet.free_slots)
+        self._reissued.set(view.reissued_samples)
+        self._moved.set(view.moved_samples)
+        self._dropped(view.dropped_groups)
+        self._failures(view.score_failures)
+        self._reward.set(step.get("reward_mean", 0.0))
+        self._staleness.set(step.get("staleness_max", 0))
+        self._prediction.set(view.lengths, ranker)
+        held_out = evaluation.get("mean_reward")
+        self._held_out.set(math.nan if held_out is None else held_out)
+        return self._metrics.render()
+
+
+_GENERATING = ("busy", "skew")
+
+
+def scaling(
+    view: CoreView,
+    *,
+    generators: Sequence[GeneratorEntry],
+    trainer: TrainerEntry | None,
+    clock: StepClock,
+    now_s: float,
+) -> dict[str, Any]:
+    """The page's content."""
+    step_s = clock.step_s
+    return {
+        "waiting_samples": view.waiting_samples,
+        "free_slots": view.fleet.free_slots,
+        "buffered_groups": view.buffered_groups,
+        "buffered_bytes": view.buffered_bytes,
+        "step": view.step,
+        "steps_left": view.steps - view.step,
+        "step_s": step_s,
+        "steps_per_s": 1 / step_s if step_s else None,
+        "since_step_s": clock.since_s(now_s=now_s),
+        **_times(step_s, generators=[entry.beats for entry in generators], trainer=trainer),
+        "trainer": None if trainer is None else trainer.beats.shares(),
+        "all": _pool(view.fleet, windows=[entry.beats for entry in generators]),
+        "pools": {
+            name: _pool(pool, windows=[entry.beats for entry in generators if entry.hello.pool == name])
+            for name, pool in view.pools.items()
+        },
+    }
+
+
+def _times(
+    step_s: float | None, *, generators: Sequence[BeatWindow], trainer: TrainerEntry | None
+) -> dict[str, float | None]:
+    generating = _share(mean_shares(generators), parts=_GENERATING)
+    training = _share(None if trainer is None else trainer.beats.shares(), parts=("busy",))
+    generation_s = None if step_s is None or generating is None else step_s * generating
+    return {
+        "generation_s": generation_s,
+        "generator_seconds": None if generation_s is None else generation_s * len(generators),
+        "training_s": None if step_s is None or training is None else step_s * training,
+    }
+
+
+def _share(shares: Mapping[str, float] | None, *, parts: Sequence[str]) -> float | None:
+    return None if shares is None else sum(shares[part] for part in parts)
+
+
+def _pool(pool: PoolView, *, windows: Sequence[BeatWindow]) -> dict[str, Any]:
+    return {
+        "generators": pool.generators,
+        "leaving": pool.leaving,
+        "silent": pool.silent,
+        "slots": pool.slots,
+        "active": pool.active,
+        "tokens_per_s": tokens_per_s(windows),
+        "idle": dict(pool.idle),
+        "parts": mean_shares(windows),
+    }

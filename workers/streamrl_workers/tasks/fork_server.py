@@ -1,0 +1,249 @@
+"""The pool's side of the fork server (`fork_server_process.py`): starts it, asks it for workers, hears of their ends.
+
+Owns the process, the control socket and the task that reads it. Does not score.
+Invariant: after `close` no process of the fork server is left.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamrl.errors import UserError
+from streamrl.spec import RLJob
+from streamrl.text import say
+from streamrl_workers.process import framing
+from streamrl_workers.process.framing import ForeignBytesError, Frames
+from streamrl_workers.process.heartbeat import child_environment, kill_when_frozen
+from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path
+from streamrl_workers.tasks.protocol import COMMAND, KILL
+from streamrl_workers.tasks.values import TaskPoolError
+
+START_TIMEOUT_S = 120.0
+"""Imports and one reading of the data file; a busy laptop needs 10 s for the imports."""
+MODEL_TIMEOUT_S = 600.0
+"""For the model's place to be written, in a pod; in a local run it is known before."""
+SPAWN_TIMEOUT_S = 30.0
+"""A fork takes milliseconds; this is for machines that swap."""
+CLOSE_TIMEOUT_S = 5.0
+STREAM_LIMIT_BYTES = 1 << 20
+OUTPUT_BYTES = 16 << 20
+"""What the processes print is kept up to here, or a talkative reward would fill the disk with its log."""
+
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # a pool of threads per worker helps no verifier
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # five data sets of reasoning-gym iterate over sets; an item must be the same in every process
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """A living worker."""
+
+    number: int
+    """Of the process, counted by the fork server's handle: a slot has many processes in its life."""
+    frames: Frames
+    transport: asyncio.Transport
+    exit_code: asyncio.Future[int | None]
+    """Set when the fork server has seen its end; None if the fork server itself ended."""
+
+    def drop(self) -> None:
+        """Close at once; a worker that hangs would never read what is still to be sent."""
+        self.transport.abort()
+
+
+class ForkServer:
+    """One fork server and its workers."""
+
+    def __init__(self, job: RLJob, *, base_dir: Path, memory_limit_bytes: int) -> None:
+        self._config = {
+            "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
+            "seed": job.spec.seed,
+            "base_dir": str(base_dir),
+            "memory_limit_bytes": memory_limit_bytes,
+            "start_timeout_s": START_TIMEOUT_S,
+        }
+        self._needs_model = job.spec.task.chat is not None
+        self._connections: dict[int, Connection] = {}
+        self._spawned = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._transport: asyncio.Transport | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._output: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._lost = False  # a command met a closed socket; the listener hears of the end a moment later
+
+    @property
+    def alive(self) -> bool:
+        """It has started and has not ended, as far as we know."""
+        return self._listener is not None and not self._listener.done() and not self._lost
+
+    async def start(self) -> int | None:
+        """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
+        config = {**self._config, "model_path": await self._model_path()}
+        heartbeat = child_environment(
+            "task-pool", environ=os.environ, watched_at_once=False
+        )  # the start has a deadline
+        ours, theirs = socket.socketpair()
+        printed, printing = os.pipe()
+        self._output = asyncio.create_task(_forward(printed), name="task-pool-output")
+        with theirs, open(printing, "wb") as said:  # noqa: ASYNC230, PTH123 - a descriptor that is open
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond; no pipe is waited for
+                [sys.executable, "-m", "streamrl_workers.tasks.fork_server_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **ENVIRONMENT, **heartbeat},
+                start_new_session=True,
+            )
+        self._transport, frames = await framing.open_frames(ours)
+        self._control = ours.dup()
+        self._transport.write(framing.encode(config))
+        answer = await self._first_answer(frames)
+        self._listener = asyncio.create_task(self._listen(frames), name="task-pool-fork-server")
+        watch = kill_when_frozen("the task pool's fork server", environ=heartbeat, kill=self._process.kill)
+        self._watch = asyncio.create_task(watch, name="task-pool-heartbeat")
+        return answer["held_out_size"]  # type: ignore[no-any-return] # JSON
+
+    async def _model_path(self) -> str:
+        """Of the tokenizer whose chat template is used; "" where there is no chat."""
+        if not self._needs_model:
+            return ""
+        try:
+            return await await_model_path(os.environ, timeout_s=MODEL_TIMEOUT_S) or ""
+        except ModelTimeoutError as error:
+            raise TaskPoolError(str(error)) from None
+
+    async def _first_answer(self, frames: Frames) -> Any:  # noqa: ANN401 - JSON
+        try:
+            answer = await frames.read(limit_s=START_TIMEOUT_S)
+        except ForeignBytesError:
+            raise TaskPoolError("something else than an answer was written to the fork server's socket") from None
+        except TimeoutError:
+            raise TaskPoolError(
+                f"the task processes did not open the data set and the rewards within {START_TIMEOUT_S:g} s"
+            ) from None
+        if answer is None:
+            raise TaskPoolError(
+                f"the task process ended{await self._how_it_ended()} while it opened the data set and rewards"
+            )
+        if "user_error" in answer:
+            raise UserError(**answer["user_error"])
+        return answer["ready"]
+
+    async def _how_it_ended(self) -> str:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f" with status {await asyncio.to_thread(self._process.wait, CLOSE_TIMEOUT_S)}"
+        return ""
+
+    async def _listen(self, frames: Frames) -> None:
+        """Consumes `exited` notices; produces ends of connections; waits for the fork server; ends with it."""
+        with contextlib.suppress(ForeignBytesError):
+            while (notice := await frames.read(limit_s=framing.FOREVER_S)) is not None:
+                self._end(notice["exited"], exit_code=notice["code"])
+        for number in list(self._connections):
+            self._end(number, exit_code=None)
+
+    def _end(self, number: int, *, exit_code: int | None) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is None:
+            return
+        if not connection.exit_code.done():
+            connection.exit_code.set_result(exit_code)
+        # A process that the user's code left behind may hold the socket open: the notice is what counts. Results that
+        # wait in the socket are still read.
+        with contextlib.suppress(OSError):
+            connection.transport.get_extra_info("socket").shutdown(socket.SHUT_RD)
+
+    async def spawn(self, kind: bytes) -> Connection:
+        """A new process, by SPAWN or SPAWN_ENDPOINT_CLIENT. Raises `TaskPoolError` if it does not say hello."""
+        self._spawned += 1
+        number = self._spawned
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unused:
+            unused.callback(ours.close)
+            self._command(kind, number, fds=[theirs.fileno()])
+            unused.pop_all()
+        transport, frames = await framing.open_frames(ours)
+        ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        connection = Connection(number=number, frames=frames, transport=transport, exit_code=ended)
+        self._connections[number] = connection
+        try:
+            hello = await frames.read(limit_s=SPAWN_TIMEOUT_S)
+        except (TimeoutError, ForeignBytesError):
+            hello = None
+        except asyncio.CancelledError:
+            connection.drop()
+            raise
+        if hello is None:
+            connection.drop()
+            raise TaskPoolError(f"a worker of the task pool did not say hello within {SPAWN_TIMEOUT_S:g} s")
+        return connection
+
+    def kill(self, connection: Connection) -> None:
+        """SIGKILL to a process; its connection ends."""
+        with contextlib.suppress(TaskPoolError):  # a fork server that is gone has taken its workers along
+            self._command(KILL, connection.number, fds=[])
+
+    def _command(self, command: bytes, number: int, *, fds: list[int]) -> None:
+        if self._control is None or not self.alive:
+            raise TaskPoolError("the fork server of the task pool has ended")
+        try:
+            socket.send_fds(self._control, [COMMAND.pack(command, number)], fds)
+        except OSError as error:
+            self._lost = True
+            raise TaskPoolError(f"the fork server of the task pool cannot be reached: {error.strerror}") from error
+
+    async def close(self) -> None:
+        """End the fork server and its workers: politely by closing the socket, else by SIGKILL."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
+        if self._listener is not None:
+            await asyncio.wait([self._listener], timeout=CLOSE_TIMEOUT_S)
+            self._listener.cancel()
+        if self._process is not None:
+            await asyncio.to_thread(_reap, self._process)
+        if self._output is not None:
+            await asyncio.wait([self._output], timeout=CLOSE_TIMEOUT_S)
+            self._output.cancel()
+
+
+async def _forward(printed: int) -> None:
+    """Consumes what the processes print; produces lines on our standard error, up to the bound; ends with the last process."""
+    reader = asyncio.StreamReader(limit=STREAM_LIMIT_BYTES)
+    with open(printed, "rb") as pipe:  # noqa: ASYNC230 - a descriptor that is open
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), pipe
+        )
+        try:
+            printed_bytes = 0
+            while data := await reader.read(STREAM_LIMIT_BYTES):
+                say(*data[: max(0, OUTPUT_BYTES - printed_bytes)].decode("utf-8", "replace").splitlines())
+                if printed_bytes <= OUTPUT_BYTES < printed_bytes + len(data):
+                    say("streamrl: more output of the task processes is left out")
+                printed_bytes += len(data)
+        finally:
+            transport.close()
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSE_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it, or helpers that it has left: one that was killed ends none
+    process.wait(CLOSE_TIMEOUT_S)

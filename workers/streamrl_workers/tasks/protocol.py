@@ -1,0 +1,142 @@
+"""What the task pool and its processes say to one another, in frames (`process/framing.py`).
+
+```
+  pool ──▶ fork server      a command of fixed size: spawn (with the process's socket) or kill, and the process's number
+  pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
+  worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
+                            [text] | [values, body] | [observation, reward, done] | {"kind", "error"}
+  pool ──▶ endpoint client  [number, body] of a sample that endpoints score
+  endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
+```
+User code can write anything: what does not fit is a `ForeignBytesError`, never a result.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from streamrl.errors import UserError
+from streamrl.spec.task import Reward
+from streamrl_workers.process import framing
+from streamrl_workers.process.framing import ForeignBytesError
+from streamrl_workers.stream.messages import PROMPT_BYTES
+from streamrl_workers.tasks.values import (
+    FailureKind,
+    NeedPrompts,
+    PlayTurn,
+    Prompt,
+    Request,
+    Result,
+    Score,
+    ScoreSample,
+    TurnAnswer,
+)
+
+MAKING_ITEM = -1
+"""Stage: the item is made; stages from 0 are the parts of the reward."""
+PLAYING = -2
+"""Stage: one call of the environment."""
+
+SPAWN = b"S"
+SPAWN_ENDPOINT_CLIENT = b"A"
+KILL = b"K"
+COMMAND = struct.Struct("<cI")
+"""To the fork server: what, and the number of the process."""
+
+_KINDS = frozenset(get_args(FailureKind))
+_REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}
+
+
+def encode_request(request: Request) -> bytes:
+    """The frame of one item of work; of a request for prompts the first is meant."""
+    return framing.encode([type(request).__name__, {name: getattr(request, name) for name in request.__slots__}])
+
+
+def decode_request(message: Any) -> Request:  # noqa: ANN401 - JSON
+    """The request that the pool sent."""
+    name, fields = message
+    return _REQUESTS[name](**fields)  # type: ignore[no-any-return]
+
+
+def first_stage(request: Request) -> int:
+    """Stage in which a worker begins without telling: items are mostly there already, and one message less is much for a cheap reward."""
+    match request:
+        case PlayTurn():
+            return PLAYING
+        case ScoreSample():
+            return 0
+    return MAKING_ITEM
+
+
+def failure(kind: FailureKind, error: str) -> dict[str, str]:
+    """The row of a failure."""
+    return {"kind": kind, "error": error}
+
+
+def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:  # noqa: ANN401 - JSON
+    """Raises `ForeignBytesError` unless `row` answers `request`."""
+    match row:
+        case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
+            return
+        case [str(text)] if isinstance(request, NeedPrompts) and _is_text(text):
+            return
+        case [list(values), str() | None as body] if isinstance(request, ScoreSample) and len(values) == len(rewards):
+            asked = [reward.http is not None for reward in rewards]
+            if (
+                (body is not None) == any(asked)
+                and _is_text(body or "")
+                and all(value is None if ask else is_finite(value) for ask, value in zip(asked, values, strict=True))
+            ):
+                return
+        case [str(text), reward, bool()] if isinstance(request, PlayTurn) and _is_text(text) and is_finite(reward):
+            return
+    raise ForeignBytesError("a message is no answer to what was asked")
+
+
+def _is_text(text: str) -> bool:
+    """Whether messages can carry it: frames can hold half of a surrogate pair, ours never do."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_finite(value: object) -> bool:
+    """Whether it can be a reward."""
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def result_of(request: Request, row: Any, *, rewards: Sequence[Reward]) -> Result:  # noqa: ANN401 - a checked row
+    """What the scheduler hears. Raises `UserError` if a prompt cannot be made, or is too large."""
+    match request:
+        case ScoreSample():
+            return _score(request, row, rewards=rewards)
+        case PlayTurn():
+            return _turn_answer(request, row)
+        case NeedPrompts(split=split, first_index=index):
+            if isinstance(row, dict):
+                raise UserError(field="spec.task", rule=f"{split} prompt {index} cannot be made: {row['error']}")
+            if (size_bytes := len(row[0].encode())) > PROMPT_BYTES:
+                rule = f"{split} prompt {index} must have at most {PROMPT_BYTES} bytes"
+                raise UserError(field="spec.task", rule=rule, got=size_bytes, fix="shorten it or leave it out")
+            return Prompt(split=split, index=index, text=row[0])
+
+
+def _score(request: ScoreSample, row: Any, *, rewards: Sequence[Reward]) -> Score:  # noqa: ANN401
+    group_id, sample_index = request.group_id, request.sample_index
+    if isinstance(row, dict):
+        return Score(group_id=group_id, sample_index=sample_index, reward=None, parts={}, **row)
+    parts = {reward.name: value for reward, value in zip(rewards, row[0], strict=True)}
+    total = sum(reward.weight_percent / 100 * parts[reward.name] for reward in rewards)
+    return Score(group_id=group_id, sample_index=sample_index, reward=total, parts=parts)
+
+
+def _turn_answer(request: PlayTurn, row: Any) -> TurnAnswer:  # noqa: ANN401
+    answer = TurnAnswer(group_id=request.group_id, sample_index=request.sample_index, lease=request.lease)
+    if isinstance(row, dict):
+        return replace(answer, **row)
+    observation, reward, done = row
+    return replace(answer, observation=observation, reward=reward, done=done)

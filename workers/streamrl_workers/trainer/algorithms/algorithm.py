@@ -1,0 +1,121 @@
+"""What the torch engine asks of an algorithm.
+
+An algorithm is pure: what became of samples in, advantages out; log-probs in, one loss per token out. It does not batch, weigh
+sequences against each other, hold a model, or step; and it knows nothing of modes, ranks, or streams.
+
+Shapes: N tokens of any number of whole sequences, one behind the other. Only tokens that the model drew are among them:
+prompts and what an environment answered are not.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from streamrl.spec.training import Clip, Critic, ReferenceKl
+from streamrl_workers.trainer.algorithms import AlgorithmSetup
+
+Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
+"""How token losses become the loss of an update: the mean over sequences of their token means; the mean over all tokens;
+the mean over sequences of their token sums; or the sum over all tokens divided by (samples x `maxTokens`), whatever the lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTurn:
+    """Consecutive tokens that the model drew."""
+
+    tokens: int
+    reward: float | None = None  # the environment's for this turn, a part of the sample's reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardedSample:
+    """What became of one sample, for algorithms that look at its group."""
+
+    reward: float | None  # None: scoring failed
+    turns: tuple[ModelTurn, ...]
+    truncated: bool = False  # ended by `maxTokens`, not by itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenView:
+    """What became of one sample, token by token, for algorithms that look at the whole batch; N tokens of this sample."""
+
+    reward: float
+    turns: tuple[ModelTurn, ...]  # they cover the N tokens
+    proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
+    reference_N: Sequence[float] | None = None  # log-probs under the initial weights
+    values_N: Sequence[float] | None = None  # the critic's, of the text before each token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """What a batch algorithm makes of a view."""
+
+    advantages_N: Sequence[float]
+    returns_N: Sequence[float] | None = None  # what the critic is to learn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """The tokens of one forward pass, all log-probs at the sampling temperature."""
+
+    logprobs_N: torch.Tensor  # of the policy in training; carries the gradient
+    behaviour_N: torch.Tensor  # of the generator that drew the token
+    proximal_N: torch.Tensor  # of the policy at the start of the step's updates, detached
+    advantages_N: torch.Tensor
+    sequences_N: torch.Tensor  # int64: which sequence of this pass the token is of
+    reference_N: torch.Tensor | None = None  # of the initial model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """What an algorithm makes of them."""
+
+    loss_N: torch.Tensor
+    clipped_N: torch.Tensor  # bool: the token gets no gradient because its ratio is out of bounds
+    weight_N: torch.Tensor  # of the correction, detached; 0 where it left the token out
+
+
+class Algorithm(ABC):
+    """What to learn from samples."""
+
+    needs: ClassVar[Literal["group", "batch"]]
+    aggregation: Aggregation
+    critic: Critic | None = None  # not None: a value model is wanted
+
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
+        self._clip: Clip = setup.spec
+        self._correction = setup.correction
+
+    @abstractmethod
+    def token_loss(self, batch: TokenBatch) -> TokenLoss:
+        """Loss of every token."""
+
+
+class GroupAlgorithm(Algorithm):
+    """Needs whole groups: samples are trained as they stream in."""
+
+    needs = "group"
+
+    @abstractmethod
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
+        """Advantage of each sample of one group; None: the sample has no reward and is left out."""
+
+
+class BatchAlgorithm(Algorithm):
+    """Needs the whole batch: updates start when it is full; several are possible."""
+
+    needs = "batch"
+
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self.epochs: int = setup.spec.epochs
+        self.mini_batches: int = setup.spec.mini_batches
+
+    @abstractmethod
+    def values(self, views: Sequence[TokenView]) -> list[TokenValues]:
+        """Advantages of every token of the batch; the views come in a fixed order, whatever order they streamed in."""

@@ -1,0 +1,157 @@
+"""The parts of an objective that algorithms share. Pure.
+
+**Correction.** Three policies meet in a token: pi in training, the proximal one (the weights when the step's updates began),
+and mu, the behaviour that drew it (older weights, or the same ones in the generator's arithmetic). A correction says of which
+of them the clipped ratio is (the anchor), by what weight w a token's loss is multiplied, and the ratio's cap.
+
+**Clipped surrogate.** Of a token with advantage A and ratio r = exp(log pi - anchor):
+
+    L = -w min(min(r, cap) A, clip(r, 1 - low, 1 + high) A)
+
+This is PPO's clip (arXiv 1707.06347, eq. 7). It leaves r unbounded where A < 0: `cap` bounds it there (a cap below
+1 + high is without effect there).
+
+**Divergence** KL(policy || reference), estimated from drawn tokens (Schulman, "Approximating KL Divergence", 2020), with
+d = log policy(t) - log reference(t):
+
+    K1 = d                   unbiased; as a loss its gradient is zero in expectation, so it belongs into rewards
+    K2 = d^2 / 2             biased; as a loss its gradient is that of the divergence
+    K3 = exp(-d) - 1 + d     unbiased, never negative
+
+**Rewards of tokens**, for algorithms that look at the whole batch. A turn's reward is on the turn's last token; what the sample's
+reward holds beyond its turns' is on the sample's last token; beta D(t) is taken off each token's reward.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+
+from streamrl.spec.training import Clip, Correction, DecoupledPpo, ReferenceKl, TruncatedImportance, TwoSidedClip
+from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView
+
+_STD_FLOOR = 1e-8
+"""Keeps the division finite where all advantages are equal."""
+
+Estimator = Literal["K1", "K2", "K3"]
+ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "K1": lambda d: d,
+    "K2": lambda d: d.square() / 2.0,
+    "K3": lambda d: torch.expm1(-d) + d,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """What the surrogate is formed from; [N]."""
+
+    anchor_N: torch.Tensor  # log-probs that the ratio divides by
+    weight_N: torch.Tensor  # factor of the token's loss; no gradient
+    cap: float = math.inf  # bound of the ratio where the advantage is negative
+
+
+class Corrector(Protocol):
+    """A correction with the job's constants."""
+
+    def __call__(self, *, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
+        """Both are log-probs without gradient."""
+
+
+def two_sided_clip(spec: TwoSidedClip) -> Corrector:
+    """Ratio pi / mu, at most `cap` where A < 0 (dual clip, arXiv 1912.09729, eq. 5, as INTELLECT-2, arXiv 2505.07291, states it on the ratio)."""
+
+    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
+        return Corrected(anchor_N=behaviour_N, weight_N=proximal_N.new_ones(proximal_N.shape), cap=spec.cap)
+
+    return correct
+
+
+def truncated_importance(spec: TruncatedImportance) -> Corrector:
+    """Weight min(proximal / mu, cap) (as in IMPALA, arXiv 1802.01561); ratio pi / proximal."""
+
+    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
+        return Corrected(anchor_N=proximal_N, weight_N=(proximal_N - behaviour_N).exp().clamp(max=spec.cap))
+
+    return correct
+
+
+def decoupled_ppo(spec: DecoupledPpo) -> Corrector:
+    """Weight proximal / mu (AReaL, arXiv 2505.24298, eq. 5), 0 above `cap`; ratio pi / proximal."""
+
+    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
+        weight_N = (proximal_N - behaviour_N).exp()
+        return Corrected(anchor_N=proximal_N, weight_N=weight_N.masked_fill(weight_N > spec.cap, 0.0))
+
+    return correct
+
+
+CORRECTIONS: dict[str, Callable[[Any], Corrector]] = {
+    "twoSidedClip": two_sided_clip,
+    "truncatedImportance": truncated_importance,
+    "decoupledPpo": decoupled_ppo,
+}
+"""By name, as in `algorithm.correction` of an RLJob."""
+
+
+def create_correction(spec: Correction) -> Corrector:
+    """The correction that the job chose."""
+    return CORRECTIONS[spec.key](spec.value)
+
+
+def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -> TokenLoss:
+    """L of each token."""
+    corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N)
+    low, high, cap = 1.0 - clip.clip_low, 1.0 + clip.clip_high, corrected.cap
+    advantages_N = batch.advantages_N
+    ratio_N = torch.exp(batch.logprobs_N - corrected.anchor_N)
+    bounded_N = torch.minimum(ratio_N.clamp(max=cap) * advantages_N, ratio_N.clamp(low, high) * advantages_N)
+    with torch.no_grad():
+        above_N = (advantages_N > 0) & (ratio_N > min(high, cap))
+        below_N = (advantages_N < 0) & ((ratio_N < low) | (ratio_N > max(high, cap)))
+    return TokenLoss(loss_N=-corrected.weight_N * bounded_N, clipped_N=above_N | below_N, weight_N=corrected.weight_N)
+
+
+def kl_divergence(log_ratio_N: torch.Tensor, *, estimator: Estimator) -> torch.Tensor:
+    """The estimate for each token; carries the gradient of `log_ratio_N`."""
+    return ESTIMATORS[estimator](log_ratio_N)
+
+
+def with_divergence(loss: TokenLoss, *, batch: TokenBatch, kl: ReferenceKl | None) -> TokenLoss:
+    """The loss with beta D(t) added, unweighed; as it is where there is no reference or its coefficient only measures."""
+    if kl is None or kl.coefficient == 0:
+        return loss
+    assert batch.reference_N is not None, "the algorithm asked for a reference, the batch has none"
+    divergence_N = kl_divergence(batch.logprobs_N - batch.reference_N, estimator=kl.estimator)
+    return replace(loss, loss_N=loss.loss_N + kl.coefficient * divergence_N)
+
+
+def token_rewards(view: TokenView, *, kl: ReferenceKl | None) -> list[float]:
+    """Reward of each token of the sample; D is of the policy at the batch's start."""
+    rewards: list[float] = []
+    rest = view.reward
+    for turn in view.turns:
+        rewards += [0.0] * turn.tokens
+        if turn.reward is not None and rewards:
+            rewards[-1] += turn.reward
+            rest -= turn.reward
+    rewards[-1] += rest
+    if kl is None or kl.coefficient == 0:
+        return rewards
+    assert view.proximal_N is not None, "the divergence needs the policy's log-probs"
+    assert view.reference_N is not None, "the divergence needs the reference's log-probs"
+    proximal_N, reference_N = (torch.tensor(row, dtype=torch.float64) for row in (view.proximal_N, view.reference_N))
+    divergences: list[float] = kl_divergence(proximal_N - reference_N, estimator=kl.estimator).tolist()
+    return [reward - kl.coefficient * divergence for reward, divergence in zip(rewards, divergences, strict=True)]
+
+
+def normalised(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """All numbers with mean 0 and standard deviation 1 over all of them together."""
+    flat = [number for row in rows for number in row]
+    if not flat:
+        return [[] for _ in rows]
+    mean = statistics.fmean(flat)
+    scale = statistics.fmean((number - mean) ** 2 for number in flat) ** 0.5 + _STD_FLOOR
+    return [[(number - mean) / scale for number in row] for row in rows]

@@ -1,0 +1,83 @@
+"""What the step loop asks of an engine, and what an engine is built from. Imports no torch.
+
+Invariants that every engine keeps:
+- Calls are synchronous and come from one thread.
+- Parameters change in `finish_step` and `load` only; a step that was begun can be discarded at any time before.
+- What a step computes depends on its groups, not on how they were cut into calls of `add` and `advance`
+  (up to floating-point rounding).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import RLJobSpec
+from streamrl_workers.weights.hashing import TensorBytes
+
+if TYPE_CHECKING:
+    from streamrl_workers.trainer.engines.process_group import ProcessGroup
+
+
+class RetryError(Exception):
+    """This process cannot go on, a new one can: exit code 75. The text says why."""
+
+
+class RankLostError(RetryError):
+    """Another rank is gone, and its own process says why: exit code 76 where that is in another pod, else 75."""
+
+
+class TrainEngine(Protocol):
+    """Trains one model, one step at a time."""
+
+    def begin_step(self, step: int, *, attempt: int) -> None:
+        """Start step `step` (version `step` becomes `step + 1`); whatever an unfinished step had gathered is forgotten."""
+
+    def add(self, groups: Sequence[pb.Group]) -> None:
+        """Take groups of the step that was begun."""
+
+    def advance(self, *, idle: bool) -> bool:
+        """Do one micro-step if enough samples wait (less is enough when `idle`); False: too little waits."""
+
+    def finish_step(self) -> dict[str, float]:
+        """Work off what still waits, step the optimiser once, and return the step's metrics."""
+
+    def tensors(self) -> dict[str, TensorBytes]:
+        """A copy of the weights as they are now, by name, tied tensors once."""
+
+    def save(self, directory: Path) -> None:
+        """Write everything that training goes on from into the existing, empty `directory`."""
+
+    def load(self, directory: Path) -> None:
+        """Go back to what `save` wrote. A checkpoint of another model is the user's error."""
+
+    def export(self, directory: Path) -> None:
+        """Write the trained model in the form that its users load into the existing, empty `directory`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """One of `size` ranks, as torchrun's environment variables say it; rank 0 is the one that speaks with the scheduler."""
+
+    rank: int = 0
+    local_rank: int = 0  # which GPU of this node
+    size: int = 1
+    host: str = ""  # of rank 0's rendezvous; "" if there is one rank
+    port: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.size == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """What an engine is built from."""
+
+    spec: RLJobSpec
+    model_path: str | None  # directory or hub name; the simulated engine needs none
+    threads: int | None  # of torch; None = torch's choice
+    env: RankEnvironment = RankEnvironment()
+    ranks: "ProcessGroup | None" = None  # all ranks, as rank 0 reaches them; None: there is one, or this is another

@@ -1,0 +1,249 @@
+"""The state of a rank's model as files and as published bytes.
+
+Owns: what belongs to the state (trained tensors, optimiser, random state), the layout of its files, the snapshot of the weights,
+the export. Does not own: when, where, atomicity (`checkpoint.py`).
+
+Every function is called on every rank. `tensors` and `export` are collectives; only rank 0 has something of them.
+With adapters only these are in the state: the weights below them come from the initial model again.
+
+    rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row}};
+                              a tensor that is not named there is the rank's own (random state)
+
+Tensors are cut by rows, so any number of ranks can read what any other number wrote: a rank copies the rows that it holds out of
+all parts that overlap them. No collective: a rank whose disk is full fails alone, and nobody waits for it in vain.
+"""
+
+import errno
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from streamrl.errors import UserError
+from streamrl_workers.models.load import structure_of
+from streamrl_workers.trainer.engines.sharding import Precision, begin_row, full, local, published_dtype, rank_of
+from streamrl_workers.weights.hashing import TensorBytes
+
+_RANDOM = "random"
+_ADAPTER_FOLDER = "adapter"
+
+
+def save(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Write this rank's part of the state into `directory`. Raises OSError where the disk does not take it."""
+    tensors, _ = _state(model, optimiser)
+    write_shards(directory, tensors, own={_RANDOM: torch.get_rng_state()}, rank=rank_of())
+
+
+def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Read it back, bit for bit, whatever number of ranks wrote it."""
+    tensors, moments = _state(model, optimiser)
+    try:
+        own = read_shards(directory, tensors, rank=rank_of())
+    except (ValueError, KeyError, OSError) as error:
+        raise UserError(
+            field=str(directory), rule=f"does not fit this model: {error}", fix="resume with the job that wrote it"
+        ) from error
+    for name, parameter in _trained(model):
+        optimiser.state[parameter] = moments[name]
+    if _RANDOM in own:
+        torch.set_rng_state(own[_RANDOM])
+
+
+def tensors(model: torch.nn.Module, *, precision: Precision = "FP32") -> dict[str, TensorBytes]:
+    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are merged in."""
+    dtype = published_dtype(precision)
+    writes = rank_of() == 0
+    return {name: _bytes_of(_in(tensor, dtype)) for name, tensor in _merged(model) if writes}
+
+
+def export(
+    directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precision: Precision = "FP32"
+) -> None:
+    """The model as `from_pretrained` loads it, in the format that generators had; adapters merged in, and beside it."""
+    dtype, writes = published_dtype(precision), rank_of() == 0
+    whole = {name: _in(tensor, dtype).cpu() for name, tensor in _merged(model) if writes}
+    try:
+        if _has_adapters(model):
+            _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
+        if writes:
+            _plain(model, whole, dtype=dtype).save_pretrained(directory)
+            tokenizer.save_pretrained(directory)
+    except SafetensorError as error:  # how a full disk shows
+        raise OSError(errno.EIO, str(error)) from error
+
+
+@torch.no_grad()
+def _merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the base model in full, one after the other."""
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if not _has_adapters(model):
+            yield name, full(tensor).detach()
+        elif (plain := _lora().base_name(name)) is not None:
+            yield plain, _lora().merged(model, name=name, tensor=tensor).detach()
+
+
+def _has_adapters(model: torch.nn.Module) -> bool:
+    return hasattr(model, "peft_config")  # peft's mark
+
+
+def _lora() -> ModuleType:
+    """Where there are adapters peft is loaded; elsewhere its seconds are saved."""
+    from streamrl_workers.trainer.engines import lora
+
+    return lora
+
+
+def _plain(model: PreTrainedModel, whole: dict[str, torch.Tensor], *, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model, neither sharded nor adapted."""
+    plain = structure_of(model.config, dtype=dtype)
+    known = plain.state_dict()
+    for name, tensor in whole.items():
+        known[name].copy_(tensor)
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
+    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return TensorBytes(
+        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memoryview(flat.numpy().tobytes())
+    )
+
+
+def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _state(
+    model: torch.nn.Module, optimiser: torch.optim.Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
+    """Everything by name, to be saved or loaded into; and the optimiser's part of it by parameter."""
+    moments = {name: _moments(optimiser, parameter) for name, parameter in _trained(model)}
+    state: dict[str, Any] = {f"model.{name}": parameter for name, parameter in _trained(model)}
+    state |= {f"model.{name}": buffer for name, buffer in _buffers(model)}
+    for name, parts in moments.items():
+        state |= {f"optimiser.{name}.{key}": part for key, part in parts.items()}
+    return state, moments
+
+
+def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that belong to the model, not those that it can compute."""
+    lasting = model.state_dict(keep_vars=True).keys()
+    return ((name, buffer) for name, buffer in model.named_buffers() if name in lasting)
+
+
+def _moments(optimiser: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """AdamW's state of one parameter; zeros before its first step."""
+    known: dict[str, torch.Tensor] = optimiser.state.get(parameter) or {
+        "step": torch.zeros(()),
+        "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+        "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+    }
+    return known
+
+
+_PARTS = "parts"
+_FILES = "rank-*.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    file: Any  # an open safetensors file
+    shape: tuple[int, ...]  # of the whole tensor
+    begin: int  # first row of the part
+    end: int
+
+
+def write_shards(
+    directory: Path, tensors: Mapping[str, torch.Tensor], *, own: Mapping[str, torch.Tensor], rank: int
+) -> None:
+    """Write this rank's parts and its `own` tensors; rank 0 writes what is not sharded. Raises OSError if the disk is full."""
+    parts: dict[str, torch.Tensor] = {}
+    places: dict[str, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        part = local(tensor)
+        if (isinstance(tensor, DTensor) and part.shape[0] > 0) or (rank == 0 and not isinstance(tensor, DTensor)):
+            parts[name] = part.detach().cpu().contiguous()
+            places[name] = {"shape": list(tensor.shape), "begin": begin_row(tensor)}
+    try:
+        save_file({**parts, **own}, _path(directory, rank), metadata={_PARTS: json.dumps(places)})
+    except SafetensorError as error:  # how a full disk shows
+        raise OSError(errno.EIO, str(error)) from error
+
+
+def read_shards(directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: int) -> dict[str, torch.Tensor]:
+    """Fill `tensors`, bit for bit; returns this rank's own tensors, none if there was no such rank.
+
+    Raises:
+        ValueError: the folder holds other tensors.
+        OSError: it cannot be read.
+    """
+    try:
+        with ExitStack() as stack:
+            files = {path: stack.enter_context(safe_open(path, "pt")) for path in sorted(directory.glob(_FILES))}
+            parts = _parts(list(files.values()))
+            _check(parts, tensors)
+            for name, tensor in tensors.items():
+                _fill(local(tensor), name=name, begin=begin_row(tensor), parts=parts[name])
+            mine = files.get(_path(directory, rank))
+            places = json.loads(mine.metadata()[_PARTS]) if mine else {}
+            return {name: mine.get_tensor(name) for name in mine.keys() if name not in places} if mine else {}  # noqa: SIM118 - no dict
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _path(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.safetensors"
+
+
+def _parts(files: list[Any]) -> dict[str, list[_Part]]:
+    parts: dict[str, list[_Part]] = {}
+    for file in files:
+        for name, place in json.loads(file.metadata()[_PARTS]).items():
+            rows = (file.get_slice(name).get_shape() or [1])[0]
+            part = _Part(file=file, shape=tuple(place["shape"]), begin=place["begin"], end=place["begin"] + rows)
+            parts.setdefault(name, []).append(part)
+    return parts
+
+
+def _check(parts: Mapping[str, list[_Part]], tensors: Mapping[str, torch.Tensor]) -> None:
+    if not parts:
+        raise ValueError("there are no tensors")
+    if differing := sorted(parts.keys() ^ tensors.keys()):
+        raise ValueError(f"{differing[0]} is {'missing' if differing[0] in tensors else 'unknown'}")
+    for name, tensor in tensors.items():
+        if any(part.shape != tuple(tensor.shape) for part in parts[name]):
+            raise ValueError(f"{name} has the shape {list(parts[name][0].shape)}, here it is {list(tensor.shape)}")
+        rows = tensor.shape[0] if tensor.ndim else 1
+        if sum(part.end - part.begin for part in parts[name]) != rows:
+            raise ValueError(f"{name} has not all of its {rows} rows")
+
+
+@torch.no_grad()
+def _fill(target: torch.Tensor, *, name: str, begin: int, parts: list[_Part]) -> None:
+    if not target.ndim:
+        target.copy_(parts[0].file.get_tensor(name))
+        return
+    end = begin + target.shape[0]
+    for part in parts:
+        first, last = max(begin, part.begin), min(end, part.end)
+        if first < last:
+            rows = part.file.get_slice(name)[first - part.begin : last - part.begin]
+            target[first - begin : last - begin].copy_(rows)

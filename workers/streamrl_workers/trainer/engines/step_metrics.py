@@ -1,0 +1,123 @@
+"""What can be said of a step's groups without a model: counts, rewards, lengths, staleness; which tokens the model drew.
+
+Owns: sums and counts (a mean is formed once, at the end), reading `Sample.segments`. Does not own: anything that needs log-probs,
+losses. No torch. Tokens are those that the model drew: what an environment answered is not counted. The key set is stable,
+zeros included.
+
+Invariant: no segments means one turn of the model; segments cover all tokens.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.packing import count_32
+
+
+@dataclass(slots=True, kw_only=True)
+class StepMetrics:
+    """Sums over the groups of one step."""
+
+    step: int
+    groups: int = 0
+    zero_variance_groups: int = 0  # all known rewards equal: nothing to learn
+    samples: int = 0
+    masked_samples: int = 0  # no reward, or no token
+    sequences: int = 0  # the others
+    tokens: int = 0  # that the model drew, of these
+    rewarded: int = 0
+    reward_sum: float = 0.0
+    reward_square_sum: float = 0.0
+    stale_token_steps: int = 0
+    staleness_max: int = 0  # steps, of any first token
+
+    def add(self, group: pb.Group) -> None:
+        """Count one group."""
+        self.groups += 1
+        rewards = [t.reward for t in group.samples if t.HasField("reward")]
+        self.zero_variance_groups += len(set(rewards)) <= 1
+        self.rewarded += len(rewards)
+        self.reward_sum += sum(rewards)
+        self.reward_square_sum += sum(reward * reward for reward in rewards)
+        for sample in group.samples:
+            self._add_sample(sample)
+
+    def _add_sample(self, sample: pb.Sample) -> None:
+        self.samples += 1
+        if not is_trained(sample):
+            self.masked_samples += 1
+            return
+        self.sequences += 1
+        self.tokens += trained_tokens(sample)
+        spans = trained_spans(sample)
+        self.stale_token_steps += sum(span.tokens * max(0, self.step - span.step) for span in spans)
+        self.staleness_max = max(self.staleness_max, *[self.step - span.step for span in spans][:1], 0)
+
+    def metrics(self) -> dict[str, float]:
+        """The step's numbers."""
+        mean = _ratio(self.reward_sum, self.rewarded)
+        variance = max(0.0, _ratio(self.reward_square_sum, self.rewarded) - mean * mean)
+        return {
+            "groups": float(self.groups),
+            "zero_variance_groups": float(self.zero_variance_groups),
+            "samples": float(self.samples),
+            "masked_samples": float(self.masked_samples),
+            "tokens": float(self.tokens),
+            "completion_tokens_mean": _ratio(self.tokens, self.sequences),
+            "reward_mean": mean,
+            "reward_std": variance**0.5,
+            "staleness_mean": _ratio(self.stale_token_steps, self.tokens),
+            "staleness_max": float(self.staleness_max),
+        }
+
+
+def is_trained(sample: pb.Sample) -> bool:
+    """Whether a sample takes part in the loss: it has a reward and at least one token that the model drew."""
+    return sample.HasField("reward") and trained_tokens(sample) > 0
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+def segments(sample: pb.Sample) -> list[pb.Segment]:
+    """Turns and observations in order, covering all tokens."""
+    total = count_32(sample.tokens)
+    found = list(sample.segments) or [pb.Segment(tokens=total)]
+    covered = sum(segment.tokens for segment in found)
+    name = f"group {sample.group_id} sample {sample.sample_index}"
+    assert covered == total, f"segments of {name} cover {covered} of {total} tokens"
+    return found
+
+
+def trained_tokens(sample: pb.Sample) -> int:
+    """How many of its tokens the model drew."""
+    if not sample.segments:
+        return count_32(sample.tokens)
+    return sum(segment.tokens for segment in segments(sample) if not segment.observation)
+
+
+def trained_places(sample: pb.Sample) -> list[int]:
+    """Where among its tokens those are that the model drew."""
+    if not sample.segments:
+        return list(range(count_32(sample.tokens)))
+    places: list[int] = []
+    begin = 0
+    for segment in segments(sample):
+        if not segment.observation:
+            places += range(begin, begin + segment.tokens)
+        begin += segment.tokens
+    return places
+
+
+def trained_spans(sample: pb.Sample) -> list[pb.VersionSpan]:
+    """The version spans, with their tokens counted without observations."""
+    if not sample.segments:
+        return list(sample.spans)
+    places, begin, found = trained_places(sample), 0, []
+    for span in sample.spans:
+        end = begin + span.tokens
+        tokens = bisect_left(places, end) - bisect_left(places, begin)
+        found.append(pb.VersionSpan(tokens=tokens, step=span.step, attempt=span.attempt))
+        begin = end
+    return [span for span in found if span.tokens]

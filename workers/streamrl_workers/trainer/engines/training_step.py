@@ -1,0 +1,268 @@
+"""A training step as rank 0 runs it: groups in, micro-steps through all ranks, optimiser updates.
+
+Owns: when samples are trained, what the algorithm is told of them, the scale of an update. Does not own: which samples go into one
+forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`algorithms/`).
+
+- `GroupStep`, for algorithms that need groups: advantages when a group arrives, micro-steps as samples stream in, one update. A group
+  whose advantages are all zero has a gradient of exactly zero: it counts, but has no forward pass. Where the loss holds a divergence
+  it has a gradient, and gets its passes.
+- `BatchStep`, for those that need the batch: what the algorithm must know of a sample before the first update (its log-probs, the
+  reference's, the critic's values) is formed without gradient while others are still generated; when the batch is full, epochs of
+  mini-batches, an update each. Which sample is in which mini-batch follows from the job's seed, the step and the samples' names, not
+  from the order in which they arrived.
+"""
+
+import random
+import statistics
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import RLJobSpec
+from streamrl_workers.trainer.algorithms.algorithm import (
+    Aggregation,
+    Algorithm,
+    BatchAlgorithm,
+    GroupAlgorithm,
+    ModelTurn,
+    RewardedSample,
+    TokenValues,
+    TokenView,
+)
+from streamrl_workers.trainer.engines.packing import (
+    PackedSample,
+    Pending,
+    Update,
+    pack_for_ranks,
+    pack_sample,
+    rounds,
+)
+from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained, segments
+
+
+class TrainingStep(ABC):
+    """The order of a step's work; one step at a time."""
+
+    def __init__(self, *, ranks: Ranks, spec: RLJobSpec) -> None:
+        self._ranks = ranks
+        self._seed = spec.seed
+        self._max_tokens = spec.task.sampling.max_tokens
+        self._budget_tokens = spec.trainer.micro_batch_tokens
+        self._pending = Pending(budget_tokens=self._budget_tokens, ranks=ranks.size)
+        self.begin(0, attempt=0)
+
+    def begin(self, step: int, *, attempt: int) -> None:
+        """Forget what an unfinished step had gathered."""
+        self._step, self._attempt = step, attempt
+        self._pending.take_all()
+
+    @abstractmethod
+    def add(self, group: pb.Group) -> None:
+        """Take a group."""
+
+    @abstractmethod
+    def advance(self, *, idle: bool) -> bool:
+        """Do one micro-step if enough waits."""
+
+    @abstractmethod
+    def finish(self, metrics: StepMetrics) -> dict[str, float]:
+        """Do the rest and update; the numbers that only this knows."""
+
+    def _accumulate(self, batches: Sequence[list[PackedSample]]) -> None:
+        """Micro-steps over all batches."""
+        for payloads in rounds(batches, ranks=self._ranks.size):
+            self._ranks.call("accumulate", payloads)
+
+    def _update(self, update: Update) -> dict[str, float]:
+        answer: dict[str, float] = everywhere(self._ranks, "update", update)[0]
+        return answer
+
+    def _scale(self, aggregation: Aggregation, *, samples: int, sequences: int, tokens: int) -> float:
+        """What turns sums of weighted token losses into the loss of an update; `samples` are with those that are masked."""
+        divisors = {
+            "SequenceMean": sequences,
+            "TokenMean": tokens,
+            "SequenceSum": sequences,
+            "FixedLength": samples * self._max_tokens,
+        }
+        return 1.0 / max(1, divisors[aggregation])
+
+
+class GroupStep(TrainingStep):
+    """Trains samples as they come."""
+
+    def __init__(self, algorithm: GroupAlgorithm, *, ranks: Ranks, spec: RLJobSpec) -> None:
+        super().__init__(ranks=ranks, spec=spec)
+        self._algorithm = algorithm
+        self._skips_equal = algorithm.reference_kl is None or algorithm.reference_kl.coefficient == 0
+
+    def begin(self, step: int, *, attempt: int) -> None:
+        """With nothing pending."""
+        super().begin(step, attempt=attempt)
+        self._skipped_tokens = 0
+
+    def add(self, group: pb.Group) -> None:
+        """Form advantages; samples wait for a micro-step."""
+        advantages = self._algorithm.advantages([rewarded(sample) for sample in group.samples])
+        packed = [
+            pack_sample(sample, advantage=advantage, step=self._step, attempt=self._attempt)
+            for sample, advantage in zip(group.samples, advantages, strict=True)
+            if advantage is not None and is_trained(sample)
+        ]
+        if self._skips_equal and not any(sample.advantages_N[0] for sample in packed):
+            self._skipped_tokens += sum(sample.trained for sample in packed)
+            return
+        for waiting in packed:
+            self._pending.add(waiting)
+
+    def advance(self, *, idle: bool) -> bool:
+        """Forward and backward over what waits."""
+        batches = self._pending.take(idle=idle)
+        self._accumulate(batches)
+        return bool(batches)
+
+    def finish(self, metrics: StepMetrics) -> dict[str, float]:
+        """The rest of the samples, then the update."""
+        self._accumulate(self._pending.take_all())
+        scale = self._scale(
+            self._algorithm.aggregation, samples=metrics.samples, sequences=metrics.sequences, tokens=metrics.tokens
+        )
+        numbers = self._update(Update(step=self._step, scale=scale, critic_scale=0.0, policy=True))
+        return _merged([numbers]) | {"skipped_tokens": float(self._skipped_tokens), "explained_variance": 0.0}
+
+
+class BatchStep(TrainingStep):
+    """Prepares samples as they come, trains them together."""
+
+    def __init__(self, algorithm: BatchAlgorithm, *, ranks: Ranks, spec: RLJobSpec) -> None:
+        super().__init__(ranks=ranks, spec=spec)
+        self._algorithm = algorithm
+        several = algorithm.epochs * algorithm.mini_batches > 1
+        self._prepares = several or algorithm.reference_kl is not None or algorithm.critic is not None
+
+    def begin(self, step: int, *, attempt: int) -> None:
+        """With an empty batch."""
+        super().begin(step, attempt=attempt)
+        self._batch: dict[tuple[int, int], tuple[pb.Sample, PackedSample]] = {}
+
+    def add(self, group: pb.Group) -> None:
+        """Samples wait for their preparation."""
+        for sample in filter(is_trained, group.samples):
+            packed = pack_sample(sample, step=self._step, attempt=self._attempt)
+            self._batch[packed.group_id, packed.index] = sample, packed
+            if self._prepares:
+                self._pending.add(packed)
+
+    def advance(self, *, idle: bool) -> bool:
+        """Prepare what waits."""
+        batches = self._pending.take(idle=idle)
+        self._prepare(batches)
+        return bool(batches)
+
+    def finish(self, metrics: StepMetrics) -> dict[str, float]:
+        """Prepare the rest, form advantages, and go through the epochs."""
+        del metrics
+        self._prepare(self._pending.take_all())
+        batch = [self._batch[name] for name in sorted(self._batch)]
+        values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
+        samples = [_with(sample, values=found) for (_, sample), found in zip(batch, values, strict=True)]
+        updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
+        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(samples)}
+
+    def _prepare(self, batches: Sequence[list[PackedSample]]) -> None:
+        """Forward passes without gradient over all batches."""
+        for payloads in rounds(batches, ranks=self._ranks.size):
+            for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
+                for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
+                    name = sample.group_id, sample.index
+                    self._batch[name] = self._batch[name][0], replace(sample, **prepared)
+
+    def _parts(self, samples: Sequence[PackedSample]) -> Iterator[list[PackedSample]]:
+        """The mini-batches of all epochs; without samples one empty one, for the optimiser's momentum."""
+        count = max(1, min(self._algorithm.mini_batches, len(samples)))
+        for epoch in range(self._algorithm.epochs):
+            order = list(samples)
+            random.Random(f"{self._seed}/{self._step}/{epoch}").shuffle(order)
+            for part in range(count):
+                yield order[part * len(order) // count : (part + 1) * len(order) // count]
+
+    def _trained(self, samples: list[PackedSample], *, first: bool) -> dict[str, float]:
+        """One mini-batch and its update."""
+        if not first:
+            everywhere(self._ranks, "zero")
+        self._accumulate(pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
+        count, tokens = len(samples), sum(sample.trained for sample in samples)
+        critic = self._algorithm.critic
+        return self._update(
+            Update(
+                step=self._step,
+                scale=self._scale(self._algorithm.aggregation, samples=count, sequences=count, tokens=tokens),
+                critic_scale=self._scale("TokenMean", samples=count, sequences=count, tokens=tokens),
+                policy=critic is None or self._step >= critic.warm_up_steps,
+            )
+        )
+
+
+def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec) -> TrainingStep:
+    """As the algorithm needs it."""
+    if isinstance(algorithm, BatchAlgorithm):
+        return BatchStep(algorithm, ranks=ranks, spec=spec)
+    assert isinstance(algorithm, GroupAlgorithm), f"{type(algorithm).__name__} needs neither groups nor batches"
+    return GroupStep(algorithm, ranks=ranks, spec=spec)
+
+
+def rewarded(sample: pb.Sample) -> RewardedSample:
+    """What an algorithm of groups sees of a sample."""
+    return RewardedSample(
+        reward=sample.reward if sample.HasField("reward") else None,
+        turns=_turns(sample),
+        truncated=sample.finish_reason == "length",
+    )
+
+
+def _view(sample: pb.Sample, packed: PackedSample) -> TokenView:
+    """What an algorithm of batches sees of a sample."""
+    return TokenView(
+        reward=sample.reward,
+        turns=_turns(sample),
+        proximal_N=packed.proximal_N,
+        reference_N=packed.reference_N,
+        values_N=packed.values_N,
+    )
+
+
+def _turns(sample: pb.Sample) -> tuple[ModelTurn, ...]:
+    """What the model drew, turn by turn."""
+    return tuple(
+        ModelTurn(tokens=segment.tokens, reward=segment.reward if segment.HasField("reward") else None)
+        for segment in segments(sample)
+        if not segment.observation
+    )
+
+
+def _with(sample: PackedSample, *, values: TokenValues) -> PackedSample:
+    returns = None if values.returns_N is None else array("d", values.returns_N)
+    return replace(sample, advantages_N=array("d", values.advantages_N), returns_N=returns)
+
+
+def _merged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What a step says of its updates: mean norms, all that were skipped, the last learning rate."""
+    means = {key: sum(update[key] for update in updates) / len(updates) for key in updates[0]}
+    return means | {
+        "learning_rate": updates[-1]["learning_rate"],
+        "skipped_nonfinite_steps": sum(update["skipped_nonfinite_steps"] for update in updates),
+        "updates": float(len(updates)),
+    }
+
+
+def _explained_variance(samples: Sequence[PackedSample]) -> float:
+    """1 - Var(returns - values) / Var(returns) over the tokens of the batch; 0 without a critic or without variance."""
+    returns = [number for sample in samples for number in sample.returns_N or ()]
+    values = [number for sample in samples if sample.returns_N is not None for number in sample.values_N or ()]
+    if not returns or min(returns) == max(returns):
+        return 0.0
+    errors = [target - value for target, value in zip(returns, values, strict=True)]
+    return 1.0 - statistics.pvariance(errors) / statistics.pvariance(returns)

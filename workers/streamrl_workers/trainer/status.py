@@ -1,0 +1,105 @@
+"""What a trainer process measures and shows of itself, on every rank.
+
+Owns: bubble samples (a task), metrics, the read-only status endpoint, `endpoint` in the run folder. Does not own: how pages are
+served (`metrics/signals.py`), the numbers of steps (callbacks).
+
+Invariants: without its bubble samples a process does not go on: their error is the cause of its end. The last sample is lost if it
+cannot be written; how the process ended stays as it is.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from streamrl.errors import UserError
+from streamrl.keys import DIR_METRICS
+from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
+from streamrl_workers.metrics.signals import ProcessMetrics, Signals, SignalsServer
+from streamrl_workers.stream.run_folder import write_endpoint
+from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.settings import TrainerSettings
+
+_ROLE = "trainer"
+LOADING = "the model is being loaded"
+"""Why a trainer that has just started is not healthy."""
+STEP_GAUGES = {
+    "step": "Steps that the weights have taken.",
+    "attempt": "Number of this trainer's attempt; before the first welcome: 0.",
+    "waiting_groups": "Groups received, not yet taken by the step loop.",
+}
+"""Of rank 0, as `trainer_<name>`, with their help texts."""
+
+log = logging.getLogger(__name__)
+
+
+class TrainerStatus:
+    """Measures and shows while the context lasts."""
+
+    def __init__(self, settings: TrainerSettings, *, gauges: Mapping[str, str] | None = None) -> None:
+        """`gauges`: names of numbers that are metrics too, with their help texts."""
+        self.instance = uuid.uuid4().hex  # new at every process start
+        self._settings = settings
+        self._numbers: Callable[[], Mapping[str, Any]] = lambda: dict.fromkeys(self._gauges, 0)
+        self._fault: Callable[[], str] = lambda: LOADING
+        self._metrics = ProcessMetrics(role=_ROLE, process=settings.process)
+        self._gauges = {
+            name: self._metrics.gauge(f"trainer_{name}", help_text=text) for name, text in (gauges or {}).items()
+        }
+        sink = BubbleSink(
+            settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl",
+            process=settings.process,
+            role=_ROLE,
+            instance=self.instance,
+        )
+        self.recorder = Recorder(sink=sink, metrics=self._metrics)
+        self._server = SignalsServer(Signals(metrics=self._render, status=self._all_numbers, fault=self._why_not))
+
+    def show(self, *, numbers: Callable[[], Mapping[str, Any]], fault: Callable[[], str]) -> None:
+        """From now on there is something to show. `fault`: why this rank cannot compute; "" if it can."""
+        self._numbers, self._fault = numbers, fault
+
+    async def __aenter__(self) -> Self:
+        self.samples = asyncio.create_task(self.recorder.run(), name="trainer-bubble-samples")
+        return self
+
+    async def serve(self, *, grpc: str | None) -> None:
+        """Open the endpoint and say where this process is; `grpc`: its address, None if it has none."""
+        host = self._settings.variables.bind_host
+        port = await self._server.start(host=host, port=self._settings.signals_port)
+        write_endpoint(self._settings.run_dir, process=self._settings.process, grpc=grpc, signals=f"{host}:{port}")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, RetryError) and self.samples.done():
+                self.samples.result()  # its error is the cause
+        finally:
+            self.samples.cancel()
+            await self._server.close()
+            close_recorder(self.recorder)
+
+    def _why_not(self) -> str:
+        return self._fault()
+
+    def _all_numbers(self) -> dict[str, Any]:
+        wall_s, parts = self.recorder.totals()
+        return {**self._numbers(), "wall_s": wall_s, "parts": parts}
+
+    def _render(self) -> bytes:
+        numbers = self._numbers()
+        for name, gauge in self._gauges.items():
+            gauge.set(numbers[name])
+        self.recorder.refresh()
+        return self._metrics.render()
+
+
+def close_recorder(recorder: Recorder) -> None:
+    """Write the last sample, if it can be written."""
+    try:
+        recorder.close()
+    except (UserError, OSError) as error:
+        log.error("the last bubble sample could not be written: %s", error)  # noqa: TRY400 - the line says it all

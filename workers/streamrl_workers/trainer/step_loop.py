@@ -1,0 +1,252 @@
+"""The step story: groups, micro-steps, optimiser step, record, publish, checkpoint.
+
+Owns: the order of things in one trainer process, the thread that hashes and announces versions. Does not own: how a step is computed
+(`engines/`), the conversation (`session.py`), files (`checkpoint.py`), serving weights. Runs in a thread of its own.
+Evaluation is the scheduler's.
+
+One step:
+1. take groups as they come; a micro-step starts when enough samples wait;
+2. when the last group is there: the rest, then the optimiser;
+3. copy the weights (the only part of publishing that the next step waits for);
+4. say that the step is done; the journal records it, then the version is announced, while step k + 1 goes on;
+5. every so often: checkpoint.
+
+    consumes: groups    produces: steps, versions, checkpoints    waits for: groups, records, the journal
+    unblocked by: the scheduler's messages, the end of the session, SIGTERM
+
+Invariants:
+- A version is announced only when the journal holds every step before it.
+- One version is on its way at a time, so at most one copy of the weights waits here.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from streamrl.keys import DIR_EXPORT
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
+from streamrl_workers.stream.digests import History
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, export_once
+from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
+from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
+from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.server import WeightStore
+
+_WAIT_REPORT_S = 60.0
+"""A wait for groups is told in the log so often; it has no deadline of its own, as a long completion is no fault."""
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Publishing:
+    """Publishes in its own thread; use as a context."""
+
+    def __init__(self, session: Session, *, store: WeightStore, attempt: int) -> None:
+        self._session = session
+        self._store = store
+        self._attempt = attempt
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-publishing")
+        self._current: Future[None] | None = None
+
+    def begin(self, step: int, tensors: Mapping[str, TensorBytes]) -> None:
+        """Publish version `step`; the version before must have been waited for."""
+        assert self._current is None, "one version at a time"
+        self._current = self._thread.submit(self._publish, step, tensors)
+
+    def wait(self) -> None:
+        """Until the version on its way is announced. It waits for the journal's record, which has a deadline."""
+        if self._current is not None:
+            current, self._current = self._current, None
+            current.result()
+
+    def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> None:
+        name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
+        size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+        self._session.wait_recorded(step)
+        self._session.publish(pb.Published(version=name, size_bytes=size_bytes))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=kind is None, cancel_futures=True)
+
+
+@dataclass(kw_only=True)
+class StepLoop:
+    """Trains from the checkpoint's step to the end of the run."""
+
+    engine: TrainEngine
+    session: Session
+    checkpoints: CheckpointStore
+    weights: WeightStore
+    recorder: Recorder
+    history: History  # the steps that the engine's state holds
+    steps: int  # of the run
+    checkpoint_interval_steps: int
+    store_dir: Path  # holds the checkpoints, and the model in the end
+    attempt: int = 0  # known with the scheduler's welcome
+
+    def __post_init__(self) -> None:
+        self._saved_step = len(self.history)
+        self._batch_groups = 0
+
+    @property
+    def version(self) -> int:
+        """Steps that the engine's parameters have taken."""
+        return len(self.history)
+
+    def run(self) -> None:
+        """Train, finish, serve until stopped. Returns when the run ended or SIGTERM came; raises RetryError."""
+        try:
+            self._run()
+        except StoppedError as stopped:
+            log.info("stopped by the scheduler at step %d: %s", self.version, stopped)
+        except TerminatedError:
+            self._leave()
+        except RetryError as error:
+            if not self.session.terminated:
+                raise
+            self._left_without_checkpoint(error)
+
+    def _run(self) -> None:
+        welcome = self.session.wait_welcome()
+        self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
+        log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
+        with Publishing(self.session, store=self.weights, attempt=self.attempt) as publishing:
+            self._publish(publishing)
+            while self.version < self.steps:
+                self._step(publishing)
+            publishing.wait()
+            self._finish()
+
+    def _step(self, publishing: Publishing) -> None:
+        step, begun_s = self.version, time.monotonic()
+        engine = self.engine
+        engine.begin_step(step, attempt=self.attempt)
+        group_ids = self._gather(step)
+        with self.recorder.during("busy"):
+            metrics = engine.finish_step()
+        self.history = self.history.with_step(group_ids)
+        metrics["step_seconds"] = time.monotonic() - begun_s
+        with self.recorder.during("weights"):
+            publishing.wait()
+            self.session.step_done(pb.StepDone(step=step, group_ids=group_ids, metrics=metrics))
+        self._publish(publishing)
+        if self.version % self.checkpoint_interval_steps == 0 or self.version == self.steps:
+            self._checkpoint()
+
+    def _gather(self, step: int) -> list[int]:
+        """All groups of the step, trained as far as micro-steps became full."""
+        session, engine = self.session, self.engine
+        group_ids: list[int] = []
+        told_s = time.monotonic()
+        while True:
+            groups = session.poll()
+            group_ids += [group.group_id for group in groups]
+            with self.recorder.during("busy"):
+                engine.add(groups)
+                if len(group_ids) >= self._batch_groups:
+                    return group_ids
+                worked = engine.advance(idle=not groups)
+            if not worked and not groups:
+                self._wait_groups()
+            if time.monotonic() - told_s >= _WAIT_REPORT_S:
+                told_s = time.monotonic()
+                log.info(
+                    "step %d has %d of %d groups (%s)", step, len(group_ids), self._batch_groups, session.idle_cause
+                )
+
+    def _wait_groups(self) -> None:
+        cause = self.session.idle_cause
+        with self.recorder.during(_waiting(cause)):
+            self.session.wait_change(seen_cause=cause, timeout_s=_WAIT_REPORT_S)
+
+    def _publish(self, publishing: Publishing) -> None:
+        with self.recorder.during("weights"):
+            publishing.begin(self.version, self.engine.tensors())
+
+    def _checkpoint(self) -> None:
+        step = self.version
+        meta = CheckpointMeta.of(self.history, attempt=self.attempt)
+        directory = self.checkpoints.write(meta, save=self.engine.save, sync=lambda: self.session.sync_journal(step))
+        self._saved_step = step
+        self.session.checkpointed(self._checkpointed(step, directory))
+        log.info("checkpoint of step %d: %s", step, directory)
+
+    def _checkpointed(self, step: int, directory: Path, *, exported: bool = False) -> pb.Checkpointed:
+        oldest_step = self.checkpoints.oldest_step()
+        return pb.Checkpointed(step=step, path=self._relative(directory), exported=exported, oldest_step=oldest_step)
+
+    def _finish(self) -> None:
+        """All steps are done: export, and serve the weights of the last evaluation."""
+        export = export_once(self.engine, directory=self.store_dir / DIR_EXPORT)
+        checkpoint = self.checkpoints.path_of(self.version)
+        log.info("all %d steps are done; the model is in %s", self.steps, export)
+        self.session.checkpointed(self._checkpointed(self.version, checkpoint, exported=True))
+        with self.recorder.during(idle("no_samples")):
+            self.session.wait_stop()
+
+    def _leave(self) -> None:
+        """SIGTERM: keep the steps that are done; what was gathered of the next one is trained again."""
+        if self.version == self._saved_step:
+            log.info("asked to end: the checkpoint of step %d holds everything", self.version)
+            return
+        try:
+            self._checkpoint()
+        except (RetryError, StoppedError) as error:
+            self._left_without_checkpoint(error)
+            return
+        log.info("asked to end: checkpoint of step %d written, the run resumes from there", self.version)
+
+    def _left_without_checkpoint(self, error: Exception) -> None:
+        log.warning(
+            "asked to end: no checkpoint of step %d (%s); the run resumes from step %d",
+            self.version,
+            error,
+            self._saved_step,
+        )
+
+    def _relative(self, directory: Path) -> str:
+        return str(directory.relative_to(self.store_dir))
+
+
+def _waiting(cause: str) -> WallState:
+    """A trainer without a scheduler waits for a fault to end, not for another stage."""
+    return WallState(part="other") if cause == "disconnected" else idle(cause)
+
+
+async def run_in_thread(function: Callable[[], _T], *, name: str) -> _T:
+    """The result of `function`, or its error. Its thread is a daemon, unlike an executor's: an error elsewhere ends the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type] # without an error it is a _T
+
+    def work() -> None:
+        try:
+            result = function()
+        except BaseException as error:  # noqa: BLE001 - handed to the awaiting task
+            loop.call_soon_threadsafe(settle, None, error)
+        else:
+            loop.call_soon_threadsafe(settle, result, None)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await done

@@ -1,0 +1,361 @@
+"""Pulls weights: one version whole and verified (`pull`), and in the background whatever was announced (`Puller`).
+
+    manifest, then tensors in chunks, over several connections if one breaks, against one deadline
+
+`Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
+that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
+another attempt or address is ended: those bytes are not wanted any more.
+Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
+
+Invariants:
+- What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised.
+- Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its channel.
+- One pull runs, one version waits for it, one pulled version waits for the engine, each at most; versions become ready
+  in the order of their announcements.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.auth import call_metadata
+from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
+from streamrl_workers.stream.messages import Joiner, ProtocolError
+from streamrl_workers.stream.stream_pb2_grpc import WeightsStub
+from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
+
+
+class WeightsError(RuntimeError):
+    """A version could not be had: what was awaited, from whom, and what came instead."""
+
+
+class VersionGoneError(WeightsError):
+    """The server keeps the version no longer (or never had it); asking again is pointless."""
+
+
+_STREAMS = 4
+"""Tensors fetched at once: hides the round trip of each Fetch on a far link."""
+_CONNECT_TIMEOUT_S = 5.0
+"""Of one attempt; attempts go on until the overall deadline."""
+_STALL_TIMEOUT_S = 20.0
+"""Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
+_RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
+"""Between two pulls of a version; each pull has tried for its own deadline before."""
+_PERMANENT = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""Statuses that the next attempt would get again."""
+
+
+async def pull(
+    address: str,
+    *,
+    version: pb.VersionName,
+    timeout_s: float,
+    chunk_bytes: int,
+    token: str,
+    tls: Tls | None = None,
+    arrived: Callable[[int], None] = lambda _: None,
+) -> dict[str, TensorBytes]:
+    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+
+    Args:
+        address: host:port.
+        version: what is fetched; its hash is what is verified.
+        timeout_s: for all of it.
+        chunk_bytes: of one message.
+        token: of the run; empty where certificates do its work.
+        tls: by certificates; None: without.
+        arrived: called with the bytes of each chunk.
+
+    Raises:
+        VersionGoneError: the service does not keep the version.
+        WeightsError: refused, corrupted, or not complete after `timeout_s`.
+    """
+    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived)
+    try:
+        async with asyncio.timeout(timeout_s):
+            backoff = Backoff()
+            while not await _attempt(state):
+                await backoff.pause()
+    except TimeoutError:
+        raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
+    return {
+        t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), memoryview(t.buffer))
+        for t in state.tensors or ()
+    }
+
+
+@dataclass(slots=True, kw_only=True)
+class _Arriving:
+    """One tensor on its way."""
+
+    entry: pb.TensorEntry
+    buffer: bytearray
+    offset: int = 0  # bytes that have arrived
+    digest: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=HASH_BYTES))
+
+    def take(self, data: bytes) -> None:
+        end = self.offset + len(data)
+        if end > len(self.buffer):
+            raise WeightsError(f"longer than the {len(self.buffer)} bytes of its manifest")
+        self.buffer[self.offset : end] = data
+        self.digest.update(data)
+        self.offset = end
+
+    def complete(self) -> bool:
+        return self.offset == len(self.buffer)
+
+    def verify(self) -> None:
+        if self.digest.digest() != self.entry.hash:
+            raise WeightsError(
+                f"corrupt: its bytes hash to {self.digest.hexdigest()}, the manifest says {self.entry.hash.hex()}"
+            )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pull:
+    """One pull, over all its connections, and what has arrived."""
+
+    address: str
+    version: pb.VersionName
+    chunk_bytes: int
+    token: str
+    tls: Tls | None
+    arrived: Callable[[int], None]
+    tensors: list[_Arriving] | None = None  # None until the manifest is there
+    last_break: str = "none"
+
+    def named(self) -> str:
+        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.address}"
+
+    def progress(self) -> str:
+        if self.tensors is None:
+            return f"awaited its manifest; last break: {self.last_break}"
+        missing = next((t.entry.name for t in self.tensors if not t.complete()), "none")
+        done_bytes = sum(t.offset for t in self.tensors)
+        total_bytes = sum(len(t.buffer) for t in self.tensors)
+        return (
+            f"awaited tensor {missing}, {done_bytes} of {total_bytes} bytes have arrived; last break: {self.last_break}"
+        )
+
+
+async def _attempt(state: _Pull) -> bool:
+    """Go on over a new connection; False when it broke."""
+    try:
+        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls)
+    except ConnectTimeoutError as error:
+        state.last_break = str(error)
+        return False
+    try:
+        await _over(WeightsStub(channel), state)  # type: ignore[no-untyped-call]  # generated without types
+    except grpc.aio.AioRpcError as error:
+        state.last_break = _judge(error, state)
+        return False
+    except ProtocolError as error:
+        raise WeightsError(f"{state.named()}: its manifest: {error}") from None
+    except TimeoutError:
+        state.last_break = f"no answer for {_STALL_TIMEOUT_S:g} s"
+        return False
+    finally:
+        await channel.close()
+    return True
+
+
+async def _over(stub: WeightsStub, state: _Pull) -> None:
+    """Fetch what is missing, several tensors at once; the first error ends them all."""
+    request = pb.ManifestRequest(version=state.version)
+    kept = stub.GetManifest(request, metadata=call_metadata(state.token))
+    try:
+        async with asyncio.timeout(_STALL_TIMEOUT_S):
+            manifest = await Joiner(pb.Manifest).read(kept)
+        if manifest is None:
+            raise WeightsError(f"{state.named()}: no manifest came")
+        if state.tensors is None:
+            state.tensors = _arriving(manifest, state)
+        pending = deque(t for t in state.tensors if not t.complete())
+        async with asyncio.TaskGroup() as group:
+            for number in range(min(_STREAMS, len(pending))):
+                group.create_task(_fetch_all(stub, state, pending=pending), name=f"fetch-{number}")
+    except ExceptionGroup as errors:
+        raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
+    finally:
+        kept.cancel()  # open until here: the version is not dropped between two tensors
+
+
+def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
+    got = manifest_hash(manifest.tensors)
+    if got != state.version.hash:
+        raise WeightsError(
+            f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
+        )
+    tensors = [_Arriving(entry=entry, buffer=bytearray(entry.size_bytes)) for entry in manifest.tensors]
+    for tensor in tensors:
+        if tensor.complete():  # no bytes: nothing will be fetched
+            tensor.verify()
+    return tensors
+
+
+async def _fetch_all(stub: WeightsStub, state: _Pull, *, pending: deque[_Arriving]) -> None:
+    while pending:
+        tensor = pending.popleft()
+        try:
+            await _fetch(stub, state, tensor=tensor)
+            tensor.verify()
+        except WeightsError as error:
+            raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+
+
+async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
+    """The rest of one tensor."""
+    request = pb.FetchRequest(
+        version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
+    )
+    call = stub.Fetch(request, metadata=call_metadata(state.token))
+    try:
+        while not tensor.complete():
+            async with asyncio.timeout(_STALL_TIMEOUT_S):
+                chunk = await call.read()
+            if chunk is grpc.aio.EOF:
+                raise WeightsError(f"the stream ended after {tensor.offset} of {len(tensor.buffer)} bytes")
+            tensor.take(chunk.data)
+            state.arrived(len(chunk.data))
+    finally:
+        call.cancel()
+
+
+def _judge(error: grpc.aio.AioRpcError, state: _Pull) -> str:
+    """The text of a break that the next attempt may overcome; raises for the others."""
+    text = f"{error.code().name}: {error.details()}"
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        raise VersionGoneError(f"{state.named()}: gone: {error.details()}") from None
+    if error.code() in _PERMANENT:
+        raise WeightsError(f"{state.named()}: refused: {text}") from None
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """A version and where it can be had."""
+
+    version: pb.VersionName
+    address: str  # host:port
+
+    def is_of_trainer(self, other: "Announced") -> bool:
+        """Whether the same attempt of the same trainer has published both."""
+        return self.address == other.address and self.version.attempt == other.version.attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """Verified bytes of a version."""
+
+    version: pb.VersionName
+    tensors: dict[str, TensorBytes]
+    fetch_s: float
+
+
+Pull = Callable[[Announced], Awaitable[dict[str, TensorBytes]]]
+
+
+class Puller:
+    """Pulls what is announced; `wake` is called when a version is ready and when pulling ends, `failed` with each error."""
+
+    def __init__(self, pull: Pull, *, wake: Callable[[], None], failed: Callable[[pb.VersionName, str], None]) -> None:
+        self._pull = pull
+        self._wake = wake
+        self._failed = failed
+        self._target: Announced | None = None
+        """What the task pulls, or pulled last."""
+        self._next: Announced | None = None
+        """What it pulls afterwards."""
+        self._task: asyncio.Task[None] | None = None
+        self._ready: Pulled | None = None
+
+    @property
+    def pulling(self) -> bool:
+        """Whether bytes are on their way."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a pulled version waits for the engine."""
+        return self._ready is not None
+
+    def announce(self, target: Announced) -> None:
+        """Pull `target` next, unless that is already being done or was done."""
+        if self.pulling and self._target is not None and self._target.is_of_trainer(target):
+            self._next = None if target == self._target else target
+            return
+        if target == self._target and self.ready:
+            return
+        self._target, self._next, self._ready = target, None, None
+        self._task = asyncio.get_running_loop().create_task(
+            self._replace(self._task), name=f"pull-{target.version.step}"
+        )
+        self._task.add_done_callback(lambda _: self._wake())
+
+    def drop(self) -> None:
+        """Nothing is wanted: the engine has what was announced last."""
+        self._target = self._next = self._ready = None
+        if self._task is not None:
+            self._task.cancel()
+
+    def take(self) -> Pulled:
+        """The pulled version; it is the caller's now."""
+        assert self._ready is not None, "nothing is ready"
+        ready, self._ready = self._ready, None
+        return ready
+
+    def check(self) -> None:
+        """Raise the fault that ended the pull task, if one did."""
+        if self._task is not None and self._task.done() and not self._task.cancelled():
+            self._task.result()
+
+    async def close(self) -> None:
+        """End the pull task."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _replace(self, old: "asyncio.Task[None] | None") -> None:
+        if old is not None:
+            old.cancel()
+            await asyncio.wait({old})
+        while self._target is not None:
+            await self._until_had(self._target)
+            if self._next is None:
+                return
+            self._target, self._next = self._next, None
+
+    async def _until_had(self, target: Announced) -> None:
+        """Until it is ready, is gone, or failed while a newer one waits."""
+        backoff = Backoff(first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
+        while True:
+            begun_s = time.monotonic()
+            try:
+                tensors = await self._pull(target)
+            except WeightsError as error:
+                self._failed(target.version, str(error))
+                if isinstance(error, VersionGoneError) or self._next is not None:
+                    return  # asking again is pointless; a newer one is there or will be announced
+                await backoff.pause()
+                if self._next is not None:
+                    return
+            else:
+                self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=time.monotonic() - begun_s)
+                self._wake()
+                return
