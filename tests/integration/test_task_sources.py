@@ -129,7 +129,8 @@ async def test_a_number_too_large_to_compare_is_ended_by_the_time_limit(tmp_path
 
 async def test_a_part_that_fails_fails_the_sample_with_its_name(tmp_path: Path) -> None:
     def judge(handler: BaseHTTPRequestHandler, number: int) -> None:
-        say(handler, 404 if number else 200, '{"reward": 0.5}')
+        refused = endpoint.bodies[number]["completion"] == "refuse this"
+        say(handler, 404 if refused else 200, '{"reward": 0.5}')
 
     with serving(judge) as endpoint:
         rewards = [
@@ -137,7 +138,7 @@ async def test_a_part_that_fails_fails_the_sample_with_its_name(tmp_path: Path) 
             {"name": "judge", "weightPercent": 40, "timeoutSeconds": 20.0, "http": {"url": endpoint.url}},
         ]
         async with running(tmp_path, rewards=rewards) as pool:
-            good, bad = await scored(pool, "no", "no")
+            good, bad = await scored(pool, "judge this", "refuse this")
     assert (good.reward, dict(good.parts)) == (0.2, {"right": 0.0, "judge": 0.5})
     assert (bad.kind, bad.reward, dict(bad.parts)) == ("raised", None, {})
     assert bad.error == "judge: raised EndpointError: answered with status 404"

@@ -41,15 +41,17 @@ def say(handler: BaseHTTPRequestHandler, status: int, body: str = "", **headers:
 def serving(answer: Answer) -> Iterator[Endpoint]:
     """Serve in threads until the test is done."""
     endpoint = Endpoint(url="")
+    counting = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            number = len(endpoint.bodies)
-            endpoint.bodies.append(json.loads(body))
-            endpoint.headers.append({key.lower(): value for key, value in self.headers.items()})
+            with counting:
+                number = len(endpoint.bodies)
+                endpoint.bodies.append(json.loads(body))
+                endpoint.headers.append({key.lower(): value for key, value in self.headers.items()})
             endpoint.connections.add(self.client_address[1])
             answer(self, number)
 
