@@ -1,6 +1,6 @@
 """Longest predicted first, within the batch that a group was planned in, where that pays.
 
-    key(g) = (group_id // B, -predicted tokens, group_id)
+    key(g) = (batch, -predicted tokens, group_id)
 
 A long completion that begins last keeps one slot busy while all others are idle; begun first, it is hidden behind the
 short ones. Where all samples have a slot there is nothing to begin first. The modelled makespan decides where speeds
@@ -9,7 +9,15 @@ are measured; until then the order is that of planning.
 
 from streamrl.spec.scheduling import LongestFirst
 from streamrl_workers.scheduler.dispatch.model import MakespanModel, gains
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Order, PlannedBatch, in_order
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Key, Order, PlannedBatch, in_order
+
+
+def longest_in_batch(candidate: Candidate) -> Key:
+    """Batch by batch: else short prompts would wait behind newly planned long ones for ever."""
+    return (candidate.batch, -candidate.predicted_tokens, candidate.group_id)
+
+
+LONGEST_FIRST = Order(key=longest_in_batch, why="longest predicted first")
 
 
 class LongestFirstPolicy:

@@ -46,7 +46,7 @@ class MakespanModel:
 
     def seconds(self, order: Order) -> list[float]:
         """Makespan by draw."""
-        known = (order.longest_first, order.last_long, order.long_generators)
+        known = (order.key, order.last_long, order.long_generators)
         if known not in self._known:
             self._known[known] = [max(pools) for pools in self.pools_seconds(order)]
         return self._known[known]

@@ -19,9 +19,9 @@ from math import ceil
 
 from streamrl.latency import LatencyCurve, rounds_seconds
 from streamrl.spec.scheduling import SkewAware
-from streamrl_workers.scheduler.dispatch.longest_first import unmodelled
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST, longest_in_batch, unmodelled
 from streamrl_workers.scheduler.dispatch.model import MakespanModel, likely
-from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST, Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
@@ -65,7 +65,7 @@ def pools(batch: PlannedBatch, split: Split, *, why: str) -> Order:
     groups, instances = split
     longest = longest_first(batch)
     return Order(
-        longest_first=True,
+        key=longest_in_batch,
         last_long=longest[groups - 1].rank,
         long_generators=frozenset(instance.generator_id for instance in batch.instances[:instances]),
         why=f"{why}: the {groups} longest of {len(longest)} groups on {instances} of {len(batch.instances)} generators",

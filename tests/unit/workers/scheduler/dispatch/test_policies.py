@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch, SkewAware
 from streamrl_workers.scheduler.dispatch import POLICIES, policy, skew_aware
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Candidate, Order, PlannedBatch, in_order
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
 from streamrl_workers.scheduler.groups.lifecycle import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
@@ -191,7 +192,7 @@ def test_pools_name_groups_and_generators():
     order = policy("skewAware").order(found)
     assert order.long_generators == {"g0", "g1"}
     assert [group.group_id for group in found.groups if order.is_long(group)] == [1, 4]
-    assert order.longest_first
+    assert order.reorders
 
 
 def test_of_equal_predictions_the_first_planned_are_the_long_ones_of_every_batch():
