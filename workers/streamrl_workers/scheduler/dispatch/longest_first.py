@@ -28,7 +28,7 @@ class LongestFirstPolicy:
 
     def order(self, batch: PlannedBatch) -> Order:
         """Longest first, if predictions are trusted and it is faster."""
-        return unmodelled(batch) or longest_if_faster(MakespanModel(batch))
+        return unmodelled(batch) or longest_if_faster(batch, MakespanModel(batch))
 
 
 def unmodelled(batch: PlannedBatch) -> Order | None:
@@ -40,9 +40,9 @@ def unmodelled(batch: PlannedBatch) -> Order | None:
     return None if batch.measured else in_order("the speed of the generators has not been measured yet")
 
 
-def longest_if_faster(model: MakespanModel) -> Order:
+def longest_if_faster(batch: PlannedBatch, model: MakespanModel) -> Order:
     """Longest first or the order of planning, whichever is faster, and why."""
-    if model.batch.fits:
+    if batch.fits:
         return in_order("there are slots for all samples")
     if not gains(model.seconds(LONGEST_FIRST), model.seconds(IN_ORDER)):
         return in_order("longest first would not be faster")
