@@ -28,7 +28,6 @@ from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import start_heartbeat
-from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.ranker import protocol
 from streamrl_workers.ranker.folder import RankerModel, check_folder, model_class
 from streamrl_workers.ranker.hashing import HashingRanker
@@ -47,7 +46,6 @@ def main() -> int:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)
     log_to_stderr()
-    watch_parent(os.environ)
     start_heartbeat()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_DIE_FIRST, encoding="ascii")
@@ -102,7 +100,7 @@ def open_tuned(opening: Opening) -> Serving:
     model = model or loader.load(origin, field=opening.field)
     if opening.cpu_percent == 0:
         return Serving(model=model)
-    store = PairStore(Path(opening.state_dir), first=origin)
+    store = PairStore(Path(opening.state_dir))
     tuner = Tuner(model, store=store, models=models, refit_pairs=opening.refit_pairs, rounds=rounds)
     budget = CpuBudget(opening.cpu_percent, wall_s=time.monotonic, cpu_s=time.process_time)
     return Serving(model=model, store=store, tuner=tuner, budget=budget)

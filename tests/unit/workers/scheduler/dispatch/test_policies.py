@@ -235,14 +235,14 @@ def test_unknown_policy_names_the_known():
         policy("random")
 
 
-def test_history_predicts_the_prompt_then_the_mean_then_nothing():
+def test_history_knows_the_moving_mean_of_a_prompt():
     history = LengthHistory()
-    assert history.predict(1) == 0.0
+    assert history.known(1) is None
     history.learn(1, mean_tokens=10.0)
     history.learn(1, mean_tokens=20.0)
     history.learn(2, mean_tokens=45.0)
-    assert history.predict(1) == 15.0
-    assert history.predict(3) == 30.0
+    assert history.known(1) == 15.0
+    assert history.known(3) is None
 
 
 def test_history_forgets_what_was_not_seen_for_long():
@@ -250,7 +250,6 @@ def test_history_forgets_what_was_not_seen_for_long():
     history.learn(1, mean_tokens=1.0)
     history.learn(3, mean_tokens=3.0)
     assert history.means() == {1: 1.0, 3: 3.0}
-    assert history.predict(9) == 2.0
 
 
 def test_prompt_key_is_stable_and_fits_63_bits():
