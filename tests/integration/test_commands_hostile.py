@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,8 @@ async def command(folder: Path, server: str, *args: str) -> tuple[int, str, str]
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
     process = await asyncio.create_subprocess_exec(
+        "prlimit",
+        f"--as={MOST_BYTES}",
         sys.executable,
         "-m",
         "streamrl_cli.main",
@@ -42,7 +43,6 @@ async def command(folder: Path, server: str, *args: str) -> tuple[int, str, str]
         f"--kubeconfig={folder / 'kubeconfig'}",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
     )
     out, err = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
