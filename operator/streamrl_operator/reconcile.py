@@ -30,11 +30,13 @@ from streamrl_operator.observe import Memory, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
-from streamrl_operator.planning.life import MANAGED_BY_US, decide
+from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.values import JobDecision, JobEvent, Object, Observed, PlanningSettings
 
+_US = "streamrl.io/operator"
+"""`managedBy` of the jobs that this operator brings about."""
 _MAX_ROUNDS = 8
 """A change of CA takes three rounds at most in one reconcile; more would be an error of ours."""
 
@@ -59,7 +61,7 @@ class Reconciler:
     lives: Lives
     clock: OperatorClock
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """Entered while a reconcile waits for a pod (`work.ReconcileWorkers`)."""
+    """Entered while a reconcile waits for a pod (`controller.aside`)."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
@@ -285,7 +287,7 @@ def _is_leaving(raw: dict[str, Any]) -> bool:
 
 
 def _is_ours(raw: dict[str, Any]) -> bool:
-    return ((raw.get("spec") or {}).get("managedBy") or MANAGED_BY_US) == MANAGED_BY_US
+    return (raw.get("spec") or {}).get("managedBy") in (None, "", _US)
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

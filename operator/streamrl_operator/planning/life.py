@@ -1,6 +1,6 @@
 """A job's life: from everything that is observed to everything that is to be done about it.
 
-    not ours ─▶ nothing            ended before ─▶ no pods, for ever; deleted when its time is over
+    ended before ─▶ no pods, for ever; deleted when its time is over
     being deleted ─▶ no pods       result is there ─▶ ended now
     invalid ─▶ what runs stays     suspended ─▶ no pods; the clock stands
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
@@ -30,7 +30,6 @@ from streamrl_operator.planning.values import (
     stamp,
 )
 
-MANAGED_BY_US = "streamrl.io/operator"
 AUTO_RECONCILE_S = 5.0
 """Between two reconciles where a pool is scaled by us: what it is decided from, heartbeats, comes every few seconds."""
 _SUSPEND_REASONS = ("Suspending", "Suspended")
@@ -86,8 +85,6 @@ class _JobView:
 def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     """What is to be done about the job now."""
     view = _JobView(observed=observed, settings=settings, before=job_status.read_job_status(observed.raw))
-    if (view.spec.get("managedBy") or MANAGED_BY_US) != MANAGED_BY_US:
-        return JobDecision(ours=False, wanted=DesiredRun(trainers=0, generators={}), status={}, pool_statuses={})
     end = termination.end_of_status(view.before)
     if end is not None:
         return _after_the_end(view, end)

@@ -65,8 +65,6 @@ class Observed:
     sets: Mapping[str, Object] = field(default_factory=dict)
     """StatefulSets, by name."""
     pods: Sequence[Object] = ()
-    claims: Mapping[str, Object] = field(default_factory=dict)
-    """PersistentVolumeClaims, by name."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
@@ -123,8 +121,6 @@ class JobDecision:
     events: Sequence[JobEvent] = ()
     delete_pods: Sequence[str] = ()
     """Names of pods to be deleted (a restart of the trainer as a group)."""
-    ours: bool = True
-    """False: another controller brings this job about (`managedBy`). Nothing is applied or written."""
     unreachable: bool = False
     """It is told that the scheduler's numbers cannot be read."""
     delete_job: bool = False
