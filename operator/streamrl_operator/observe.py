@@ -72,9 +72,7 @@ def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: Opera
         raw=raw,
         job=job,
         invalid=invalid,
-        pools={
-            str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key) if _is_pool(pool, key)
-        },
+        pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
@@ -98,9 +96,10 @@ def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
     return [pod for pod in found if not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_generator(pod))]
 
 
-def _is_pool(pool: Object, key: Key) -> bool:
-    """Not one that somebody has made under the job's label and the name of one of its pools."""
-    return bool(pool["metadata"]["name"] == names.pool(key[1], str(pool["spec"]["poolName"])))
+def _pools(cluster: CachedCluster, key: Key) -> dict[str, Object]:
+    """By name, without what somebody has made under the job's label and the name of one of its pools."""
+    found = ((str(pool["spec"]["poolName"]), pool) for pool in cluster.of_job(GENERATOR_POOL, key))
+    return {name: pool for name, pool in found if pool["metadata"]["name"] == names.pool(key[1], name)}
 
 
 def _schedulers(found: list[dict[str, Any]]) -> list[Mapping[str, Any]]:

@@ -123,6 +123,8 @@ class JobDecision:
     """Names of pods to be deleted (a restart of the trainer as a group)."""
     unreachable: bool = False
     """It is told that the scheduler's numbers cannot be read."""
+    has_ended: bool = False
+    """As its status says."""
     delete_job: bool = False
     """Its time after the end is over."""
     requeue_after_s: float | None = None
