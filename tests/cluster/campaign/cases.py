@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.campaign.bench import DEADLINE_S, Bench, Station, WrongError, until
@@ -47,12 +47,6 @@ class Case:
     def name(self) -> str:
         """By which it can be run again."""
         return f"{self.scenario}/{self.kind}/{self.number}"
-
-    @staticmethod
-    def of(name: str) -> "Case":
-        """The case of that name."""
-        scenario, kind, number = name.split("/")
-        return Case(scenario=scenario, kind=kind, number=int(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,14 +268,6 @@ _Story = Callable[[Case, Bench, Book, Undisturbed, Result], Awaitable[None]]
 _STORIES: dict[str, _Story] = {KILLED: _crash, ANSWERED: _crash, LOST: _lose, FAULTS: _disturb}
 
 
-def crashes(scenario: str, writes: int, *, kinds: Sequence[str] = CRASHES) -> Iterator[Case]:
-    """Every write of a scenario, with every kind of crash."""
-    for number in range(1, writes + 1):
-        for kind in kinds:
-            yield Case(scenario=scenario, kind=kind, number=number)
-
-
-def faults(scenario: str, seeds: range) -> Iterator[Case]:
-    """Seeded mixtures of faults."""
-    for seed in seeds:
-        yield Case(scenario=scenario, kind=FAULTS, number=seed)
+def crashes(scenario: str, writes: int, *, kinds: Sequence[str] = CRASHES) -> list[str]:
+    """Names of the cases of every write of a scenario, with every kind of crash."""
+    return [f"{scenario}/{kind}/{number}" for number in range(1, writes + 1) for kind in kinds]
