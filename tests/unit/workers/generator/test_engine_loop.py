@@ -9,12 +9,12 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from streamrl_workers.weights.pull import Announced
+from support.engine_requests import request
 
 DEADLINE_S = 20.0
 
@@ -41,13 +41,6 @@ async def pull(target: Announced) -> dict[str, TensorBytes]:
 
 def announced(step: int) -> Announced:
     return Announced(version=pb.VersionName(attempt=1, step=step, hash=tensors_hash(tensors(step))), address="a:1")
-
-
-def request(lease: int) -> SampleRequest:
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=5, stop=())
-    return SampleRequest(
-        request_id=lease, group_id=1, prompt="p", prefix_tokens=(), sampling=sampling, seed=1, pinned=False
-    )
 
 
 @asynccontextmanager

@@ -17,20 +17,16 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from streamrl_workers.generator.engines.base import (
-    Delta,
-    FinishReason,
-    SampleRequest,
-    SamplingParams,
-    TensorBytes,
-)
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.base import Delta, FinishReason
 from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence, BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.hf.text import PromptTokens, Stopping
 from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.stream.packing import unpack_int32
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 
 class HfEngine:
@@ -84,7 +80,7 @@ class HfEngine:
         self._prefill.fill(self._batch.sequences, first_row=0)
 
     @torch.inference_mode()
-    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
         results = [self._admit(request) for request in requests]
@@ -108,11 +104,11 @@ class HfEngine:
         return deltas
 
     @torch.inference_mode()
-    def cancel(self, request_ids: Collection[int]) -> None:
-        wanted = set(request_ids)
-        self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.request_id in wanted])
+    def cancel(self, leases: Collection[int]) -> None:
+        wanted = set(leases)
+        self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.lease in wanted])
 
-    def _admit(self, request: SampleRequest) -> ActiveSequence | Delta:
+    def _admit(self, request: pb.SampleRequest) -> ActiveSequence | Delta:
         """A sequence to put into a slot, or the last delta of a request that needs none."""
         what = "prompt"
         try:
@@ -126,7 +122,7 @@ class HfEngine:
         seq = ActiveSequence(
             request=request,
             prompt=prompt,
-            completion=[*request.prefix_tokens, *observed],
+            completion=[*unpack_int32(request.prefix_tokens), *observed],
             limit=min(context + request.sampling.max_tokens, self._limit_tokens - len(prompt)),
             context=context,
             observed=observed,
@@ -171,7 +167,7 @@ class HfEngine:
         observation_tokens = seq.observed if tokens and not seq.reported else ()
         seq.reported = True
         return Delta(
-            request_id=seq.request.request_id,
+            lease=seq.request.lease,
             tokens=tokens,
             logprobs=logprobs,
             version=self.version,
@@ -270,10 +266,11 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
 
 MOST_SLOTS = 64
 """More prompts than this take turns."""
+_SEEDS = 1 << 64
 
 
 def complete(
-    prompts: Sequence[str], *, model_path: str, sampling: SamplingParams, seed: int, add_special_tokens: bool = True
+    prompts: Sequence[str], *, model_path: str, sampling: pb.Sampling, seed: int, add_special_tokens: bool = True
 ) -> list[str]:
     """Completion of each prompt, in their order. `add_special_tokens`: to prompts, as the tokenizer does.
 
@@ -291,9 +288,7 @@ def complete(
     )
     engine.load_weights(version=0, tensors=weights)
     waiting = [
-        SampleRequest(
-            request_id=i, group_id=i, prompt=p, prefix_tokens=(), sampling=sampling, seed=seed + i, pinned=False
-        )
+        pb.SampleRequest(lease=i, group_id=i, prompt=p, sampling=sampling, seed=(seed + i) % _SEEDS)
         for i, p in enumerate(prompts)
     ]
     texts: dict[int, str] = {}
@@ -301,5 +296,5 @@ def complete(
         admitted, waiting = waiting[: engine.free()], waiting[engine.free() :]
         for delta in [*engine.add(admitted), *engine.step()]:
             if delta.finish_reason is not None:
-                texts[delta.request_id] = delta.text or "" if delta.error is None else f" [{delta.error}]"
+                texts[delta.lease] = delta.text or "" if delta.error is None else f" [{delta.error}]"
     return [texts[i] for i in range(len(prompts))]
