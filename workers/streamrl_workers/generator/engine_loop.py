@@ -27,7 +27,7 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
 from streamrl_workers.stream.messages import ERROR_CHARS
-from streamrl_workers.weights.pull import Announced, Pull, Pulled, Puller
+from streamrl_workers.weights.pull import Pull, Pulled, Puller
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class EngineLoop:
         self._cancelled |= self._leases.intersection(leases)
         self._awake()
 
-    def announce(self, target: Announced) -> None:
+    def announce(self, target: pb.WeightsAvailable) -> None:
         """Pull and swap in these weights; supersedes earlier announcements."""
         if self._version == target.version:
             self._puller.drop()

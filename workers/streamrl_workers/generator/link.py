@@ -42,7 +42,6 @@ from streamrl_workers.stream.channel import (
 )
 from streamrl_workers.stream.messages import Joiner, read, write
 from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
-from streamrl_workers.weights.pull import Announced
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
@@ -229,7 +228,7 @@ class GeneratorLink:
             case "cancel":
                 self._loop.cancel(command.cancel.leases)
             case "weights":
-                self._loop.announce(Announced(version=command.weights.version, address=command.weights.address))
+                self._loop.announce(command.weights)
             case "idle":
                 self._loop.idle(command.idle.cause)
             case "queue":
