@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 
 VOCABULARY = 64
@@ -172,12 +172,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer, model = make_tokenizer(), make_model(hidden=args.hidden, layers=args.layers)
     began_s = time.perf_counter()
-    engine = build(
-        model=make_model(hidden=args.hidden, layers=args.layers),
-        tokenizer=tokenizer,
-        slots=args.slots,
-        max_total_tokens=None,
-    )
+    engine = HfEngine(model=make_model(hidden=args.hidden, layers=args.layers), tokenizer=tokenizer, slots=args.slots)
     engine.load_weights(version=0, tensors=Parameters(model).snapshot())
     print(
         f"Qwen2, {sum(p.numel() for p in model.parameters()):,} parameters; our engine starts in {time.perf_counter() - began_s:.2f} s"

@@ -6,8 +6,10 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import HfEngineSpec
 from streamrl_cli.generate import chat_of, in_chat, model_directory
 from streamrl_cli.ranker import PromptLength
+from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.hf.engine import create
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.load import load_model
@@ -22,7 +24,9 @@ class Sampler:
         self._directory = model_directory(checkpoint)
         self._chat = chat_of(checkpoint)
         path = str(self._directory)
-        self._engine = create(model_path=path, slots=slots, add_special_tokens=self._chat is None)
+        self._engine = create(
+            EngineOptions(spec=HfEngineSpec(slots=slots), model_path=path, add_special_tokens=self._chat is None)
+        )
         self._engine.load_weights(version=0, tensors=Parameters(load_model(path)).snapshot())
         self._sampling = pb.Sampling(temperature=temperature, top_p=1.0, max_tokens=max_tokens)
         self._seed = seed

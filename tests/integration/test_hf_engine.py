@@ -1,5 +1,6 @@
 """The engine `hf` against transformers itself: `generate`, plain forwards, log-probs."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import Delta, EngineOptions
 from streamrl_workers.generator.engines.hf import runner
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.kv_cache import LengthBucket
 from streamrl_workers.stream.packing import count_32, unpack_int32
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
@@ -74,10 +75,11 @@ def model() -> Qwen2ForCausalLM:
 
 
 def engine_for(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4, max_total_tokens: int | None = None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4, positions: int | None = None
 ) -> HfEngine:
-    structure = AutoModelForCausalLM.from_config(model.config)
-    engine = build(model=structure, tokenizer=tokenizer, slots=slots, max_total_tokens=max_total_tokens)
+    config = copy.copy(model.config)
+    config.max_position_embeddings = positions or config.max_position_embeddings
+    engine = HfEngine(model=AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, slots=slots)
     engine.load_weights(version=1, tensors=published(model))
     return engine
 
@@ -283,7 +285,7 @@ def test_cancel_frees_slots_and_leaves_the_others_alone(
 
 
 def test_what_cannot_run_comes_back_as_an_error(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = engine_for(model, tokenizer, max_total_tokens=30)
+    engine = engine_for(model, tokenizer, positions=30)
     ended = engine.add([request(0, "1" * 30), request(1, ""), request(2, "1", prefix=(999,)), request(3, "1" * 29)])
     assert [(d.lease, d.finish_reason) for d in ended] == [(0, "error"), (1, "error"), (2, "error")]
     assert "30 tokens" in (ended[0].error or "")
@@ -375,7 +377,7 @@ REFUSED = {
 def test_unsupported_architectures_are_refused_by_name(model_type: str, tokenizer: PreTrainedTokenizerFast) -> None:
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**REFUSED[model_type]))
     with pytest.raises(ValueError, match=f"{model_type}.*not supported by engine hf"):
-        build(model=model, tokenizer=tokenizer, slots=2, max_total_tokens=32)
+        HfEngine(model=model, tokenizer=tokenizer, slots=2)
 
 
 def test_weights_that_do_not_fit_change_nothing(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:

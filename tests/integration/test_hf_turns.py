@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.model import ScratchModel
 from streamrl_workers.generator.engines.base import Delta
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from support import engine_requests
@@ -41,7 +41,7 @@ def model(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
 
 def engine_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4) -> HfEngine:
     structure = AutoModelForCausalLM.from_config(model.config)
-    engine = build(model=structure, tokenizer=tokenizer, slots=slots, max_total_tokens=None)
+    engine = HfEngine(model=structure, tokenizer=tokenizer, slots=slots)
     engine.load_weights(version=1, tensors=Parameters(model).snapshot())
     return engine
 

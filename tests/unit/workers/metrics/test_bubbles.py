@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from streamrl_workers.metrics.bubbles import (
     CAUSES,
     PARTS,
     BubbleSink,
-    Clocks,
     ProcessWall,
     Recorder,
     WallPartition,
@@ -149,7 +147,7 @@ def test_recorder_writes_cumulative_seconds_to_file_and_counters(tmp_path: Path)
     now = [1000.0]
     metrics = ProcessMetrics(role="generator", process="g")
     sink = opened(tmp_path / "g.jsonl")
-    recorder = Recorder(sink=sink, metrics=metrics, clocks=Clocks(monotonic_s=lambda: now[0], unix_s=time.time))
+    recorder = Recorder(sink=sink, metrics=metrics, clock_s=lambda: now[0])
     now[0] += 2.0
     with recorder.during("busy"):
         now[0] += 3.0

@@ -11,14 +11,13 @@ anew, so that a log-prob is what a plain forward of the named version gives (inv
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, FinishReason
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, FinishReason
 from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence, BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
@@ -38,21 +37,21 @@ class HfEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         slots: int,
-        limit_tokens: int,
-        end_ids: frozenset[int],
         add_special_tokens: bool = True,
     ) -> None:
+        """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported."""
+        check_supported(model)
         self.slots = slots
         self.version: int | None = None
-        self._limit_tokens = limit_tokens
+        self._limit_tokens = _limit_tokens(model.config)
         self._vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
-            self._runner = Runner(model=model, slots=slots, limit_tokens=limit_tokens)
+            self._runner = Runner(model=model, slots=slots, limit_tokens=self._limit_tokens)
         self._parameters = Parameters(model)
         self._batch = BatchState(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
         self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
         self._prefill = Prefill(self._runner)
-        self._stopping = Stopping(tokenizer=tokenizer, end_ids=end_ids)
+        self._stopping = Stopping(tokenizer=tokenizer, end_ids=_end_ids(model, tokenizer))
 
     def active(self) -> int:
         return len(self._batch)
@@ -206,55 +205,27 @@ _DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
 """What the trainer publishes under each precision: bytes are taken as they come, never converted."""
 
 
-def create(
-    *,
-    model_path: str,
-    slots: int,
-    threads: int | None = None,
-    add_special_tokens: bool = True,
-    precision: Literal["FP32", "BF16"] = "FP32",
-) -> HfEngine:
-    """The engine, without weights: they come by `load_weights`. `add_special_tokens`: to prompts, as the tokenizer does."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load_structure(model_path, dtype=_DTYPES[precision])
+def create(options: EngineOptions) -> HfEngine:
+    """The engine, without weights: they come by `load_weights`."""
+    assert options.model_path is not None
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model = load_structure(options.model_path, dtype=_DTYPES[options.precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
-    tokenizer = load_tokenizer(model_path)
-    return build(
-        model=model,
-        tokenizer=tokenizer,
-        slots=slots,
-        add_special_tokens=add_special_tokens,
-    )
-
-
-def build(
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    slots: int,
-    max_total_tokens: int | None = None,
-    add_special_tokens: bool = True,
-) -> HfEngine:
-    """The engine over a model and a tokenizer at hand; the model becomes the engine's own."""
-    check_supported(model)
     return HfEngine(
         model=model,
-        tokenizer=tokenizer,
-        slots=slots,
-        limit_tokens=_limit_tokens(model.config, max_total_tokens),
-        end_ids=_end_ids(model, tokenizer),
-        add_special_tokens=add_special_tokens,
+        tokenizer=load_tokenizer(options.model_path),
+        slots=options.spec.slots,
+        add_special_tokens=options.add_special_tokens,
     )
 
 
-def _limit_tokens(config: PreTrainedConfig, max_total_tokens: int | None) -> int:
-    """Prompt and completion together: what the model has positions for, or less if so asked."""
+def _limit_tokens(config: PreTrainedConfig) -> int:
+    """Prompt and completion together: what the model has positions for."""
     positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    bounds = [bound for bound in (positions, max_total_tokens) if bound is not None]
-    if not bounds:
-        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings; give max_total_tokens")
-    return min(bounds)
+    if positions is None:
+        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings")
+    return positions
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -280,7 +251,7 @@ def complete(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     model = load_model(model_path)
     weights = Parameters(model).snapshot()
-    engine = build(
+    engine = HfEngine(
         model=model,
         tokenizer=load_tokenizer(model_path),
         slots=min(MOST_SLOTS, len(prompts)),
