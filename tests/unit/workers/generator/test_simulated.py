@@ -2,6 +2,8 @@
 
 import math
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import PtlPoint
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
+from streamrl_workers.generator.engines import engine_creator
 from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.simulated import WRONG_TEXT, SimulatedEngine
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
@@ -217,3 +220,16 @@ def test_turns_differ() -> None:
     lengths = {len(run_alone(1, prefix=(0,) * context, context_tokens=context)[0].tokens) for context in range(1, 30)}
     assert len(lengths) > 5
     assert run_alone(0)[0] == first
+
+
+def test_an_unknown_engine_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="'vlm' is unknown, known are: hf, simulated"):
+        engine_creator("vlm")
+
+
+def test_the_simulated_engine_needs_no_torch() -> None:
+    code = (
+        "import sys; from streamrl.spec.generators import SimulatedEngineSpec as S; from streamrl_workers.generator.engines import EngineOptions, create_simulated;"
+        "create_simulated(EngineOptions(spec=S(slots=2))); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
