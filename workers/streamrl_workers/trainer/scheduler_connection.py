@@ -27,7 +27,6 @@ from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
 from streamrl.liveness import SCHEDULER_LOST_S
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import (
     LASTING_S,
@@ -38,6 +37,7 @@ from streamrl_workers.stream.channel import (
     connect_any_time,
 )
 from streamrl_workers.stream.messages import Joiner, ProtocolError, RefusedError, read, write
+from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.session import Session
@@ -143,8 +143,7 @@ class SchedulerConnection:
         left_s = max(0.1, self._away_since_s + self._address.lost_after_s - self._loop.time())
         channel = await self._channel(deadline_s=left_s)
         async with channel:
-            stub = stream_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
-            call = stub.Train(metadata=call_metadata(self._address.token))
+            call = client(channel, SCHEDULER).Train(metadata=call_metadata(self._address.token))
             outbox, joiner = EventQueue(), Joiner(pb.TrainerCommand)
             outbox.put([pb.TrainerEvent(hello=self._session.hello())])
             try:

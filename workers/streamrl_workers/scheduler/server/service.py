@@ -52,6 +52,7 @@ from streamrl_workers.stream.auth import Context
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.model_files import ModelFilesError, model_files, pieces
 from streamrl_workers.stream.run_folder import write_endpoint
+from streamrl_workers.stream.services import SCHEDULER
 
 _STOP_GRACE_S = 0.5
 _T = TypeVar("_T")
@@ -149,7 +150,6 @@ def _read(path: Path, directory: Path) -> list[pb.ModelFile]:
 
 _TRAINER = "the trainer"
 """Whatever its name: there is one."""
-_SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class SchedulerService:
                 self.model_files.serve, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SCHEDULER.full_name, handlers),))
 
     async def generate(self, frames: Frames, context: Context) -> None:
         """One generator's connection."""
