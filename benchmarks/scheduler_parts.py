@@ -18,7 +18,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import main as scheduler_main
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.server import service
 from streamrl_workers.scheduler.server.connections import Context, Events, PeerLink
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
@@ -287,7 +287,7 @@ async def fill(path: str, groups: int, tokens: int) -> None:
     """Role `fill`: a journal with finished groups."""
     journal = JournalWriter(Path(path), limit_bytes=1 << 30)
     journal.open()
-    journal.start(JournalListener(on_committed=lambda _sequence: None, on_fault=print))
+    journal.start(on_committed=lambda _sequence: None, on_fault=print)
     for group in range(groups):
         samples = tuple(sample(group, index, tokens).SerializeToString() for index in range(8))
         size_bytes = sum(map(len, samples))

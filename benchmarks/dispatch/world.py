@@ -197,9 +197,7 @@ class World:
                 replica = _Replica(f"generator-{pool.name}-{ordinal}", ModelledEngine(step_s, kv_s=pool.kv_s))
                 self._engines.append(replica)
                 self._by_name[replica.name] = replica
-                info = fx.GeneratorInfo(
-                    generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots, step=None, attempt=None
-                )
+                info = pb.GeneratorHello(generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots)
                 self._tell(_joined(info))
 
     def _to_generator(self, effect: fx.ToGenerator) -> None:
@@ -333,7 +331,7 @@ def _committed(sequence: int) -> Call:
     return lambda core: core.committed(sequence)
 
 
-def _joined(info: fx.GeneratorInfo) -> Call:
+def _joined(info: pb.GeneratorHello) -> Call:
     return lambda core: core.generator_joined(info, now_s=0.0)
 
 

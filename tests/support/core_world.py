@@ -238,11 +238,10 @@ class World:
         generator.inbox.clear()
         generator.active.clear()
         generator.wanted = None
-        attempt, step = generator.version or (None, None)
-        info = fx.GeneratorInfo(
-            generator_id=name, instance=generator.instance, pool=pool, slots=generator.slots, step=step, attempt=attempt
-        )
-        self.do(self.core.generator_joined(info, now_s=self.now_s))
+        hello = pb.GeneratorHello(generator_id=name, instance=generator.instance, pool=pool, slots=generator.slots)
+        if generator.version is not None:
+            hello.version.attempt, hello.version.step = generator.version
+        self.do(self.core.generator_joined(hello, now_s=self.now_s))
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]

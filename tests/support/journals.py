@@ -11,7 +11,7 @@ from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.replay import read_samples
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.stream.packing import pack_int32
 
 DEADLINE_S = 30.0
@@ -61,7 +61,7 @@ class OpenJournal:
         self.acknowledged = 0
         self._sequence = 0
         self._news = asyncio.Event()
-        self.journal.start(JournalListener(on_committed=self._committed, on_fault=self._fault))
+        self.journal.start(on_committed=self._committed, on_fault=self._fault)
 
     def _committed(self, sequence: int) -> None:
         assert sequence > self.acknowledged

@@ -80,6 +80,8 @@ class PeerWorld(World):
         """The task pool, or the ranker, is asked."""
         self.take(effect)
 
+    put = ask
+
     def append(self, write: fx.Write) -> None:
         """To the journal."""
         self.take(write)
@@ -123,11 +125,11 @@ class PeerWorld(World):
         hello = pb.GeneratorHello(generator_id=name, instance="i", pool=pool, slots=3)
         link = WorldLink(lambda data: self._tell_generator(name, data), ended=lambda: self._cut_generator(name))
         entry = GeneratorEntry(link=link, hello=hello, version_step=None, beats=BeatWindow(LEASE_S))
-        self.connections.add_generator(entry)
+        self.connections.add(entry)
         super().join_generator(name, pool=pool)
 
     def kill_generator(self, name: str) -> None:
-        self.connections.remove_generator(self.connections.generators[name])
+        self.connections.remove(self.connections.generators[name])
         super().kill_generator(name)
 
     def _tell_generator(self, name: str, data: bytes) -> None:
@@ -140,7 +142,7 @@ class PeerWorld(World):
     def join_trainer(self) -> None:
         hello = pb.TrainerHello(trainer_id="trainer-0", instance=self.trainer.instance)
         link = WorldLink(self._tell_trainer, ended=self._cut_trainer)
-        self.connections.set_trainer(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
+        self.connections.add(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
         super().join_trainer()
 
     def _tell_trainer(self, data: bytes) -> None:

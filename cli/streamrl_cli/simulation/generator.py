@@ -21,7 +21,6 @@ from streamrl_cli.simulation.pool_model import PoolModel
 from streamrl_cli.simulation.shell import Shell
 from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts
-from streamrl_workers.scheduler.effects import GeneratorInfo
 
 PARTIALS_INTERVAL_S = 1.0
 """A generator tells of running samples so often (`generator/link.py`): what a death costs at most."""
@@ -97,15 +96,10 @@ class ModelledGenerator:
         if self.is_gone:
             return
         self.connected = True
-        info = GeneratorInfo(
-            generator_id=self.name,
-            instance=self._instance,
-            pool=self.pool.name,
-            slots=self.pool.slots,
-            step=None,
-            attempt=None,
+        hello = pb.GeneratorHello(
+            generator_id=self.name, instance=self._instance, pool=self.pool.name, slots=self.pool.slots
         )
-        self._shell.join(self, info)
+        self._shell.join(self, hello)
         self._shell.touched[self.name] = self
 
     def leave(self) -> None:

@@ -227,10 +227,10 @@ class Shell:
         for effect in call(self.core, self.timeline.now_s):
             self._carry_out[type(effect)](effect)
 
-    def join(self, generator: GeneratorPeer, info: fx.GeneratorInfo) -> None:
+    def join(self, generator: GeneratorPeer, hello: pb.GeneratorHello) -> None:
         """A replica says hello."""
         self.generators[generator.name] = generator
-        self.tell(lambda core, now_s: core.generator_joined(info, now_s=now_s))
+        self.tell(lambda core, now_s: core.generator_joined(hello, now_s=now_s))
 
     def part(self, generator: GeneratorPeer, *, reason: str) -> None:
         """Its link is closed."""

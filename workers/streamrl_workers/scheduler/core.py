@@ -20,7 +20,7 @@ from streamrl_workers.scheduler.components import CoreView, make_components, poo
 from streamrl_workers.scheduler.dispatch import Order, policy
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
 from streamrl_workers.scheduler.dispatcher import Dispatcher
-from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished, GeneratorInfo
+from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
 from streamrl_workers.scheduler.feed.accounting import StepSummary
 from streamrl_workers.scheduler.feed.trainer_feed import HistoryError, MismatchError, TrainerFeed
@@ -156,11 +156,11 @@ class Core:
 
     # ---- generators
 
-    def generator_joined(self, info: GeneratorInfo, *, now_s: float) -> list[Effect]:
+    def generator_joined(self, hello: pb.GeneratorHello, *, now_s: float) -> list[Effect]:
         """A generator has said hello; the first command to it is GeneratorWelcome. It is taken to hold nothing."""
-        self._remove(info.generator_id)
-        self._components.fleet.join(info, now_s=now_s)
-        self._outbox.to_generator(info.generator_id, welcome(self._settings.lease_s))
+        self._remove(hello.generator_id)
+        self._components.fleet.join(hello, now_s=now_s)
+        self._outbox.to_generator(hello.generator_id, welcome(self._settings.lease_s))
         self._announcer.changed()
         return self._settle()
 

@@ -17,23 +17,6 @@ from streamrl_workers.scheduler.records import Record
 from streamrl_workers.stream.packing import batches
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, ScoreSample
 
-# ---------------------------------------------------------------- values that come in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratorInfo:
-    """A generator that has said hello. `step` None: it has no weights yet."""
-
-    generator_id: str
-    instance: str
-    pool: str
-    slots: int
-    step: int | None
-    attempt: int | None
-
-
-# ---------------------------------------------------------------- effects
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRanker:

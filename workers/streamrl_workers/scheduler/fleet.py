@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
-from streamrl_workers.scheduler.effects import GeneratorInfo
 
 Version = tuple[int, int]
 """Attempt, step."""
@@ -45,7 +44,6 @@ class Generator:
     """One connected generator."""
 
     generator_id: str
-    instance: str
     pool: str
     slots: int
     version: Version | None
@@ -143,13 +141,13 @@ class Fleet:
         """The generator, if it is connected."""
         return self._generators.get(generator_id)
 
-    def join(self, info: GeneratorInfo, *, now_s: float) -> Generator:
+    def join(self, hello: pb.GeneratorHello, *, now_s: float) -> Generator:
         """A generator has said hello; it holds nothing."""
         self.now_s = now_s
-        assert info.generator_id not in self._generators, f"{info.generator_id} is here already"
-        version = None if info.step is None else (info.attempt or 0, info.step)
-        generator = Generator(info.generator_id, info.instance, info.pool, info.slots, version, now_s)
-        self._generators[info.generator_id] = generator
+        assert hello.generator_id not in self._generators, f"{hello.generator_id} is here already"
+        version = (hello.version.attempt, hello.version.step) if hello.HasField("version") else None
+        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s)
+        self._generators[hello.generator_id] = generator
         self.settle(generator)
         return generator
 

@@ -41,11 +41,11 @@ from streamrl_workers.process.shutdown import serve_until_told, watch_parent
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.store import JournalFaultError
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.scheduler.server.connections import Connections
-from streamrl_workers.scheduler.server.executor import Executor, TaskClient, TaskSource
+from streamrl_workers.scheduler.server.executor import Executor, TaskSource
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, Loops, ProcessExit, report, tick_forever
 from streamrl_workers.scheduler.server.peer_messages import Door
 from streamrl_workers.scheduler.server.ranker_client import RankerClient, opening_of
@@ -198,18 +198,12 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     ports.status = status = StatusEndpoint(core, connections=connections, run_dir=run.environment.run_dir)
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
-    tasks = TaskClient(
-        run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns
-    )
     around = run.environment
     opening = None if choice is None else opening_of(choice, base_dir=around.code_dir, run_dir=around.run_dir)
     ranker = RankerClient(opening, on_scores=executor.on_ranked)
-    executor.attach(tasks, ranker=ranker)
+    executor.attach(run.pool, ranker=ranker)
     status.ranker = ranker.status
-    listener = JournalListener(
-        on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending)
-    )
-    run.journal.start(listener)
+    run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
@@ -218,7 +212,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     loops.start(
         {
             "tick": tick_forever(tick, lease_s=lease_s),
-            "tasks": tasks.run(),
+            "tasks": executor.run_tasks(run.pool),
             "ranker process": ranker.run(),
         }
     )

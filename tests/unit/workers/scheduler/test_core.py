@@ -25,7 +25,9 @@ def test_a_dead_generators_samples_go_on_from_their_tokens():
     had = run.core.generator_progress("g0", items=[token(lease, count=2)], now_s=0.0)
     assert issued(had) == []
     run.do(run.core.generator_left("g0", reason="killed", now_s=0.0))
-    info = fx.GeneratorInfo(generator_id="g9", instance="x", pool="p", slots=12, step=0, attempt=1)
+    info = pb.GeneratorHello(
+        generator_id="g9", instance="x", pool="p", slots=12, version=pb.VersionName(step=0, attempt=1)
+    )
     again = issued(run.core.generator_joined(info, now_s=0.0))
     (resumed,) = [r for r in again if (r.group_id, r.sample_index) == (request.group_id, request.sample_index)]
     assert resumed.lease != lease
@@ -313,7 +315,7 @@ def test_the_end_and_everything_after_it():
     assert effects == [], "whoever ended the run tells everybody so, once the result is written"
     again = Core(run.job, replay(run.durable))
     assert again.start(0.0) == [fx.Finished(step=run.job.steps)]
-    info = fx.GeneratorInfo(generator_id="g", instance="x", pool="p", slots=1, step=None, attempt=None)
+    info = pb.GeneratorHello(generator_id="g", instance="x", pool="p", slots=1)
     (welcome,) = again.generator_joined(info, now_s=0.0)
     assert commands([welcome], "welcome")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl_workers.scheduler.effects import GeneratorInfo
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S, LOAD_PATIENCE, MOST_PATIENCE, Fleet
 
 QUICKEST_S = 10.0
@@ -11,7 +11,7 @@ QUICKEST_S = 10.0
 def fleet(*names: str) -> Fleet:
     found = Fleet(first_lease=1)
     for name in names:
-        info = GeneratorInfo(generator_id=name, instance="1", pool="p", slots=4, step=None, attempt=None)
+        info = pb.GeneratorHello(generator_id=name, instance="1", pool="p", slots=4)
         found.join(info, now_s=0.0)
     return found
 
