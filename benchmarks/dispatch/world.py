@@ -125,7 +125,7 @@ class World:
         self._join()
         self._settle()  # the first batches are planned
         hello = pb.TrainerHello(trainer_id="trainer-0", instance="t", weights_address="t:1")
-        self._tell(lambda core: core.trainer_joined(hello, now_s=0.0))
+        self._tell(lambda core: core.trainer_joined(hello))
         self._tell(lambda core: core.credit(BYTES))
         self._publish(0)
         if self._job.beat_s:

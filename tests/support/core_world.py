@@ -245,7 +245,7 @@ class World:
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]
-        self.do(self.core.generator_left(name, reason="killed", now_s=self.now_s))
+        self.do(self.core.generator_left(name))
 
     def leave_generator(self, name: str) -> None:
         self.generators[name].leaving = True
@@ -291,7 +291,7 @@ class World:
     def fail_weights(self, generator: SimGenerator) -> None:
         assert generator.wanted is not None
         failed, generator.wanted = generator.wanted, None
-        self.do(self.core.weights_failed(generator.name, version=failed, error="gone", now_s=self.now_s))
+        self.do(self.core.weights_failed(generator.name, version=failed, now_s=self.now_s))
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
@@ -325,7 +325,7 @@ class World:
             weights_address="h:1",
             checkpoint_step=self.checkpoint,
         )
-        self.do(self.core.trainer_joined(hello, now_s=self.now_s))
+        self.do(self.core.trainer_joined(hello))
 
     def deliver_trainer(self) -> None:
         trainer = self.trainer

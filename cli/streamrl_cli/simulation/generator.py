@@ -110,7 +110,7 @@ class ModelledGenerator:
         if self.connected:
             self._say(self._is_leaving)
         else:
-            self._end(reason="it has left")
+            self._end()
 
     def die(self) -> None:
         """The process ends now; what a real one would have told of its samples is told first."""
@@ -123,19 +123,19 @@ class ModelledGenerator:
         self._running.clear()
         if told:
             self._tell_progress(told)
-        self._end(reason="killed")
+        self._end()
 
     def _is_leaving(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_leaving(self.name, now_s=now_s))
 
     def _drained(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_drained(self.name, now_s=now_s))
-        self._end(reason="it has left")
+        self._end()
 
-    def _end(self, *, reason: str) -> None:
+    def _end(self) -> None:
         self.is_gone = True
         self.connected = False
-        self._shell.part(self, reason=reason)
+        self._shell.part(self)
         self._gone(self)
 
     # ---- commands

@@ -232,11 +232,11 @@ class Shell:
         self.generators[generator.name] = generator
         self.tell(lambda core, now_s: core.generator_joined(hello, now_s=now_s))
 
-    def part(self, generator: GeneratorPeer, *, reason: str) -> None:
+    def part(self, generator: GeneratorPeer) -> None:
         """Its link is closed."""
         if self.generators.get(generator.name) is generator:
             del self.generators[generator.name]
-            self.tell(lambda core, now_s: core.generator_left(generator.name, reason=reason, now_s=now_s))
+            self.tell(lambda core, now_s: core.generator_left(generator.name))
 
     def settle(self) -> None:
         """Until nothing more happens at this moment."""

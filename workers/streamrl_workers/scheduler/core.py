@@ -5,7 +5,7 @@ event), no randomness. `server/` brings the events and carries the effects out i
 
     groups/planning   which groups are planned       groups/staleness   who may begin, who may be delivered
     assignment        who takes what                 groups/lifecycle   a group from planned to scored
-    evaluation        which weights, how good        feed/              trainer, steps, attempts
+    evaluation        which weights, how good        trainer_feed      trainer, steps, attempts
     dispatch/         in which order
 
 Invariants: each group in exactly one step of the history, or dropped with a reason; staleness at most S; every method leaves a state in
@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.assignment import Assignment
-from streamrl_workers.scheduler.components import CoreView, make_components, pool_view, pool_views, speeds
+from streamrl_workers.scheduler.components import CoreView, StepSummary, make_components, pool_view, pool_views, speeds
 from streamrl_workers.scheduler.dispatch import Order, policy
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
 from streamrl_workers.scheduler.dispatcher import Dispatcher
 from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
-from streamrl_workers.scheduler.feed.accounting import StepSummary
-from streamrl_workers.scheduler.feed.trainer_feed import HistoryError, MismatchError, TrainerFeed
 from streamrl_workers.scheduler.fleet import Generator, welcome
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
@@ -31,6 +29,7 @@ from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.trainer_feed import HistoryError, MismatchError, TrainerFeed
 from streamrl_workers.tasks.values import Prompt, Score, TurnAnswer
 
 MIN_DROPS_TO_FAIL = 16
@@ -164,7 +163,7 @@ class Core:
         self._announcer.changed()
         return self._settle()
 
-    def generator_left(self, generator_id: str, *, reason: str, now_s: float) -> list[Effect]:
+    def generator_left(self, generator_id: str) -> list[Effect]:
         """The link is closed: what the generator held is issued again."""
         self._remove(generator_id)
         self._announcer.changed()
@@ -199,7 +198,7 @@ class Core:
             self._announcer.changed()
         return self._settle()
 
-    def weights_failed(self, generator_id: str, *, version: pb.VersionName, error: str, now_s: float) -> list[Effect]:
+    def weights_failed(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
         """The generator keeps its version; it is told again at the next tick."""
         generator = self._heard(generator_id, now_s)
         if generator is not None:
@@ -229,7 +228,7 @@ class Core:
 
     # ---- trainer
 
-    def trainer_joined(self, hello: pb.TrainerHello, *, now_s: float) -> list[Effect]:
+    def trainer_joined(self, hello: pb.TrainerHello) -> list[Effect]:
         """Answered by TrainerWelcome once the attempt is durable, or by Restart; by nothing behind the end, when the shell tells everybody.
 
         After every Welcome the trainer says Credit and Published (of its own version) again.
@@ -249,7 +248,7 @@ class Core:
             self._fail(str(error))
         return self._settle()
 
-    def trainer_left(self, *, now_s: float) -> list[Effect]:
+    def trainer_left(self) -> list[Effect]:
         """The link is closed."""
         self._feed.left()
         return self._settle()

@@ -7,7 +7,7 @@ can be told apart. Owns nothing of groups: what a lost lease means is decided by
 Owns how fast each pool's generators are, as their heartbeats tell (`dispatch.speeds.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streamrl.latency import LatencyCurve
@@ -128,11 +128,6 @@ class Fleet:
         return len(self._generators)
 
     @property
-    def connected(self) -> Mapping[str, Generator]:
-        """All, by name."""
-        return self._generators
-
-    @property
     def leases(self) -> int:
         """Samples that are out."""
         return len(self._leases)
@@ -196,11 +191,6 @@ class Fleet:
             and not generator.failed
             and generator.told_s >= since_s
         }
-
-    @property
-    def load_spread_s(self) -> float:
-        """Seconds by which the slowest so far took longer for the newest version than the quickest."""
-        return 0.0 if self._quickest is None else self._slowest_s - self._quickest[1]
 
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""

@@ -17,12 +17,11 @@ generator had at issue). The smallest is its `start_version`.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, after
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.records import GroupStats, Recovered, RecoveredGroup
+from streamrl_workers.scheduler.records import Recovered, RecoveredGroup, SampleStats
 
 
 @dataclass(slots=True)
@@ -49,7 +48,7 @@ class Group:
     trajectories: tuple[bytes, ...] = ()
     """Once scored, until a step's record has the group: serialized, by sample index."""
     size_bytes: int = 0
-    stats: GroupStats | None = None
+    stats: SampleStats | None = None
     serial: int | None = None
     """Its place in the order of delivery, while it may be delivered in the step that has no record yet."""
     recorded: bool = False
@@ -63,19 +62,6 @@ class Group:
                 del self.min_versions[old]
         if new is not None:
             self.min_versions[new] = self.min_versions.get(new, 0) + 1
-
-
-class WaitingQueue(Protocol):
-    """Samples that wait for a slot, as the life of a group needs it; its order is that of dispatch (`waiting.py`)."""
-
-    def put(self, group: Group, indices: list[int]) -> None:
-        """These samples of the group wait (again)."""
-
-    def take(self, group: Group) -> int:
-        """The next waiting sample of the group leaves the queue."""
-
-    def discard(self, group: Group) -> None:
-        """The group is dropped."""
 
 
 class GroupTable:

@@ -94,7 +94,6 @@ def _groups(connection: sqlite3.Connection, *, recorded: Collection[int]) -> tup
     groups = []
     for group_id, prompt_index, start_version, size_bytes in rows:
         samples = read_samples(connection, group_id)
-        count_only = group_id in recorded and start_version is not None
         groups.append(
             RecoveredGroup(
                 group_id=group_id,
@@ -102,7 +101,7 @@ def _groups(connection: sqlite3.Connection, *, recorded: Collection[int]) -> tup
                 start_version=start_version,
                 trajectories=() if group_id in recorded else samples,
                 size_bytes=size_bytes or 0,
-                stats=stats_of_stored(samples, start_version=start_version) if count_only else None,
+                stats=None if start_version is None else stats_of_stored(samples),
             )
         )
     return tuple(groups)

@@ -302,7 +302,7 @@ class PeerHandler(ABC):
         """Say hello to the core."""
 
     @abstractmethod
-    def on_leave(self, reason: str) -> None:
+    def on_leave(self) -> None:
         """Say good-bye to the core."""
 
     def join(self) -> bool:
@@ -312,7 +312,7 @@ class PeerHandler(ABC):
             self.connections.stop(self.entry)
             return False
         if replaced is not None:
-            self.on_leave("it has connected again")
+            self.on_leave()
         self.on_join()
         return True
 
@@ -320,7 +320,7 @@ class PeerHandler(ABC):
         """Give the place back, unless a newer connection has taken it."""
         if self.connections.remove(self.entry) and not self.connections.stopping:
             log.info("%s has left: %s", self.entry.link.peer, reason)
-            self.on_leave(reason)
+            self.on_leave()
 
     async def take(self, event: Any) -> None:  # noqa: ANN401 - either direction's event
         """Handle one event."""

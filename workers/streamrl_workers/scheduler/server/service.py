@@ -224,8 +224,8 @@ class _Generator(PeerHandler):
         log.info("generator %s has joined with %d slots", self._id, self.entry.hello.slots)
         self._call(self._core.generator_joined, self.entry.hello, now_s=self._now_s())
 
-    def on_leave(self, reason: str) -> None:
-        self._call(self._core.generator_left, self._id, reason=reason, now_s=self._now_s())
+    def on_leave(self) -> None:
+        self._call(self._core.generator_left, self._id)
 
     async def take(self, event: pb.GeneratorEvent) -> None:
         await super().take(event)
@@ -250,8 +250,7 @@ class _Generator(PeerHandler):
 
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
-        version, error = failed.version, failed.error
-        self._call(self._core.weights_failed, self._id, version=version, error=error, now_s=self._now_s())
+        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self._now_s())
 
     def _on_leaving(self, _leaving: pb.Leaving) -> None:
         log.info("generator %s is leaving", self._id)
@@ -283,10 +282,10 @@ class _Trainer(PeerHandler):
 
     def on_join(self) -> None:
         log.info("trainer %s has joined at step %d", self.entry.hello.trainer_id, self.entry.hello.step)
-        self._call(self._core.trainer_joined, self.entry.hello, now_s=self._service.clock_s())
+        self._call(self._core.trainer_joined, self.entry.hello)
 
-    def on_leave(self, reason: str) -> None:
-        self._call(self._core.trainer_left, now_s=self._service.clock_s())
+    def on_leave(self) -> None:
+        self._call(self._core.trainer_left)
 
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
         self.entry.heartbeat = heartbeat

@@ -14,8 +14,8 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
-from streamrl_workers.scheduler.waiting import WaitingGroups
 from support.core_events import Always
 from support.core_world import KnownLengths, World, settings
 from support.sure_lengths import SureLengths
