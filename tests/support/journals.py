@@ -8,9 +8,8 @@ from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.replay import read_samples
 from streamrl_workers.scheduler.journal.store import open_for_reading
-from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS
+from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS, read_samples
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.stream.packing import pack_int32
 

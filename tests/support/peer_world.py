@@ -24,8 +24,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_pages.server import json_response
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.journal.replay import load, read_samples
-from streamrl_workers.scheduler.journal.tables import apply_record, delete_samples
+from streamrl_workers.scheduler.journal.tables import apply_record, delete_samples, load, read_samples
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision

@@ -26,7 +26,6 @@ from streamrl.errors import UserError
 from streamrl_workers.scheduler.effects import Write
 from streamrl_workers.scheduler.journal import tables
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
-from streamrl_workers.scheduler.journal.replay import load, read_samples
 from streamrl_workers.scheduler.journal.store import (
     JournalFaultError,
     WriterLock,
@@ -40,6 +39,8 @@ from streamrl_workers.scheduler.journal.tables import (
     compact_steps,
     delete_samples,
     delete_settled_samples,
+    load,
+    read_samples,
     release_pages,
 )
 from streamrl_workers.scheduler.records import Checkpointed, Recovered, Scored
