@@ -78,7 +78,7 @@ async def test_without_a_scheduler_it_gives_up_and_says_what_it_waited_for():
 async def test_another_runs_token_is_the_users_error(scheduler):
     _, address = scheduler
     _, link = _link(address, token="of another run")
-    with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of this run"):
+    with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of the scheduler"):
         await asyncio.wait_for(link.run(), 30)
 
 
