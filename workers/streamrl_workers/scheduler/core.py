@@ -22,7 +22,7 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
 from streamrl_workers.scheduler.dispatcher import Dispatcher
 from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
-from streamrl_workers.scheduler.fleet import Generator, welcome
+from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
 from streamrl_workers.scheduler.lengths import Lengths
@@ -159,7 +159,8 @@ class Core:
         """A generator has said hello; the first command to it is GeneratorWelcome. It is taken to hold nothing."""
         self._remove(hello.generator_id)
         self._components.fleet.join(hello, now_s=now_s)
-        self._outbox.to_generator(hello.generator_id, welcome(self._settings.lease_s))
+        welcome = pb.GeneratorWelcome(lease_seconds=self._settings.lease_s)
+        self._outbox.to_generator(hello.generator_id, pb.GeneratorCommand(welcome=welcome))
         self._announcer.changed()
         return self._settle()
 
@@ -385,17 +386,18 @@ class Core:
     # ---- inside: the whole
 
     def _restore(self) -> None:
-        parts, restored = self._components, restore(self._recovered)
-        for group in [*restored.recorded, *restored.planned]:
-            parts.groups.add(group)
-        for group in restored.scored:
-            if group.start_version is not None and parts.window.may_begin(group.start_version):
-                parts.groups.add(group)
-                self._feed.scored(group)
-            else:
+        parts, planned = self._components, []
+        for group in restore(self._recovered):
+            if group.state is GroupState.PLANNED:
+                planned.append(group)
+            elif not group.recorded and not parts.window.may_begin(group.start_version or 0):
                 self._outbox.write(Dropped(group_id=group.group_id, reason=GroupEvent.TOO_STALE.value))
                 parts.groups.dropped[GroupEvent.TOO_STALE.value] += 1
-        parts.planner.restore(restored.planned)
+                continue
+            parts.groups.add(group)
+            if group.state is GroupState.SCORED and not group.recorded:
+                self._feed.scored(group)
+        parts.planner.restore(planned)
 
     def _settle(self) -> list[Effect]:
         """Do everything that the event has made possible."""

@@ -3,8 +3,8 @@
 Owns leases: which sample is with which generator, under which number. A lease ends once: the sample
 finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
 Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
-can be told apart. Owns nothing of groups: what a lost lease means is decided by `production.py`.
-Owns how fast each pool's generators are, as their heartbeats tell (`dispatch.speeds.py`).
+can be told apart. Owns nothing of groups: what a lost lease means is decided by `groups/lifecycle.py`.
+Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/speeds.py`).
 """
 
 from collections.abc import Iterator
@@ -262,11 +262,6 @@ class Fleet:
             del generator.leases[number]
             self.settle(generator)
         return lease
-
-
-def welcome(lease_s: float) -> pb.GeneratorCommand:
-    """First command to a generator."""
-    return pb.GeneratorCommand(welcome=pb.GeneratorWelcome(lease_seconds=lease_s))
 
 
 def _patience(*, quickest_s: float, slowest_s: float) -> float:

@@ -15,13 +15,13 @@ generator had at issue). The smallest is its `start_version`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, after
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.records import Recovered, RecoveredGroup, SampleStats
+from streamrl_workers.scheduler.records import Recovered, SampleStats
 
 
 @dataclass(slots=True)
@@ -172,46 +172,26 @@ class GroupTable:
         group.start_version = start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoredGroups:
-    """The journal's groups, by what is to be done with them."""
-
-    recorded: Sequence[Group]
-    scored: Sequence[Group]
-    planned: Sequence[Group]
-
-
 def frontier(recovered: Recovered) -> int:
     """First step without a record."""
     return max(recovered.step, max(recovered.compositions, default=-1) + 1)
 
 
-def restore(recovered: Recovered) -> RestoredGroups:
-    """Sort the journal's groups."""
+def restore(recovered: Recovered) -> Iterator[Group]:
+    """The journal's groups, each in the state that it starts in."""
     steps = {group_id: step for step, group_ids in recovered.compositions.items() for group_id in group_ids}
-    recorded, scored, planned = [], [], []
     for found in recovered.groups:
         step = steps.get(found.group_id)
-        if step is not None:
-            recorded.append(
-                _group(found, GroupState.CONSUMED if step < recovered.step else GroupState.SCORED, recorded=True)
-            )
-        elif found.trajectories:
-            scored.append(_group(found, GroupState.SCORED))
-        else:
-            planned.append(Group(found.group_id, found.prompt_index))
-    return RestoredGroups(recorded=recorded, scored=scored, planned=planned)
-
-
-def _group(found: RecoveredGroup, state: GroupState, *, recorded: bool = False) -> Group:
-    assert found.start_version is not None, f"group {found.group_id} is in a step or scored, but has no version"
-    return Group(
-        found.group_id,
-        found.prompt_index,
-        state=state,
-        start_version=found.start_version,
-        trajectories=found.trajectories,
-        size_bytes=found.size_bytes,
-        stats=found.stats,
-        recorded=recorded,
-    )
+        is_scored = step is not None or bool(found.trajectories)
+        assert not is_scored or found.start_version is not None, f"group {found.group_id} is scored, but has no version"
+        state = GroupState.SCORED if is_scored else GroupState.PLANNED
+        yield Group(
+            found.group_id,
+            found.prompt_index,
+            state=GroupState.CONSUMED if step is not None and step < recovered.step else state,
+            start_version=found.start_version if is_scored else None,
+            trajectories=found.trajectories,
+            size_bytes=found.size_bytes if is_scored else 0,
+            stats=found.stats,
+            recorded=step is not None,
+        )

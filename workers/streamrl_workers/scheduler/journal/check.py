@@ -57,7 +57,6 @@ class GroupFact:
     """One row of the journal's groups."""
 
     group_id: int
-    prompt_index: int
     start_version: int | None
     drop_reason: str | None
     settled: bool
@@ -310,9 +309,9 @@ def read_facts(run_dir: Path) -> Facts:
 
 def read_groups(connection: sqlite3.Connection) -> dict[int, GroupFact]:
     """Every group that is not compacted; its samples are compared with their digest."""
-    rows = connection.execute("SELECT group_id, prompt_index, begun_step, drop_reason, settled FROM groups").fetchall()
+    rows = connection.execute("SELECT group_id, begun_step, drop_reason, settled FROM groups").fetchall()
     groups = {}
-    for group_id, prompt_index, start_version, drop_reason, settled in rows:
+    for group_id, start_version, drop_reason, settled in rows:
         samples, damaged = 0, False
         try:
             samples = len(read_samples(connection, group_id))
@@ -320,7 +319,6 @@ def read_groups(connection: sqlite3.Connection) -> dict[int, GroupFact]:
             damaged = True
         groups[group_id] = GroupFact(
             group_id=group_id,
-            prompt_index=prompt_index,
             start_version=start_version,
             drop_reason=drop_reason,
             settled=bool(settled),

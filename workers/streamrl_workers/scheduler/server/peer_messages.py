@@ -153,7 +153,8 @@ def _check_list(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - 
         for value in values:
             _check(value)
     else:
-        _each(field.name, values)
+        for value in values:
+            _check_value(field.name, value)
 
 
 def _check_map(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - as above
@@ -164,11 +165,6 @@ def _check_map(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - a
             _check(value)
         elif field.name not in _FREE_NUMBERS:
             _check_value(field.name, value)
-
-
-def _each(name: str, values: Iterable[Any]) -> None:
-    for value in values:
-        _check_value(name, value)
 
 
 def _check_value(name: str, value: str | bytes | float) -> None:

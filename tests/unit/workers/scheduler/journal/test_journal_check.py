@@ -21,7 +21,7 @@ OTHER = History(digests=("0" * 32,))
 
 
 def group(number: int, **changes) -> GroupFact:
-    fact = GroupFact(group_id=number, prompt_index=number, start_version=0, drop_reason=None, settled=False, samples=2)
+    fact = GroupFact(group_id=number, start_version=0, drop_reason=None, settled=False, samples=2)
     return replace(fact, **changes)
 
 
