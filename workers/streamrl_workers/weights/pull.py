@@ -28,7 +28,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
 from streamrl_workers.stream.messages import Joiner, ProtocolError
-from streamrl_workers.stream.stream_pb2_grpc import WeightsStub
+from streamrl_workers.stream.services import WEIGHTS, Client, client
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
 
@@ -161,7 +161,7 @@ async def _attempt(state: _Pull) -> bool:
         state.last_break = str(error)
         return False
     try:
-        await _over(WeightsStub(channel), state)  # type: ignore[no-untyped-call]  # generated without types
+        await _over(client(channel, WEIGHTS), state)
     except grpc.aio.AioRpcError as error:
         state.last_break = _judge(error, state)
         return False
@@ -175,10 +175,10 @@ async def _attempt(state: _Pull) -> bool:
     return True
 
 
-async def _over(stub: WeightsStub, state: _Pull) -> None:
+async def _over(service: Client, state: _Pull) -> None:
     """Fetch what is missing, several tensors at once; the first error ends them all."""
     request = pb.ManifestRequest(version=state.version)
-    kept = stub.GetManifest(request, metadata=call_metadata(state.token))
+    kept = service.GetManifest(request, metadata=call_metadata(state.token))
     try:
         async with asyncio.timeout(_STALL_TIMEOUT_S):
             manifest = await Joiner(pb.Manifest).read(kept)
@@ -189,7 +189,7 @@ async def _over(stub: WeightsStub, state: _Pull) -> None:
         pending = deque(t for t in state.tensors if not t.complete())
         async with asyncio.TaskGroup() as group:
             for number in range(min(_STREAMS, len(pending))):
-                group.create_task(_fetch_all(stub, state, pending=pending), name=f"fetch-{number}")
+                group.create_task(_fetch_all(service, state, pending=pending), name=f"fetch-{number}")
     except ExceptionGroup as errors:
         raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
     finally:
@@ -209,22 +209,22 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
     return tensors
 
 
-async def _fetch_all(stub: WeightsStub, state: _Pull, *, pending: deque[_Arriving]) -> None:
+async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
-            await _fetch(stub, state, tensor=tensor)
+            await _fetch(service, state, tensor=tensor)
             tensor.verify()
         except WeightsError as error:
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
+async def _fetch(service: Client, state: _Pull, *, tensor: _Arriving) -> None:
     """The rest of one tensor."""
     request = pb.FetchRequest(
         version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
     )
-    call = stub.Fetch(request, metadata=call_metadata(state.token))
+    call = service.Fetch(request, metadata=call_metadata(state.token))
     try:
         while not tensor.complete():
             async with asyncio.timeout(_STALL_TIMEOUT_S):
@@ -248,18 +248,6 @@ def _judge(error: grpc.aio.AioRpcError, state: _Pull) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announced:
-    """A version and where it can be had."""
-
-    version: pb.VersionName
-    address: str  # host:port
-
-    def is_of_trainer(self, other: "Announced") -> bool:
-        """Whether the same attempt of the same trainer has published both."""
-        return self.address == other.address and self.version.attempt == other.version.attempt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """Verified bytes of a version."""
 
@@ -268,7 +256,7 @@ class Pulled:
     fetch_s: float
 
 
-Pull = Callable[[Announced], Awaitable[dict[str, TensorBytes]]]
+Pull = Callable[[pb.WeightsAvailable], Awaitable[dict[str, TensorBytes]]]
 
 
 class Puller:
@@ -278,9 +266,9 @@ class Puller:
         self._pull = pull
         self._wake = wake
         self._failed = failed
-        self._target: Announced | None = None
+        self._target: pb.WeightsAvailable | None = None
         """What the task pulls, or pulled last."""
-        self._next: Announced | None = None
+        self._next: pb.WeightsAvailable | None = None
         """What it pulls afterwards."""
         self._task: asyncio.Task[None] | None = None
         self._ready: Pulled | None = None
@@ -295,9 +283,9 @@ class Puller:
         """Whether a pulled version waits for the engine."""
         return self._ready is not None
 
-    def announce(self, target: Announced) -> None:
+    def announce(self, target: pb.WeightsAvailable) -> None:
         """Pull `target` next, unless that is already being done or was done."""
-        if self.pulling and self._target is not None and self._target.is_of_trainer(target):
+        if self.pulling and self._target is not None and _of_one_trainer(self._target, target):
             self._next = None if target == self._target else target
             return
         if target == self._target and self.ready:
@@ -341,7 +329,7 @@ class Puller:
                 return
             self._target, self._next = self._next, None
 
-    async def _until_had(self, target: Announced) -> None:
+    async def _until_had(self, target: pb.WeightsAvailable) -> None:
         """Until it is ready, is gone, or failed while a newer one waits."""
         backoff = Backoff(first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
         while True:
@@ -359,3 +347,8 @@ class Puller:
                 self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=time.monotonic() - begun_s)
                 self._wake()
                 return
+
+
+def _of_one_trainer(one: pb.WeightsAvailable, other: pb.WeightsAvailable) -> bool:
+    """Whether the same attempt of the same trainer has published both."""
+    return one.address == other.address and one.version.attempt == other.version.attempt

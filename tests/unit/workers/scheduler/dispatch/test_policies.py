@@ -16,7 +16,7 @@ from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
-from streamrl_workers.scheduler.groups.lifecycle import sample_seed
+from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 
 MOST_MODELLED = 50_000
