@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES
 from streamrl_workers.tasks.values import PlayTurn, ScoreSample, TurnAnswer
 from support.chat_models import chat_tokenizer, save_tokenizer
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool
+from support.task_pools import WAIT_S, AskedPool, running_pool
 
 TIMEOUT_S = 0.5
-WAIT_S = 60.0
 
 ENVIRONMENTS = r'''
 import os, random, sys, time
@@ -68,23 +65,11 @@ RIGHT = {"name": "right", "weightPercent": 50, "verifier": {}}
 
 
 @asynccontextmanager
-async def running(
-    base_dir: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
-) -> AsyncIterator[AskedPool]:
-    (base_dir / "pool_envs.py").write_text(ENVIRONMENTS)
+async def running(base_dir: Path, **task: Any) -> AsyncIterator[AskedPool]:
     environment = {"python": {"function": "pool_envs:make"}, "timeoutSeconds": TIMEOUT_S, "maxObservationChars": 50}
-    dataset = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = AskedPool(
-        make_job(dataset=dataset, rewards=(GAME, RIGHT), environment=environment, **task),
-        base_dir=base_dir,
-        memory_limit_bytes=memory_limit_bytes,
-    )
-    await pool.start()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            yield pool
-    finally:
-        await pool.close()
+    task |= {"rewards": (GAME, RIGHT), "environment": environment}
+    async with running_pool(base_dir, modules={"pool_envs": ENVIRONMENTS}, **task) as pool, asyncio.timeout(WAIT_S):
+        yield pool
 
 
 def turn(*completions: str, sample: int = 0) -> PlayTurn:
