@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl_workers.scheduler.journal.store import open_for_writing
+from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
 
@@ -46,17 +47,17 @@ EVENTS = [
 ]
 """Methods of the core that a run reaches in which nobody dies."""
 CARRIED_OUT = [
-    "journal.writer:JournalWriter.append",
-    "server.connections:Connections.to_generator",
-    "server.connections:Connections.to_trainer",
-    "server.connections:Connections.deliver_group",
-    "server.executor:TaskClient.ask",
-    "server.ranker_client:RankerClient.ask",
-    "server.lifetime:ExitDecision.finished",
-    "journal.writer:JournalWriter._commit",
+    "scheduler.journal.writer:JournalWriter.append",
+    "scheduler.server.connections:Connections.to_generator",
+    "scheduler.server.connections:Connections.to_trainer",
+    "scheduler.server.connections:Connections.deliver_group",
+    "tasks.pool:TaskPool.put",
+    "scheduler.server.ranker_client:RankerClient.ask",
+    "scheduler.server.lifetime:ExitDecision.finished",
+    "scheduler.journal.writer:JournalWriter._commit",
 ]
 """What effects do; the last is the journal's thread."""
-TARGETS = [f"streamrl_workers.scheduler.{name}" for name in (*(f"core:Core.{name}" for name in EVENTS), *CARRIED_OUT)]
+TARGETS = [f"streamrl_workers.{name}" for name in (*(f"scheduler.core:Core.{name}" for name in EVENTS), *CARRIED_OUT)]
 TRIES = 6
 """A run may make fewer calls than the one before it: the last call is looked for again."""
 GAME = """
@@ -198,9 +199,12 @@ def test_the_whole_campaign(case: Case, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_whose_own_check_fails_has_failed(tmp_path: Path) -> None:
     """Whatever took a group out of the journal: the run says so, and never that it is done."""
     write_prompts(tmp_path / "prompts.jsonl")
-    started = LocalRun.start(simulated_job(steps=40), folder=tmp_path / "run", base_dir=tmp_path)
+    document = simulated_job(steps=20)
+    hold = Hold.on(document, tmp_path, step=12)
+    started = LocalRun.start(document, folder=tmp_path / "run", base_dir=tmp_path)
     started.wait_steps(12)
     assert started.interrupt() == 130, started.logs()
+    hold.let_go()
     with closing(open_for_writing(tmp_path / "run" / "journal.sqlite")) as journal:
         journal.execute("DELETE FROM groups WHERE group_id = 3")
     for _ in range(2):  # and says it again

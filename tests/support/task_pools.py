@@ -1,19 +1,14 @@
 """Asks a task pool as tests think: a question, and its answers in order."""
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+import contextlib
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import psutil
 
-from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES, TaskPool
+from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
-from support.runs import wait_for
-from support.task_jobs import make_job, write_lines
-
-WAIT_S = 60.0
 
 
 def _key(value: Request | Result) -> Hashable:
@@ -23,6 +18,16 @@ def _key(value: Request | Result) -> Hashable:
         case PlayTurn() | TurnAnswer():
             return "turn", value.group_id, value.sample_index, value.lease
     return "score", value.group_id, value.sample_index
+
+
+def fork_servers() -> list[psutil.Process]:
+    """Of the pools of this process, which may have other children: those of multiprocessing outlive their test."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "streamrl_workers.tasks.fork_server_process" in child.cmdline():
+                found.append(child)
+    return found
 
 
 class AskedPool(TaskPool):
@@ -51,16 +56,20 @@ class AskedPool(TaskPool):
     async def _all(self, wanted: Sequence[Request], *, put: Sequence[Request]) -> list[Any]:
         if self._matching is None or self._matching.done():
             self._matching = asyncio.create_task(self._match(), name="match results")
-        futures = [self._waiting.setdefault(_key(one), asyncio.get_running_loop().create_future()) for one in wanted]
         for request in put:
             self.put(request)
-        return [await future for future in futures]
+        return await asyncio.gather(*(self._result(one) for one in wanted))
+
+    def _result(self, of: Request) -> "asyncio.Future[Any]":
+        return self._waiting.setdefault(_key(of), asyncio.get_running_loop().create_future())
 
     async def _match(self) -> None:
         try:
             while True:
                 for result in await self.results():
-                    self._waiting.pop(_key(result)).set_result(result)
+                    future = self._waiting.pop(_key(result))
+                    if not future.done():  # nobody waits any more
+                        future.set_result(result)
         except Exception as error:  # noqa: BLE001 - of the pool: whoever waits gets it
             for future in self._waiting.values():
                 if not future.done():  # nobody waits any more
@@ -71,49 +80,4 @@ class AskedPool(TaskPool):
         """Those who wait hear of it before this returns."""
         await super().close()
         if self._matching is not None:
-            await asyncio.wait([self._matching], timeout=10)
-
-
-@asynccontextmanager
-async def running_pool(
-    base_dir: Path, *, modules: Mapping[str, str], memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
-) -> AsyncIterator[AskedPool]:
-    """A started pool with these modules of the user's beside its job; the data set, if none is named, has 60 sums."""
-    for name, text in modules.items():
-        (base_dir / f"{name}.py").write_text(text)
-    if "dataset" not in task:
-        task["dataset"] = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes)
-    try:
-        await pool.start()
-        yield pool
-    finally:
-        await pool.close()
-
-
-def samples(*completions: str) -> list[ScoreSample]:
-    """Of each prompt, from the first on, one."""
-    return [
-        ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
-        for number, text in enumerate(completions)
-    ]
-
-
-async def scored(pool: AskedPool, *completions: str) -> list[Score]:
-    """Their scores, in order."""
-    async with asyncio.timeout(WAIT_S):
-        results = await pool.score(samples(*completions))
-    assert [result.group_id for result in results] == list(range(len(completions)))
-    return results
-
-
-async def wait_ended(processes: Sequence[psutil.Process]) -> None:
-    """Until all have ended; a zombie that nobody has waited for has."""
-    await asyncio.to_thread(wait_for, lambda: not any(map(_runs, processes)), what="the end of processes")
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+            await self._matching

@@ -13,15 +13,13 @@ the time of as many tokens of a full batch; in others that takes no time.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.simulation.engine import ModelledEngine
-from streamrl_cli.simulation.pool_model import PoolModel
+from streamrl_cli.simulation.engine import ModelledEngine, PoolModel
 from streamrl_cli.simulation.shell import Shell
 from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts
-from streamrl_workers.scheduler.effects import GeneratorInfo
 
 PARTIALS_INTERVAL_S = 1.0
 """A generator tells of running samples so often (`generator/link.py`): what a death costs at most."""
@@ -97,15 +95,10 @@ class ModelledGenerator:
         if self.is_gone:
             return
         self.connected = True
-        info = GeneratorInfo(
-            generator_id=self.name,
-            instance=self._instance,
-            pool=self.pool.name,
-            slots=self.pool.slots,
-            step=None,
-            attempt=None,
+        hello = pb.GeneratorHello(
+            generator_id=self.name, instance=self._instance, pool=self.pool.name, slots=self.pool.slots
         )
-        self._shell.join(self, info)
+        self._shell.join(self, hello)
         self._shell.touched[self.name] = self
 
     def leave(self) -> None:
@@ -116,7 +109,7 @@ class ModelledGenerator:
         if self.connected:
             self._say(self._is_leaving)
         else:
-            self._end(reason="it has left")
+            self._end()
 
     def die(self) -> None:
         """The process ends now; what a real one would have told of its samples is told first."""
@@ -129,19 +122,19 @@ class ModelledGenerator:
         self._running.clear()
         if told:
             self._tell_progress(told)
-        self._end(reason="killed")
+        self._end()
 
     def _is_leaving(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_leaving(self.name, now_s=now_s))
 
     def _drained(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_drained(self.name, now_s=now_s))
-        self._end(reason="it has left")
+        self._end()
 
-    def _end(self, *, reason: str) -> None:
+    def _end(self) -> None:
         self.is_gone = True
         self.connected = False
-        self._shell.part(self, reason=reason)
+        self._shell.part(self)
         self._gone(self)
 
     # ---- commands
@@ -393,15 +386,7 @@ class ModelledGenerator:
         self.wall.enter(generator_wall(situation), now_s=self._now_s)
 
 
-_CACHED_UNITS = 4096
-_CACHE: dict[int, bytes] = {}
-
-
+@lru_cache(maxsize=4096)
 def _zeros(units: int) -> bytes:
-    """Tokens and log-probs that say nothing: short ones are shared."""
-    found = _CACHE.get(units)
-    if found is None:
-        found = bytes(4 * units)
-        if len(_CACHE) < _CACHED_UNITS:
-            _CACHE[units] = found
-    return found
+    """Tokens and log-probs that say nothing: those of equal length are shared."""
+    return bytes(4 * units)
