@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -249,7 +248,7 @@ def test_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
 
 
 _FULL_DISK = """
-import asyncio, sys
+import asyncio, resource, sys
 from pathlib import Path
 from support.histories import attempt, histories, plan, step
 from support.journals import OpenJournal, scored
@@ -265,6 +264,7 @@ async def fill():
             return
         print(group)
 
+resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20))
 asyncio.run(fill())
 """
 
@@ -276,10 +276,9 @@ def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
         [sys.executable, "-c", _FULL_DISK, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         cwd=Path(__file__).parents[4],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)),
     )
     *durable, last = child.stdout.splitlines()
     assert str(path) in last
