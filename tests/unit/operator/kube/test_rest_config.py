@@ -157,7 +157,7 @@ async def test_a_program_that_is_not_there() -> None:
 
 
 async def until_gone(pid: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
 

@@ -16,7 +16,7 @@ from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from streamrl_workers.weights.pull import Announced
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class Forgetful(SimulatedEngine):
