@@ -63,4 +63,4 @@ class AskedPool(TaskPool):
         """Those who wait hear of it before this returns."""
         await super().close()
         if self._matching is not None:
-            await asyncio.wait([self._matching], timeout=10)
+            await asyncio.wait([self._matching], timeout=120)
