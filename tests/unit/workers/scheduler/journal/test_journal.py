@@ -273,7 +273,7 @@ def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
     """A limit on file size is what a full disk looks like from inside the process."""
     path = tmp_path / "j.sqlite"
     child = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(path)],
+        ["prlimit", f"--fsize={3 * 2**20}", sys.executable, "-c", _FULL_DISK, str(path)],
         capture_output=True,
         text=True,
         timeout=300,
