@@ -21,8 +21,8 @@ USER = "streamrl-operator-under-test"
 RESYNC_S = 2.0
 SOON_S = 60.0
 """What the operator does in a fraction of a second, on a machine that builds something else beside it."""
-PAGE_S = 30.0
-"""For an answer of its pages."""
+PAGE_S, END_S = 30.0, 120.0
+"""For an answer of its pages, and for its end."""
 LEASE_S = 30.0
 """An operator that is not heard for two thirds of it ends, as it should: longer than a busy machine stands still, shorter than `SOON_S`."""
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
@@ -89,12 +89,12 @@ class Operator:
         """End it; the exit code."""
         assert self._process is not None
         self._process.kill() if kill else self._process.terminate()
-        return self._process.wait(SOON_S)
+        return self._process.wait(END_S)
 
     def ended(self) -> int:
         """Wait for its end by itself; the exit code."""
         assert self._process is not None
-        return self._process.wait(SOON_S)
+        return self._process.wait(END_S)
 
     @property
     def runs(self) -> bool:
