@@ -339,6 +339,11 @@ def test_a_cluster_without_the_operator(
 ) -> None:
     plane, where = own_control_plane, ("--kubeconfig", str(own_control_plane.kubeconfig), "-n", namespace)
     definition = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rljobs.streamrl.io"
+    for left in plane.api.get(f"{GROUP}/rljobs").expect()[
+        "items"
+    ]:  # by other tests, with nobody to clear their finalizers
+        path = f"{GROUP}/namespaces/{left['metadata']['namespace']}/rljobs/{left['metadata']['name']}"
+        plane.api.patch(path, {"metadata": {"finalizers": None}})
     plane.api.delete(definition).expect()
     try:
         wait_until(lambda: not plane.api.get(f"{GROUP}/rljobs").ok, what="rljobs to be unknown", deadline_s=SOON_S)
