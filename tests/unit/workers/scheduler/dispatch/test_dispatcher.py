@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.scheduling import SkewAware
 from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER
 from streamrl_workers.scheduler.dispatcher import Dispatcher
-from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
-from streamrl_workers.scheduler.waiting import WaitingGroups
 from support.core_events import Always
 from support.core_world import KnownLengths, World, settings
 from support.sure_lengths import SureLengths
@@ -138,7 +138,7 @@ def test_trust_makes_pools_and_its_loss_ends_them():
     run = ready(pools=PAIR, slots=4, **STATIC)
     run.lengths.sure = False
     assert go(run)["g0"] == [0, 0, 2, 2]
-    assert not run.core.order.longest_first
+    assert not run.core.order.reorders
     run.lengths.sure = True
     run.do(run.core.tick(run.now_s))
     assert run.core.order.long_generators
@@ -196,7 +196,7 @@ def test_many_generators_that_join_do_not_cost_as_many_orders():
     )
     orders = []
     for number in range(200):
-        info = GeneratorInfo(generator_id=f"g{number}", instance="1", pool="p", slots=4, step=None, attempt=None)
+        info = pb.GeneratorHello(generator_id=f"g{number}", instance="1", pool="p", slots=4)
         generator = fleet.join(info, now_s=0.0)
         dispatcher.refresh()
         dispatcher.refresh()
@@ -223,7 +223,7 @@ class TwoSignals(SureLengths):
 def test_what_waits_is_predicted_by_the_signal_that_is_trusted_now():
     run = ready(pools=PAIR, slots=1, lengths=TwoSignals(), dispatch="longestFirst", batch_groups=5)
     go(run)
-    first = [run.core.order.longest_first, *sorted(everything(run))]
+    first = [run.core.order.reorders, *sorted(everything(run))]
     assert first == [True, *sorted(longest(5)[:1] * 2)]
     run.lengths.trusted_signals = frozenset({"Ranker"})
     run.do(run.core.tick(run.now_s))

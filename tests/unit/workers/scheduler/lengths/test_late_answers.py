@@ -1,11 +1,11 @@
 """What a ranker says of groups that already wait: those that have never been out go where it puts them, and are judged by it."""
 
-from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker, prompt_key
-from streamrl_workers.scheduler.waiting import WaitingGroups
 
 GROUPS = 6
 
