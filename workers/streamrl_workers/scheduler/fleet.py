@@ -225,7 +225,7 @@ class Fleet:
         self._quickest = (version, min(seconds, self._quickest[1]))
         self._slowest_s = max(seconds, self._slowest_s)
 
-    def take_touched(self) -> Mapping[str, None]:
+    def take_touched(self) -> dict[str, None]:
         """Names of the generators whose slots or versions changed since the last call, in the order in which they did."""
         touched, self._touched = self._touched, {}
         return touched
