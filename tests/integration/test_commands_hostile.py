@@ -10,6 +10,7 @@ import pytest
 
 from streamrl_operator.kube.kinds import POD, RLJOB
 from support import hostile_server as hostile
+from support.runs import DEADLINE_S
 
 MOST_BYTES = 2**31
 """Address space of a command; its own code takes a fifth."""
@@ -44,7 +45,7 @@ async def command(folder: Path, server: str, *args: str) -> tuple[int, str, str]
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
