@@ -12,7 +12,7 @@ from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch, SkewAware
 from streamrl_workers.scheduler.dispatch import POLICIES, model, policy
 from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
-from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
+from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first, list_seconds
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
@@ -142,7 +142,7 @@ def test_auto_is_never_worse_than_fifo_by_the_model(lengths, fleet, samples):
 def test_a_search_is_bounded(groups, generators, monkeypatch):
     """The scheduler answers nobody meanwhile."""
     modelled = []
-    seconds_of = model.list_seconds
+    seconds_of = list_seconds
     monkeypatch.setattr(
         model, "list_seconds", lambda found, *args, **kw: modelled.append(len(found)) or seconds_of(found, *args, **kw)
     )
