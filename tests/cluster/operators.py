@@ -124,12 +124,12 @@ class Operator:
         """Whether it acts."""
         return "streamrl_operator_leader 1.0" in self.page("metrics")[1].splitlines()
 
-    def wait_until_leading(self) -> "Operator":
+    def wait_until_leading(self, *, deadline_s: float = LEASE_S + SOON_S) -> "Operator":
         """Until it acts and knows all there is; one that was killed keeps the Lease for its time."""
         wait_until(
             lambda: self.leads and self.page("readyz")[0] == 200,
             what="the operator to lead",
-            deadline_s=LEASE_S + SOON_S,
+            deadline_s=deadline_s,
             log=self.log,
         )
         return self
