@@ -5,8 +5,8 @@ Without schema, admission and controllers: what those do is tested on a real one
 
 import copy
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +21,20 @@ Refuse = Callable[[str, str, Doc], tuple[int, str] | None]
 _APPLY = "application/apply-patch+yaml"
 
 
+@asynccontextmanager
+async def client_of(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], *, token: str | None = None
+) -> AsyncIterator[Client]:
+    """A client of a server that answers every request so, as long as the block lasts."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    server = TestServer(application)
+    await server.start_server(shutdown_timeout=0.1)
+    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=token)) as made:
+        yield made
+    await server.close()
+
+
 class ApiServer:
     """`objects`: by path."""
 
@@ -32,16 +46,9 @@ class ApiServer:
         self.writes: list[str] = []
         self._version = 0
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of it, as long as the block lasts."""
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        server = TestServer(application)
-        await server.start_server(shutdown_timeout=0.1)
-        async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None)) as made:
-            yield made
-        await server.close()
+        return client_of(self._answer)
 
     def put(self, path: str, obj: Doc) -> Doc:
         """Keep an object; as it is kept."""

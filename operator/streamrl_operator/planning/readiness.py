@@ -19,14 +19,13 @@ from streamrl_operator.planning.values import JobEvent, Object, Observed
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
-    job = str(observed.raw["metadata"]["name"])
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
-        return _missing_pods(names.trainer(job), "has not made its pod yet", observed=observed, wanted=1)
+        return _missing_pods(names.trainer(observed.name), "has not made its pod yet", observed=observed, wanted=1)
     nodes = 1 if observed.job is None else observed.job.spec.trainer.nodes
     if len(trainer) < nodes:
         made = f"has made {len(trainer) - 1} of its {nodes - 1} pods yet"
-        return _missing_pods(names.trainer_workers(job), made, observed=observed, wanted=nodes - 1)
+        return _missing_pods(names.trainer_workers(observed.name), made, observed=observed, wanted=nodes - 1)
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import UnavailableError
@@ -14,6 +13,7 @@ from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.kinds import SERVICE
 from streamrl_operator.kube.rest_config import RestConfig
 from streamrl_operator.planning import job_status
+from support.api_server import client_of
 from support.observed_jobs import page
 
 TOKEN = "of the operator"
@@ -49,13 +49,8 @@ async def door() -> Door:
 
 @pytest.fixture
 async def client(door: Door) -> AsyncIterator[Client]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", door.answer)
-    server = TestServer(application)
-    await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=TOKEN)) as made:
+    async with client_of(door.answer, token=TOKEN) as made:
         yield made
-    await server.close()
 
 
 async def numbers(client: Client) -> object:

@@ -207,15 +207,6 @@ async def test_the_end_of_a_job_with_a_refused_pool_is_final_and_leaves_no_pods(
     await rests(refused)
 
 
-async def test_what_is_refused_first_in_the_look_that_ends_the_job_does_not_undo_the_end(running: World) -> None:
-    running.refuse_bad_pods()
-    running.edit(pool="one", fields={"pod": BAD})
-    running.server.page = SUCCESS
-    await running.look(3)
-    assert running.condition("Succeeded") == ("True", "Completed")
-    assert set(running.sizes().values()) == {0}
-
-
 async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: World) -> None:
     running.server.refuse = lambda _, path, __: (403, "no") if "/statefulsets/" in path else None
     running.server.page = SUCCESS
@@ -349,8 +340,3 @@ async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> No
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []
-
-
-async def test_at_the_first_visit_too_it_is_told(world: World) -> None:
-    await world.reconciler.say((LAB, JOB), Aspect(type="Ready", holds=False, reason="ServerError", message="m"))
-    assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]

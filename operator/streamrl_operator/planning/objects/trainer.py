@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from streamrl import keys, names
 from streamrl_operator.planning.objects import containers, template
-from streamrl_operator.planning.objects.containers import Container, Probes
+from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
@@ -184,7 +184,8 @@ def _scheduler(plan: JobPlan) -> Container:
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER},
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
-        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S),
+        signals_port=names.PORT_SIGNALS,
+        start_deadline_s=_SCHEDULER_START_S,
         requests=_scheduler_requests(plan),
         sidecar=True,
     )
@@ -207,5 +208,5 @@ def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[s
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
         read_only=_READ_ONLY,
         ports={**ports, names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS},
-        probes=Probes(port=names.PORT_TRAINER_SIGNALS),
+        signals_port=names.PORT_TRAINER_SIGNALS,
     )

@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from streamrl_operator.kube.answers import (
-    ConflictError,
-    ExpiredError,
-    ForbiddenError,
     KubeError,
-    NotFoundError,
-    RequestRefusedError,
-    Status,
     TooLargeError,
-    UnavailableError,
-    from_status,
 )
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.kinds import LEASE, RLJOB, SERVICE
@@ -201,7 +193,7 @@ async def test_odd_lists_are_errors_of_ours(items: object) -> None:
 async def test_a_list_without_items_is_empty() -> None:
     body = {"metadata": {"resourceVersion": "5"}, "items": None}
     async with _client(hostile.whole(200, json.dumps(body).encode())) as client:
-        assert [page.items async for page in client.list(RLJOB)] == [[]]
+        assert [items async for items, _ in client.list(RLJOB)] == [[]]
 
 
 @pytest.mark.parametrize("spec", [[], {"holderIdentity": []}, {"leaseDurationSeconds": "x"}, {"leaseTransitions": {}}])
@@ -228,7 +220,7 @@ async def test_pages_that_are_too_large_are_asked_for_in_smaller_parts() -> None
         writer.write(hostile.whole(200, json.dumps(body).encode()))
 
     async with hostile.serve(answer) as server, Client(RestConfig(server=server, tls=None)) as client:
-        found = [item["metadata"]["name"] async for page in client.list(SERVICE) for item in page.items]
+        found = [item["metadata"]["name"] async for items, _ in client.list(SERVICE) for item in items]
     assert found == names
     assert limits[0] > limits[-1]
 
@@ -270,23 +262,3 @@ async def _page(server: str, *, times: int = 1) -> None:
     async with Client(RestConfig(server=server, tls=None)) as client:
         for _ in range(times):
             await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=5.0)
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "expected"),
-    [
-        (403, "not allowed", ForbiddenError),
-        (422, "spec.replicas: Invalid value", RequestRefusedError),
-        (404, "not found", NotFoundError),
-        (409, "the object has been modified", ConflictError),
-        (410, "too old resource version", ExpiredError),
-        (429, "too many requests", UnavailableError),
-        (500, "etcdserver: leader changed", UnavailableError),
-        (503, "apiserver not ready", UnavailableError),
-        (500, "failed to create typed patch object (n/x; apps/v1): .spec.nonsense: field not declared in schema", RequestRefusedError),
-    ],
-)  # fmt: skip
-def test_a_status_says_whether_asking_again_can_help(status: int, message: str, expected: type[KubeError]) -> None:
-    error = from_status("apply /x", status, Status(message=message, reason="R"))
-    assert type(error) is expected
-    assert str(error) == f"apply /x: {status} R: {message}"

@@ -25,11 +25,6 @@ def test_the_time_moves_with_a_flip_alone(second: Aspect, moved: bool) -> None:
     assert (after.reason, after.message, after.observed_generation) == (second.reason, second.message, 2)
 
 
-def test_a_long_message_is_cut() -> None:
-    (after,) = conditions.renewed((), [ready(False, message="x" * 5000)], now=NOW, generation=None)
-    assert len(after.message) == conditions.LONGEST_MESSAGE
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
