@@ -90,9 +90,7 @@ class Stopwatch:
         async def write_one(link: PeerLink, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
             await wrote(link, write, data)
             if data[0] == ISSUE_TAG and link.peer in self._freed:
-                freed_s = self._freed.pop(link.peer, None)
-                if freed_s is not None:
-                    self.dispatch_s.append(time.perf_counter() - freed_s)
+                self.dispatch_s.append(time.perf_counter() - self._freed.pop(link.peer))
 
         service._Generator._on_progress = on_progress  # type: ignore[method-assign]
         PeerLink._write_one = write_one  # type: ignore[method-assign]
