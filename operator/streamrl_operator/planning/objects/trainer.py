@@ -35,27 +35,22 @@ _RANKER_MEMORY = "2Gi"
 """About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
 
 
-def stateful_set(plan: JobPlan) -> Built:
-    """The StatefulSet of the first pod."""
-    name = names.trainer(plan.name)
-    return template.stateful_set(plan, name, replicas=plan.wanted.trainers, template=_template(plan))
+def stateful_sets(plan: JobPlan) -> list[Built]:
+    """Of the first pod, and of the further nodes."""
+    trainers, more = plan.wanted.trainers, plan.job.spec.trainer.nodes - 1
+    first = template.stateful_set(plan, names.trainer(plan.name), replicas=trainers, template=_template(plan))
+    if not more:
+        return [first]
+    workers, built = names.trainer_workers(plan.name), _worker_template(plan)
+    return [first, template.stateful_set(plan, workers, replicas=trainers * more, template=built)]
 
 
-def workers_set(plan: JobPlan) -> Built:
-    """The StatefulSet of the further nodes."""
-    replicas = plan.wanted.trainers * (plan.job.spec.trainer.nodes - 1)
-    name = names.trainer_workers(plan.name)
-    return template.stateful_set(plan, name, replicas=replicas, template=_worker_template(plan))
-
-
-def headless_service(plan: JobPlan) -> Built:
-    """Name of the trainer's first pod, from before it is ready: the others wait for each other."""
-    return _headless_service(plan, names.trainer(plan.name), role=ROLE_TRAINER)
-
-
-def workers_service(plan: JobPlan) -> Built:
-    """Names of the pods of the further nodes."""
-    return _headless_service(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
+def headless_services(plan: JobPlan) -> list[Built]:
+    """Names of the trainer's pods, from before they are ready: they wait for each other."""
+    first = _headless_service(plan, names.trainer(plan.name), role=ROLE_TRAINER)
+    if plan.job.spec.trainer.nodes == 1:
+        return [first]
+    return [first, _headless_service(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)]
 
 
 def _headless_service(plan: JobPlan, name: str, *, role: str) -> Built:
@@ -94,7 +89,11 @@ def _template(plan: JobPlan) -> template.Template:
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
     before = ([] if simulated else [_prepare(plan)]) + [_scheduler(plan)]
-    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=_volumes(plan))
+    volumes = _shared_volumes(plan) | {
+        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
+        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
+    }
+    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=volumes)
 
 
 def _worker_template(plan: JobPlan) -> template.Template:
@@ -117,14 +116,6 @@ def _pod_template(
         image=plan.images.trainer,
         pod=plan.job.spec.trainer.pod,
     )
-
-
-def _volumes(plan: JobPlan) -> dict[str, Built]:
-    """Of the first pod."""
-    return _shared_volumes(plan) | {
-        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
-        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
-    }
 
 
 def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
