@@ -175,7 +175,8 @@ def _suspended(view: _JobView) -> JobDecision:
     plans = replicas.plan(observed, before=before, halted="the job is suspended")
     ready = Aspect(type=READY, holds=False, reason=suspended.reason, message=suspended.message)
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready, suspended=suspended), running=False)
-    is_news = suspended.holds and not conditions.holds(before.conditions, SUSPENDED)
+    was = conditions.kept(before.conditions, SUSPENDED)
+    is_news = suspended.holds and not (was is not None and was.holds)
     reported = (JobEvent(kind="Normal", reason="Suspended", message="the job is suspended: no pods; volumes stay"),)
     return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())))
 

@@ -70,18 +70,13 @@ def with_signals_unreachable(
     ready: Aspect, *, observed: Observed, before: RLJobStatus, resync_s: float
 ) -> tuple[Aspect, Sequence[JobEvent]]:
     """The condition Ready, and what is told once, where a job should run and `ready` is all else that is known."""
-    signals_unreachable, was_told = observed.signals_unreachable, is_signals_unreachable(before)
+    signals_unreachable, was = observed.signals_unreachable, conditions.find(before.conditions, READY)
     if signals_unreachable is None:
         return ready, ()
+    was_told = was is not None and was.reason == UNREACHABLE
     if not was_told and (observed.now - signals_unreachable.since).total_seconds() < RESYNCS * resync_s:
         return ready, ()
     why = f"the scheduler's numbers cannot be read, so neither progress nor the end of the run is seen: {_REMEDY}"
     message = f"{why}; {signals_unreachable.error}"
     unreachable = Aspect(type=READY, holds=False, reason=UNREACHABLE, message=f"{message}; {ready.message}")
     return unreachable, () if was_told else (conditions.warning(UNREACHABLE, message),)
-
-
-def is_signals_unreachable(status: RLJobStatus) -> bool:
-    """Whether it is what Ready says."""
-    ready = conditions.find(status.conditions, READY)
-    return ready is not None and ready.reason == UNREACHABLE

@@ -1,6 +1,7 @@
 """Conditions, and the reading of a stored status that is not quite ours."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,10 @@ def test_a_status_is_written_without_what_is_unknown() -> None:
     assert job_status.plain_status(RLJobStatus(restarts=0, step=None)) == {"restarts": 0}
 
 
+def unready(**state: Any) -> dict[str, Any]:
+    return trainer(ready=False, containers=[container("trainer", **state)])
+
+
 PULL = "image registry/x cannot be pulled; kubectl describe pod simulated-trainer-0 says why"
 
 
@@ -66,17 +71,11 @@ PULL = "image registry/x cannot be pulled; kubectl describe pod simulated-traine
         (trainer(ready=False, unscheduled="0/1 nodes are available"), "Unschedulable", "0/1 nodes are available"),
         (trainer(ready=False, leaving=True), "Terminating", "simulated-trainer-0 is ending"),
         (trainer(leaving=True), "Terminating", "simulated-trainer-0 is ending"),
-        (trainer(ready=False, containers=[container("trainer", waiting="ErrImagePull")]), "ImagePullBackOff", PULL),
-        (trainer(ready=False, containers=[container("trainer", waiting="ImagePullBackOff")]), "ImagePullBackOff", PULL),
+        (unready(waiting="ErrImagePull"), "ImagePullBackOff", PULL),
+        (unready(waiting="ImagePullBackOff"), "ImagePullBackOff", PULL),
+        (unready(waiting="CreateContainerConfigError"), "CreateContainerConfigError", "kubelet says"),
         (
-            trainer(ready=False, containers=[container("trainer", waiting="CreateContainerConfigError")]),
-            "CreateContainerConfigError",
-            "kubelet says",
-        ),
-        (
-            trainer(
-                ready=False, containers=[container("trainer", waiting="CrashLoopBackOff", last=7, message="no GPU\n")]
-            ),
+            unready(waiting="CrashLoopBackOff", last=7, message="no GPU\n"),
             "CrashLoopBackOff",
             "container trainer of pod simulated-trainer-0 ended with exit code 7 (Error): no GPU",
         ),
@@ -89,14 +88,14 @@ PULL = "image registry/x cannot be pulled; kubectl describe pod simulated-traine
             "Preparing",
             "makes the model ready",
         ),
-        (trainer(ready=False, containers=[container("trainer", code=1)]), "Restarting", "exit code 1"),
+        (unready(code=1), "Restarting", "exit code 1"),
         (
             trainer(ready=False, init=[container("prepare", waiting="ContainerCreating")]),
             "Starting",
             "starts container prepare",
         ),
         (trainer(ready=False, phase="Failed", reason="OutOfcpu"), "PodFailed", "OutOfcpu"),
-        (trainer(ready=False, containers=[container("trainer")]), "Starting", "is not ready yet"),
+        (unready(), "Starting", "is not ready yet"),
         (generator(3, ready=False), "Starting", "simulated-sim-3"),
     ],
 )

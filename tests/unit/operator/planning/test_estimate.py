@@ -51,7 +51,7 @@ def rank_bytes(*, algorithm: dict[str, Any] | None = None, **trainer: Any) -> in
     document["spec"]["trainer"] |= trainer
     if algorithm is not None:
         document["spec"]["algorithm"] = algorithm
-    found = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
+    found = estimate(parse_job(document), config=QWEN3_8B).bytes_per_rank
     assert found is not None
     return found
 
@@ -73,7 +73,7 @@ def test_parameters_are_those_of_the_hub(config: dict[str, Any], parameters: int
 def test_another_kind_of_model_is_unknown(config: dict[str, Any]) -> None:
     assert of_config(config) is None
     found = estimate(full_job(), config=config)
-    assert (found.parameters, found.trainer.bytes_per_rank, found.pools[0].bytes_per_replica) == (None, None, None)
+    assert (found.parameters, found.bytes_per_rank, found.pools[0].bytes_per_replica) == (None, None, None)
     assert "unknown" in found.lines()[0]
 
 
