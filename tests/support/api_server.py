@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.client import REQUEST_TIMEOUT_S, Client
 from streamrl_operator.kube.rest_config import RestConfig
 
 Doc = dict[str, Any]
@@ -23,14 +23,18 @@ _APPLY = "application/apply-patch+yaml"
 
 @asynccontextmanager
 async def client_of(
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], *, token: str | None = None
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    *,
+    token: str | None = None,
+    timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> AsyncIterator[Client]:
     """A client of a server that answers every request so, as long as the block lasts."""
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     server = TestServer(application)
     await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=token)) as made:
+    access = RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=token)
+    async with Client(access, timeout_s=timeout_s) as made:
         yield made
     await server.close()
 

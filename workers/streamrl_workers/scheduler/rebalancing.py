@@ -191,7 +191,7 @@ class Rebalancer:
 
     def _host(self, generator: Generator) -> Host:
         leases = [lease for lease in generator.leases.values() if not lease.evaluation]
-        shares = {group_id: self._share(group_id) for group_id in {lease.group_id for lease in leases}}
+        shares = {group_id: self._share(group_id) for group_id in dict.fromkeys(lease.group_id for lease in leases)}
         return Host(
             generator_id=generator.generator_id,
             curve=self._fleet.curve(generator),

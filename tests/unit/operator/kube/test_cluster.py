@@ -117,7 +117,7 @@ async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[CachedCluster
     async def answer(each: web.Request) -> web.Response:
         return await answered(each, asked, all_asked)
 
-    async with client_of(answer) as client:
+    async with client_of(answer, timeout_s=60.0) as client:
         yield CachedCluster(client, changed=lambda *_: None)
 
 
