@@ -134,11 +134,16 @@ class Operator:
         )
         return self
 
-    def wait_for_looks(self, count: int = 2, *, deadline_s: float = SOON_S) -> None:
-        """Until it has looked at jobs so often more: resyncs, where nothing changes."""
-        begun = self.metric("streamrl_operator_reconciles_total")
+    @property
+    def looks(self) -> float:
+        """At jobs, so far."""
+        return self.metric("streamrl_operator_reconciles_total")
+
+    def wait_for_looks(self, count: int = 2, *, since: float | None = None, deadline_s: float = SOON_S) -> None:
+        """Until it has looked at jobs so often more: resyncs, where nothing changes. `since`: `looks` before what causes them; else now."""
+        begun = self.looks if since is None else since
         wait_until(
-            lambda: self.metric("streamrl_operator_reconciles_total") >= begun + count,
+            lambda: self.looks >= begun + count,
             what=f"{count} more looks",
             deadline_s=deadline_s,
             log=self.log,
