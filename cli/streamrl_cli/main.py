@@ -9,7 +9,6 @@ import asyncio
 import errno
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import NoReturn
@@ -45,8 +44,6 @@ MODULES = {"profile": "profile_command", "resume": "suspend"}
 ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
 """Commands whose modules are in `streamrl_cli.cluster`."""
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-
 _USER_ERRNOS = frozenset(
     {
         errno.ENOENT,
@@ -79,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.err(f"{error.filename or 'system'}: {error.strerror}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return console.EXIT_INTERRUPTED
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -111,7 +111,7 @@ async def running(
         (made.path / f"stand_ins/{role}.py").write_text(scheduler if role == "scheduler" else STAND_IN)
     said: list[str] = []
     plan = plan_run(made.job.spec, cpus=(0,))
-    supervisor = Supervisor.create(
+    supervisor = Supervisor(
         made, plan=plan, shared_env={}, max_restarts=max_restarts, liveness_s=liveness_s, say=said.append
     )
 
