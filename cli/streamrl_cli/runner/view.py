@@ -37,7 +37,6 @@ class LiveView:
     def __init__(self, progress: RunProgress, *, console: Console) -> None:
         self.progress = progress
         self.console = console
-        self.warm_up: Mapping[str, Any] | None = None
         self.live = Live(console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> "LiveView":
@@ -54,8 +53,7 @@ class LiveView:
     def prepare(self, event: Mapping[str, Any]) -> None:
         """Progress of the warm-up."""
         if event.get("event") == "warmup":
-            self.warm_up = event
-            self.live.update(self._warm_up_panel())
+            self.live.update(self._warm_up_panel(event))
 
     def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
         """Draw again."""
@@ -63,8 +61,7 @@ class LiveView:
             self.say(held_out_text(line))
         self.live.update(self._panel())
 
-    def _warm_up_panel(self) -> Panel:
-        event = self.warm_up or {}
+    def _warm_up_panel(self, event: Mapping[str, Any]) -> Panel:
         bar = ProgressBar(total=event["steps"], completed=event["step"], width=BAR_WIDTH)
         text = Text(f"supervised warm-up  {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
         return Panel(Group(text, bar), title=_text(self.progress.folder.job.metadata.name), border_style="cyan")
