@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import HfEngineSpec
 from streamrl.spec.model import ScratchModel
 from streamrl.spec.task import ReasoningGymDataset
 from streamrl_cli.ranker import PromptLength
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.hf.engine import create
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.load import load_model
@@ -141,9 +143,9 @@ class Sampler:
     """A model folder in the engine."""
 
     def __init__(self, folder: str, *, slots: int, max_tokens: int, temperature: float, seed: int) -> None:
-        self._engine = create(model_path=folder, slots=slots)
+        self._engine = create(EngineOptions(spec=HfEngineSpec(slots=slots), model_path=folder))
         self._engine.load_weights(version=0, tensors=Parameters(load_model(folder)).snapshot())
-        self._sampling = SamplingParams(temperature=temperature, top_p=1.0, top_k=None, max_tokens=max_tokens, stop=())
+        self._sampling = pb.Sampling(temperature=temperature, top_p=1.0, max_tokens=max_tokens)
         self._seed = seed
 
     def pairs(self, prompts: Sequence[str], *, samples: int) -> Iterator[PromptLength]:
@@ -152,28 +154,26 @@ class Sampler:
         tokens: dict[int, int] = {}
         waiting_is_over = False
         while not waiting_is_over or self._engine.active():
-            admitted: list[SampleRequest] = []
+            admitted: list[pb.SampleRequest] = []
             while len(admitted) < self._engine.free() and (request := next(waiting, None)) is not None:
                 admitted.append(request)
             waiting_is_over = len(admitted) < self._engine.free()
             for delta in [*self._engine.add(admitted), *self._engine.step()]:
-                tokens[delta.request_id] = tokens.get(delta.request_id, 0) + len(delta.tokens)
+                tokens[delta.lease] = tokens.get(delta.lease, 0) + len(delta.tokens)
                 if delta.finish_reason is not None:
-                    count = tokens.pop(delta.request_id)
+                    count = tokens.pop(delta.lease)
                     if delta.error is None:
-                        yield PromptLength(prompts[delta.request_id // samples], count)
+                        yield PromptLength(prompts[delta.lease // samples], count)
 
-    def _requests(self, prompts: Sequence[str], *, samples: int) -> Iterator[SampleRequest]:
+    def _requests(self, prompts: Sequence[str], *, samples: int) -> Iterator[pb.SampleRequest]:
         for number in range(len(prompts) * samples):
             group = number // samples
-            yield SampleRequest(
-                request_id=number,
+            yield pb.SampleRequest(
+                lease=number,
                 group_id=group,
                 prompt=prompts[group],
-                prefix_tokens=(),
                 sampling=self._sampling,
                 seed=self._seed + number,
-                pinned=False,
             )
 
 

@@ -21,11 +21,12 @@ from typing import Any, TextIO
 
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import ENV_CODE_DIR, ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
 from streamrl_cli import console
 from streamrl_cli.profiling import timing
-from streamrl_workers.generator.engines.base import Engine, EngineOptions, SamplingParams
+from streamrl_workers.generator.engines.base import Engine, EngineOptions
 from streamrl_workers.process.environment_variables import integer, pin_to_cpus, required
 from streamrl_workers.process.shutdown import watch_parent
 
@@ -95,8 +96,8 @@ def decode(task: DecodeTask, *, say: Say) -> None:
     spec = read_job(Path(required(os.environ, ENV_RUN_DIR)) / FILE_JOB).spec
     pool = next(pool for pool in spec.generators if pool.name == task.pool)
     clock = timing.WallClock(now_s=_clock(spec), sleep=time.sleep)
-    prompts = _prompts(spec)
-    source = timing.RequestSource(prompts=prompts, sampling=_sampling(spec), seed=spec.seed)
+    sampling = pb.Sampling(**spec.task.sampling.model_dump())
+    source = timing.RequestSource(prompts=_prompts(spec), sampling=sampling, seed=spec.seed)
     simulated = pool.engine.simulated is not None  # such an engine gives its answers at once
     engine = _simulated(spec, pool, time_scale=0.0) if simulated else _loaded_engine(spec, pool)
     answers = timing.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
@@ -104,7 +105,7 @@ def decode(task: DecodeTask, *, say: Say) -> None:
     say("answers", {"tokens": lengths, "unfinished": answers.unfinished, "fill_milliseconds": 1e3 * answers.fill_s})
     if simulated:
         engine = _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
-        source = replace(source, sampling=replace(source.sampling, max_tokens=_ENDLESS_TOKENS, stop=()))
+        source = replace(source, sampling=_endless(source.sampling))
     else:
         source = source.starting_within(answers.tokens)
     for batch in task.batches:
@@ -180,15 +181,12 @@ def _prompts(spec: RLJobSpec) -> list[str]:
     return [dataset.item("train", index).prompt for index in range(_PROMPTS)]
 
 
-def _sampling(spec: RLJobSpec) -> SamplingParams:
-    given = spec.task.sampling
-    return SamplingParams(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        max_tokens=given.max_tokens,
-        stop=tuple(given.stop),
-    )
+def _endless(given: pb.Sampling) -> pb.Sampling:
+    sampling = pb.Sampling()
+    sampling.CopyFrom(given)
+    sampling.max_tokens = _ENDLESS_TOKENS
+    sampling.ClearField("stop")
+    return sampling
 
 
 def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine:
