@@ -142,8 +142,7 @@ def _apply(data: Any, override: str) -> str:  # noqa: ANN401 - plain data
 
 
 def _split(path: str) -> list[str | int]:
-    parts = [int(index) if index else name for name, index in _PART.findall(path)]
-    return [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+    return [int(part) if part.isdigit() else part for part in (index or name for name, index in _PART.findall(path))]
 
 
 def _check_known(parts: Sequence[str | int]) -> None:

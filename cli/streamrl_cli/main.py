@@ -86,10 +86,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         console.out(f"streamrl {__version__}")
         return EXIT_DONE
-    return _run_command(argv[0], argv[1:])
-
-
-def _run_command(name: str, argv: list[str]) -> int:
+    name = argv[0]
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
     package = "streamrl_cli.cluster" if name in ON_CLUSTERS else "streamrl_cli"
@@ -99,7 +96,7 @@ def _run_command(name: str, argv: list[str]) -> int:
     )
     parser.set_defaults(command=name)
     command.add_arguments(parser)
-    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv))
+    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv[1:]))
     return code if isinstance(code, int) else asyncio.run(code)
 
 
