@@ -18,7 +18,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import main as scheduler_main
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.server import service
 from streamrl_workers.scheduler.server.connections import Context, Events, PeerLink
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
@@ -27,7 +27,7 @@ from streamrl_workers.stream.channel import bind, connect, make_server
 from streamrl_workers.stream.messages import Joiner, frames, write
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.stream.run_folder import write_endpoint
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, SchedulerStub, add_SchedulerServicer_to_server
+from streamrl_workers.stream.services import SCHEDULER, Client, client, serve
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Request, Result, Score, ScoreSample
 
 TOKENS = 64
@@ -84,7 +84,7 @@ class Stopwatch:
         took, wrote = service._Generator._on_progress, PeerLink._write_one
 
         def on_progress(generator: service._Generator, batch: pb.ProgressBatch) -> None:
-            self._freed.setdefault(generator.link.peer, time.perf_counter())
+            self._freed.setdefault(generator.entry.link.peer, time.perf_counter())
             took(generator, batch)
 
         async def write_one(link: PeerLink, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
@@ -135,7 +135,7 @@ class FakeGenerator:
     tokens = pack_int32(range(TOKENS))
     logprobs = pack_float32([-0.5] * TOKENS)
 
-    def __init__(self, number: int, stub: SchedulerStub, *, tick_s: float) -> None:
+    def __init__(self, number: int, stub: Client, *, tick_s: float) -> None:
         self._id = f"generator-sim-{number}"
         self._call = stub.Generate(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
         self._joiner = Joiner(pb.GeneratorCommand)
@@ -190,7 +190,7 @@ class FakeGenerator:
 class FakeTrainer:
     """Takes a step as soon as it has the groups, and says that a checkpoint covers it."""
 
-    def __init__(self, stub: SchedulerStub, *, stop_at_groups: int = 0) -> None:
+    def __init__(self, stub: Client, *, stop_at_groups: int = 0) -> None:
         self._call = stub.Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
         self._joiner = Joiner(pb.TrainerCommand)
         self._stop_at_groups = stop_at_groups
@@ -246,10 +246,10 @@ async def run_clients(address: str, generators: int, tick_s: float) -> None:
     """Role `clients`: all generators and the trainer."""
     count = 1 + generators // GENERATORS_PER_CHANNEL
     channels = [await connect(address, timeout_s=CONNECT_S, who="the scheduler") for _ in range(count)]
-    trainer = FakeTrainer(SchedulerStub(channels[0]))
+    trainer = FakeTrainer(client(channels[0], SCHEDULER))
     began_s = time.perf_counter()
     fakes = [
-        FakeGenerator(number, SchedulerStub(channels[number % len(channels)]), tick_s=tick_s)
+        FakeGenerator(number, client(channels[number % len(channels)], SCHEDULER), tick_s=tick_s)
         for number in range(generators)
     ]
     tasks = [asyncio.create_task(fake.run(), name="generator") for fake in fakes]
@@ -261,7 +261,7 @@ async def run_clients(address: str, generators: int, tick_s: float) -> None:
 async def run_drain(address: str, groups: int) -> None:
     """Role `drain`: take finished groups, nothing else."""
     channel = await connect(address, timeout_s=CONNECT_S, who="the scheduler")
-    trainer = FakeTrainer(SchedulerStub(channel), stop_at_groups=groups)
+    trainer = FakeTrainer(client(channel, SCHEDULER), stop_at_groups=groups)
     await trainer.run()
     print(json.dumps({"bytes": trainer.bytes, "seconds": trainer.last_s - trainer.credit_s}))
 
@@ -285,7 +285,7 @@ async def fill(path: str, groups: int, tokens: int) -> None:
     """Role `fill`: a journal with finished groups."""
     journal = JournalWriter(Path(path), limit_bytes=1 << 30)
     journal.open()
-    journal.start(JournalListener(on_committed=lambda _sequence: None, on_fault=print))
+    journal.start(on_committed=lambda _sequence: None, on_fault=print)
     for group in range(groups):
         samples = tuple(sample(group, index, tokens).SerializeToString() for index in range(8))
         size_bytes = sum(map(len, samples))
@@ -298,7 +298,7 @@ async def fill(path: str, groups: int, tokens: int) -> None:
     journal.close()
 
 
-class BareService(SchedulerServicer):  # type: ignore[misc]  # generated, without types
+class BareService:
     """Sends prepared messages as fast as the stream takes them."""
 
     def __init__(self, messages: list[pb.TrainerCommand]) -> None:
@@ -320,7 +320,7 @@ async def run_bare(groups: int, tokens: int) -> None:
     ]
     server = make_server(os.environ["STREAMRL_TOKEN"])
     address = bind(server, port=0)
-    add_SchedulerServicer_to_server(BareService(messages), server)
+    serve(server, SCHEDULER, BareService(messages))
     await server.start()
     write_endpoint(Path(os.environ["STREAMRL_RUN_DIR"]), process="bare", grpc=address, signals=None)
     await server.wait_for_termination()
@@ -329,7 +329,7 @@ async def run_bare(groups: int, tokens: int) -> None:
 async def read_bare(address: str) -> None:
     """Role `read_bare`: count what a bare stream brings."""
     channel = await connect(address, timeout_s=CONNECT_S, who="the bare server")
-    call = SchedulerStub(channel).Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
+    call = client(channel, SCHEDULER).Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
     began_s, size_bytes = time.perf_counter(), 0
     await write(call, pb.TrainerEvent(credit=pb.Credit(bytes=1)))
     joiner = Joiner(pb.TrainerCommand)

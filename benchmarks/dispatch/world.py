@@ -125,7 +125,7 @@ class World:
         self._join()
         self._settle()  # the first batches are planned
         hello = pb.TrainerHello(trainer_id="trainer-0", instance="t", weights_address="t:1")
-        self._tell(lambda core: core.trainer_joined(hello, now_s=0.0))
+        self._tell(lambda core: core.trainer_joined(hello))
         self._tell(lambda core: core.credit(BYTES))
         self._publish(0)
         if self._job.beat_s:
@@ -197,9 +197,7 @@ class World:
                 replica = _Replica(f"generator-{pool.name}-{ordinal}", ModelledEngine(step_s, kv_s=pool.kv_s))
                 self._engines.append(replica)
                 self._by_name[replica.name] = replica
-                info = fx.GeneratorInfo(
-                    generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots, step=None, attempt=None
-                )
+                info = pb.GeneratorHello(generator_id=replica.name, instance="1", pool=pool.name, slots=pool.slots)
                 self._tell(_joined(info))
 
     def _to_generator(self, effect: fx.ToGenerator) -> None:
@@ -333,7 +331,7 @@ def _committed(sequence: int) -> Call:
     return lambda core: core.committed(sequence)
 
 
-def _joined(info: fx.GeneratorInfo) -> Call:
+def _joined(info: pb.GeneratorHello) -> Call:
     return lambda core: core.generator_joined(info, now_s=0.0)
 
 

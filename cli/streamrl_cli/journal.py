@@ -81,10 +81,7 @@ def _repair(run_dir: Path) -> int:
     found = CheckpointStore(store_of(run_dir) / DIR_CHECKPOINTS, keep_last=1).newest()
     checkpoint = None
     if found is not None:
-        meta = found.meta
-        checkpoint = CheckpointFact(
-            path=found.directory.name, step=meta.step, attempt=meta.attempt, history=meta.history
-        )
+        checkpoint = CheckpointFact(path=found.directory.name, step=found.meta.step, attempt=found.meta.attempt)
     done = repair(run_dir, checkpoint=checkpoint)
     console.out(f"{len(done.groups)} groups will be generated again{': ' if done.groups else ''}{_listed(done.groups)}")
     if done.first_step is not None:

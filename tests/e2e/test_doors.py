@@ -40,7 +40,7 @@ def both(release: Release) -> Iterator[Stage]:
 GET_MODEL = """
 import json, sys, grpc
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from streamrl_workers.stream.services import SCHEDULER, client
 
 def ask(case):
     options = (("grpc.ssl_target_name_override", case["host"]), ("grpc.enable_retries", 0))
@@ -51,7 +51,7 @@ def ask(case):
         channel = grpc.secure_channel(case["address"], grpc.ssl_channel_credentials(*files), options)
     with channel:
         try:
-            list(SchedulerStub(channel).GetModel(pb.ModelRequest(), timeout=20))
+            list(client(channel, SCHEDULER).GetModel(pb.ModelRequest(), timeout=20))
         except grpc.RpcError as error:
             return error.code().name, error.details()
     return "OK", ""

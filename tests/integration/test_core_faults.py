@@ -47,17 +47,17 @@ EVENTS = [
 ]
 """Methods of the core that a run reaches in which nobody dies."""
 CARRIED_OUT = [
-    "journal.writer:JournalWriter.append",
-    "server.connections:Connections.to_generator",
-    "server.connections:Connections.to_trainer",
-    "server.connections:Connections.deliver_group",
-    "server.executor:TaskClient.ask",
-    "server.ranker_client:RankerClient.ask",
-    "server.lifetime:ExitDecision.finished",
-    "journal.writer:JournalWriter._commit",
+    "scheduler.journal.writer:JournalWriter.append",
+    "scheduler.server.connections:Connections.to_generator",
+    "scheduler.server.connections:Connections.to_trainer",
+    "scheduler.server.connections:Connections.deliver_group",
+    "tasks.pool:TaskPool.put",
+    "scheduler.server.ranker_client:RankerClient.ask",
+    "scheduler.server.lifetime:ExitDecision.finished",
+    "scheduler.journal.writer:JournalWriter._commit",
 ]
 """What effects do; the last is the journal's thread."""
-TARGETS = [f"streamrl_workers.scheduler.{name}" for name in (*(f"core:Core.{name}" for name in EVENTS), *CARRIED_OUT)]
+TARGETS = [f"streamrl_workers.{name}" for name in (*(f"scheduler.core:Core.{name}" for name in EVENTS), *CARRIED_OUT)]
 TRIES = 6
 """A run may make fewer calls than the one before it: the last call is looked for again."""
 GAME = """

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from streamrl_workers.scheduler.feed.accounting import DROP_REASONS, FAILURE_KINDS
+from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, streamrl
 

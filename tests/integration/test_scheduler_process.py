@@ -19,7 +19,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import connect
 from streamrl_workers.stream.messages import Joiner, write
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from streamrl_workers.stream.services import SCHEDULER, client
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
 from support.worker_processes import Workers
@@ -60,7 +60,7 @@ def test_imports_nothing_heavy() -> None:
 async def _first_answer(workers: Workers, *, token: str, event: pb.GeneratorEvent) -> pb.GeneratorCommand:
     channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
     try:
-        call = SchedulerStub(channel).Generate(metadata=call_metadata(token))
+        call = client(channel, SCHEDULER).Generate(metadata=call_metadata(token))
         async with asyncio.timeout(30):
             await await_admission(call)
             await write(call, event)
@@ -92,7 +92,7 @@ async def test_token_and_hello_are_demanded(workers: Workers) -> None:
 async def test_second_hello_loses_the_connection_alone(workers: Workers) -> None:
     workers.start_scheduler()
     channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
-    call = SchedulerStub(channel).Generate(metadata=call_metadata(workers.token))
+    call = client(channel, SCHEDULER).Generate(metadata=call_metadata(workers.token))
     await write(call, HELLO)
     await write(call, HELLO)
     async with asyncio.timeout(30):

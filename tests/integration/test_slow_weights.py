@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream import stream_pb2_grpc
+from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from streamrl_workers.weights.pull import Puller, pull
 from streamrl_workers.weights.server import WeightsService, WeightStore
@@ -98,7 +98,7 @@ async def trainer() -> AsyncIterator[Trainer]:
     store = WeightStore()
     link = Link(store)
     server = grpc.aio.server()
-    stream_pb2_grpc.add_WeightsServicer_to_server(link, server)
+    serve(server, WEIGHTS, link)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     running = Trainer(store, link, f"127.0.0.1:{port}")

@@ -17,7 +17,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import ConnectTimeoutError, connect
 from streamrl_workers.stream.messages import write
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub, WeightsStub
+from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, client
 from streamrl_workers.stream.tls import Tls
 from support.certificates import Authority, mount
 from support.jobs import simulated_job, write_prompts
@@ -53,28 +53,28 @@ async def channel_of(pods: Pods, service: str, *, files: Path | None, timeout_s:
 
 
 async def generate(channel: grpc.aio.Channel) -> Any:
-    call = SchedulerStub(channel).Generate(metadata=call_metadata("any"))
+    call = client(channel, SCHEDULER).Generate(metadata=call_metadata("any"))
     return await _converse(
         call, pb.GeneratorEvent(hello=pb.GeneratorHello(generator_id="g", instance="i", pool="sim", slots=1))
     )
 
 
 async def train(channel: grpc.aio.Channel) -> Any:
-    call = SchedulerStub(channel).Train(metadata=call_metadata("any"))
+    call = client(channel, SCHEDULER).Train(metadata=call_metadata("any"))
     return await _converse(call, pb.TrainerEvent(heartbeat=pb.TrainerHeartbeat()))
 
 
 async def get_model(channel: grpc.aio.Channel) -> Any:
-    return [piece async for piece in SchedulerStub(channel).GetModel(pb.ModelRequest(), timeout=ANSWER_S)]
+    return [piece async for piece in client(channel, SCHEDULER).GetModel(pb.ModelRequest(), timeout=ANSWER_S)]
 
 
 async def get_manifest(channel: grpc.aio.Channel) -> Any:
-    return await WeightsStub(channel).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S).read()
+    return await client(channel, WEIGHTS).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S).read()
 
 
 async def fetch(channel: grpc.aio.Channel) -> Any:
     request = pb.FetchRequest(tensor="w", chunk_bytes=1)
-    return [chunk async for chunk in WeightsStub(channel).Fetch(request, timeout=ANSWER_S)]
+    return [chunk async for chunk in client(channel, WEIGHTS).Fetch(request, timeout=ANSWER_S)]
 
 
 async def _converse(call: Any, event: Any) -> Any:

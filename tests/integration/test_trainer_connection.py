@@ -13,7 +13,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.stream.channel import MAX_BREAKS, Backoff, bind, make_server
 from streamrl_workers.stream.messages import frames
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from streamrl_workers.stream.services import SCHEDULER, serve
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
 from streamrl_workers.trainer.session import Session, StoppedError
@@ -21,7 +21,7 @@ from streamrl_workers.trainer.session import Session, StoppedError
 TOKEN = "secret"
 
 
-class Scheduler(SchedulerServicer):
+class Scheduler:
     """Welcomes; closes the stream after the first event behind hello, stops the run on the second connection."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def _frame(**command: Any) -> pb.Frame:
 @pytest.fixture
 async def scheduler() -> AsyncIterator[tuple[Scheduler, str]]:
     server, servicer = make_server(TOKEN), Scheduler()
-    add_SchedulerServicer_to_server(servicer, server)
+    serve(server, SCHEDULER, servicer)
     address = bind(server, port=0)
     await server.start()
     yield servicer, address
@@ -78,7 +78,7 @@ async def test_without_a_scheduler_it_gives_up_and_says_what_it_waited_for():
 async def test_another_runs_token_is_the_users_error(scheduler):
     _, address = scheduler
     _, link = _link(address, token="of another run")
-    with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of this run"):
+    with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of the scheduler"):
         await asyncio.wait_for(link.run(), 30)
 
 
@@ -88,7 +88,7 @@ async def test_closing_ends_a_link_that_finds_nobody():
     await asyncio.wait_for(link.run(), 5)
 
 
-class Refusing(SchedulerServicer):
+class Refusing:
     """Ends every connection behind its welcome."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
@@ -114,7 +114,7 @@ class Refusing(SchedulerServicer):
 async def test_a_trainer_that_cannot_say_what_it_has_to_ends(code, reason: str, connections: int, monkeypatch):
     monkeypatch.setattr(Backoff, "next_pause_s", lambda _backoff: 0.0)
     server, servicer = make_server(TOKEN), Refusing(code)
-    add_SchedulerServicer_to_server(servicer, server)
+    serve(server, SCHEDULER, servicer)
     address = bind(server, port=0)
     await server.start()
     session, link = _link(address)

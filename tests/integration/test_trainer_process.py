@@ -134,7 +134,7 @@ def test_with_another_runs_token_it_ends_as_the_users_error(workers: Workers) ->
     workers.start_scheduler()
     workers.start("trainer-0", STREAMRL_TOKEN="of another run")
     assert workers.wait("trainer-0") == 2, workers.text("trainer-0")
-    assert workers.text("trainer-0").splitlines()[-1].startswith("STREAMRL_TOKEN: is not the token of this run")
+    assert workers.text("trainer-0").splitlines()[-1].startswith("STREAMRL_TOKEN: is not the token of the scheduler")
 
 
 def test_on_a_full_disk_for_its_samples_it_ends_as_the_users_error(workers: Workers) -> None:

@@ -106,7 +106,7 @@ class Outside:
     def _do(self, effect: fx.Effect) -> None:
         self._world.fault.around(type(effect).__name__, lambda: self._world.take(effect))
 
-    ask = need_prompts = score = play = deliver_group = _do
+    ask = put = deliver_group = _do
 
     def append(self, write: fx.Write) -> None:
         name = type(write.record).__name__

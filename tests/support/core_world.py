@@ -238,15 +238,14 @@ class World:
         generator.inbox.clear()
         generator.active.clear()
         generator.wanted = None
-        attempt, step = generator.version or (None, None)
-        info = fx.GeneratorInfo(
-            generator_id=name, instance=generator.instance, pool=pool, slots=generator.slots, step=step, attempt=attempt
-        )
-        self.do(self.core.generator_joined(info, now_s=self.now_s))
+        hello = pb.GeneratorHello(generator_id=name, instance=generator.instance, pool=pool, slots=generator.slots)
+        if generator.version is not None:
+            hello.version.attempt, hello.version.step = generator.version
+        self.do(self.core.generator_joined(hello, now_s=self.now_s))
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]
-        self.do(self.core.generator_left(name, reason="killed", now_s=self.now_s))
+        self.do(self.core.generator_left(name))
 
     def leave_generator(self, name: str) -> None:
         self.generators[name].leaving = True
@@ -292,7 +291,7 @@ class World:
     def fail_weights(self, generator: SimGenerator) -> None:
         assert generator.wanted is not None
         failed, generator.wanted = generator.wanted, None
-        self.do(self.core.weights_failed(generator.name, version=failed, error="gone", now_s=self.now_s))
+        self.do(self.core.weights_failed(generator.name, version=failed, now_s=self.now_s))
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
@@ -326,7 +325,7 @@ class World:
             weights_address="h:1",
             checkpoint_step=self.checkpoint,
         )
-        self.do(self.core.trainer_joined(hello, now_s=self.now_s))
+        self.do(self.core.trainer_joined(hello))
 
     def deliver_trainer(self) -> None:
         trainer = self.trainer

@@ -14,10 +14,10 @@ import grpc.aio
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.messages import Joiner, frames
 from streamrl_workers.stream.packing import unpack_int32
+from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.server import WeightsService, WeightStore
 from support.jobs import simulated_job
@@ -30,7 +30,7 @@ LEASE_S = 120.0
 """A link waits so long for its welcome, which is as late as the test that gives it."""
 
 
-class TinyScheduler(stream_pb2_grpc.SchedulerServicer):
+class TinyScheduler:
     """Says what it is told to, keeps what it hears."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Bench:
 
 async def _serve(*, scheduler: TinyScheduler, port: int) -> tuple[grpc.aio.Server, str]:
     server = make_server(TOKEN)
-    stream_pb2_grpc.add_SchedulerServicer_to_server(scheduler, server)
+    serve(server, SCHEDULER, scheduler)
     address = bind(server, port=port)
     await server.start()
     return server, address
@@ -190,7 +190,7 @@ async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
     (run_dir / keys.FILE_JOB).write_text(json.dumps(document))
     store = WeightStore()
     weights = make_server(TOKEN)
-    stream_pb2_grpc.add_WeightsServicer_to_server(WeightsService(store), weights)
+    serve(weights, WEIGHTS, WeightsService(store))
     weights_address = bind(weights, port=0)
     await weights.start()
     scheduler = TinyScheduler()

@@ -8,10 +8,9 @@ from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.replay import read_samples
 from streamrl_workers.scheduler.journal.store import open_for_reading
-from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS, read_samples
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.stream.packing import pack_int32
 from support.runs import DEADLINE_S
 
@@ -60,7 +59,7 @@ class OpenJournal:
         self.acknowledged = 0
         self._sequence = 0
         self._news = asyncio.Event()
-        self.journal.start(JournalListener(on_committed=self._committed, on_fault=self._fault))
+        self.journal.start(on_committed=self._committed, on_fault=self._fault)
 
     def _committed(self, sequence: int) -> None:
         assert sequence > self.acknowledged

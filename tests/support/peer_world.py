@@ -24,8 +24,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_pages.server import json_response
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.journal.replay import load, read_samples
-from streamrl_workers.scheduler.journal.tables import apply_record, delete_samples
+from streamrl_workers.scheduler.journal.tables import apply_record, delete_samples, load, read_samples
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
@@ -80,6 +79,8 @@ class PeerWorld(World):
         """The task pool, or the ranker, is asked."""
         self.take(effect)
 
+    put = ask
+
     def append(self, write: fx.Write) -> None:
         """To the journal."""
         self.take(write)
@@ -123,11 +124,11 @@ class PeerWorld(World):
         hello = pb.GeneratorHello(generator_id=name, instance="i", pool=pool, slots=3)
         link = WorldLink(lambda data: self._tell_generator(name, data), ended=lambda: self._cut_generator(name))
         entry = GeneratorEntry(link=link, hello=hello, version_step=None, beats=BeatWindow(LEASE_S))
-        self.connections.add_generator(entry)
+        self.connections.add(entry)
         super().join_generator(name, pool=pool)
 
     def kill_generator(self, name: str) -> None:
-        self.connections.remove_generator(self.connections.generators[name])
+        self.connections.remove(self.connections.generators[name])
         super().kill_generator(name)
 
     def _tell_generator(self, name: str, data: bytes) -> None:
@@ -140,7 +141,7 @@ class PeerWorld(World):
     def join_trainer(self) -> None:
         hello = pb.TrainerHello(trainer_id="trainer-0", instance=self.trainer.instance)
         link = WorldLink(self._tell_trainer, ended=self._cut_trainer)
-        self.connections.set_trainer(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
+        self.connections.add(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
         super().join_trainer()
 
     def _tell_trainer(self, data: bytes) -> None:

@@ -86,7 +86,7 @@ class _Fold:
             start_version=scored.start_version if scored else None,
             trajectories=() if recorded else blobs,
             size_bytes=scored.size_bytes if scored else 0,
-            stats=stats_of_stored(blobs, start_version=scored.start_version) if scored and recorded else None,
+            stats=stats_of_stored(blobs) if scored else None,
         )
 
 

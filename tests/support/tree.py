@@ -20,7 +20,7 @@ PACKAGES = (
 def sources(*folders: str) -> list[Path]:
     """Python files written by people below `folders`."""
     found = (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")))
-    return [path for path in found if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+    return [path for path in found if not path.stem.endswith("_pb2")]
 
 
 def all_sources() -> list[Path]:

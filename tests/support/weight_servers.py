@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
@@ -66,7 +66,7 @@ async def _serve(pipe: Connection, *, kind: str, port: int, allowed: int) -> Non
         "corrupting": lambda: Corrupting(store),
     }[kind]()
     server = make_server(TOKEN)
-    stream_pb2_grpc.add_WeightsServicer_to_server(service, server)
+    serve(server, WEIGHTS, service)
     address = bind(server, port=port)
     await server.start()
     pipe.send(address)

@@ -21,7 +21,7 @@ from streamrl_cli.simulation.shell import Call, Shell
 from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.effects import Effect, GeneratorInfo
+from streamrl_workers.scheduler.effects import Effect
 
 PARTIALS_INTERVAL_S = 1.0
 """A generator tells of running samples so often (`generator/link.py`): what a death costs at most."""
@@ -97,15 +97,10 @@ class ModelledGenerator:
         if self.is_gone:
             return
         self.connected = True
-        info = GeneratorInfo(
-            generator_id=self.name,
-            instance=self._instance,
-            pool=self.pool.name,
-            slots=self.pool.slots,
-            step=None,
-            attempt=None,
+        hello = pb.GeneratorHello(
+            generator_id=self.name, instance=self._instance, pool=self.pool.name, slots=self.pool.slots
         )
-        self._shell.join(self, info)
+        self._shell.join(self, hello)
         self._shell.touched[self.name] = self
 
     def leave(self) -> None:
@@ -116,7 +111,7 @@ class ModelledGenerator:
         if self.connected:
             self._tell(lambda core, now_s: core.generator_leaving(self.name, now_s=now_s))
         else:
-            self._end(reason="it has left")
+            self._end()
 
     def die(self) -> None:
         """The process ends now; what a real one would have told of its samples is told first."""
@@ -129,16 +124,16 @@ class ModelledGenerator:
         self._running.clear()
         if told:
             self._shell.tell(partial(self._progress, told))
-        self._end(reason="killed")
+        self._end()
 
     def _drained(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_drained(self.name, now_s=now_s))
-        self._end(reason="it has left")
+        self._end()
 
-    def _end(self, *, reason: str) -> None:
+    def _end(self) -> None:
         self.is_gone = True
         self.connected = False
-        self._shell.part(self, reason=reason)
+        self._shell.part(self)
         self._gone(self)
 
     # ---- commands

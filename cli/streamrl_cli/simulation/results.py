@@ -19,7 +19,7 @@ from typing import Any
 
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
-from streamrl_workers.scheduler.feed.accounting import StepSummary
+from streamrl_workers.scheduler.components import StepSummary
 
 _US = 1e6
 _WEIGHTS_TRACK = 0
@@ -210,7 +210,7 @@ class SimulationResult:
 def summary(outcome: SimulationResult) -> dict[str, Any]:
     """Everything, as plain data: the JSON file."""
     rows = _history(outcome.steps)
-    samples = sum(row.summary.samples for row in rows)
+    samples = sum(row.summary.stats.samples for row in rows)
     tokens = sum(row.tokens for row in rows)
     trained_s, walls = outcome.trained_s, outcome.measures.walls
     ages: Counter[int] = sum((Counter(row.summary.staleness_histogram) for row in rows), Counter())
@@ -259,7 +259,7 @@ def _row(row: StepRow) -> dict[str, Any]:
         "attempt": found.attempt,
         "at_s": row.at_s,
         "makespan_s": row.makespan_s,
-        "samples": found.samples,
+        "samples": found.stats.samples,
         "tokens": row.tokens,
         "staleness_mean": found.staleness_mean,
         "staleness_max": found.staleness_max,

@@ -197,16 +197,16 @@ class Shell:
         for effect in call(self.core, self.timeline.now_s):
             self._carry_out[type(effect)](effect)
 
-    def join(self, generator: "ModelledGenerator", info: fx.GeneratorInfo) -> None:
+    def join(self, generator: "ModelledGenerator", hello: pb.GeneratorHello) -> None:
         """A replica says hello."""
         self.generators[generator.name] = generator
-        self.tell(lambda core, now_s: core.generator_joined(info, now_s=now_s))
+        self.tell(lambda core, now_s: core.generator_joined(hello, now_s=now_s))
 
-    def part(self, generator: "ModelledGenerator", *, reason: str) -> None:
+    def part(self, generator: "ModelledGenerator") -> None:
         """Its link is closed."""
         if self.generators.get(generator.name) is generator:
             del self.generators[generator.name]
-            self.tell(lambda core, now_s: core.generator_left(generator.name, reason=reason, now_s=now_s))
+            self.tell(lambda core, now_s: core.generator_left(generator.name))
 
     def settle(self) -> None:
         """Until nothing more happens at this moment."""

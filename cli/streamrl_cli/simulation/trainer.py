@@ -67,14 +67,14 @@ class ModelledTrainer:
             checkpoint_step=self._checkpoint,
             weights_address="trainer:1",
         )
-        self._shell.tell(lambda core, now_s: core.trainer_joined(hello, now_s=now_s))
+        self._shell.tell(lambda core, now_s: core.trainer_joined(hello))
 
     def restart(self, down_s: float) -> None:
         """The process dies; another one begins at the newest checkpoint. One that is down already stays down as long as it was to."""
         if not self.connected:
             return
         self._shell.trainer = None
-        self._shell.tell(lambda core, now_s: core.trainer_left(now_s=now_s))
+        self._shell.tell(lambda core, now_s: core.trainer_left())
         self._lives += 1
         self._enter(_OTHER)
         self._shell.timeline.after(down_s, self.connect)

@@ -20,8 +20,8 @@ from google.protobuf import json_format
 from fuzz.harness import Door, Enter
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.replay import load
 from streamrl_workers.scheduler.journal.store import WriterLock, make_if_new, open_for_writing
+from streamrl_workers.scheduler.journal.tables import load
 from streamrl_workers.scheduler.server import peer_messages
 from streamrl_workers.stream.messages import frames
 from support.core_world import settings

@@ -193,7 +193,10 @@ def test_yaml_is_read_alike_by_readers_of_both_versions(objects: list[dict[str, 
 
 @pytest.mark.parametrize(
     "word",
-    [*["yes", "No", "on", "OFF", "y", "1e-6", "012", "0o7", "null", "~", "1:30", "1_0", "0b1", "2026-01-01"], "", "a: b", "# x"],
+    [
+        *("yes", "No", "on", "OFF", "y", "1e-6", "012", "0o7", "null"),
+        *("~", "", "1:30", "1_0", "0b1", "2026-01-01", "a: b", "# x"),
+    ],
 )
 def test_words_that_look_like_something_else_stay_strings(word: str) -> None:
     written = dump({"value": word, word or "key": "a\nb\n"}, form="yaml")

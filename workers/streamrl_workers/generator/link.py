@@ -41,7 +41,7 @@ from streamrl_workers.stream.channel import (
     refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, read, write
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from streamrl_workers.stream.services import SCHEDULER, Client, client
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
@@ -126,7 +126,7 @@ class GeneratorLink:
             self.fault = str(error)
             return False
         try:
-            return await self._session(SchedulerStub(channel))  # type: ignore[no-untyped-call]  # generated
+            return await self._session(client(channel, SCHEDULER))
         except grpc.aio.AioRpcError as error:
             self._broken(error)
         finally:
@@ -154,8 +154,8 @@ class GeneratorLink:
         self.fault = f"link broken: {error.code().name}: {error.details()}"
         _log.warning(self.fault)
 
-    async def _session(self, stub: SchedulerStub) -> bool:
-        call = stub.Generate(metadata=call_metadata(self._settings.variables.token))
+    async def _session(self, service: Client) -> bool:
+        call = service.Generate(metadata=call_metadata(self._settings.variables.token))
         try:
             await self._within_lease(await_admission(call), missing="not let in")
             return await self._conversation(call)

@@ -1,12 +1,14 @@
 """What one core is made of: its components, and their state in numbers.
 
 `SchedulerComponents` names the collaborators that share one core, `make_components` builds them from the journal's
-state. `CoreView` and `PoolView` are what metrics, autoscaler and people read of the present. Decides nothing.
+state. `CoreView` and `PoolView` are what metrics, autoscaler and people read of the present, `StepSummary` of a step.
+Decides nothing.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
@@ -14,14 +16,30 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
+from streamrl_workers.scheduler.groups.life import GroupEvent
 from streamrl_workers.scheduler.groups.lifecycle import SampleLifecycle
 from streamrl_workers.scheduler.groups.planning import Planner
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import GroupTable, frontier
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView
-from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.records import Recovered, SampleStats
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.scheduler.waiting import WaitingGroups
+from streamrl_workers.tasks.values import FailureKind
+
+FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
+"""Why a sample has no reward; metrics have them all, zeros included."""
+DROP_REASONS = tuple(
+    event.value
+    for event in (
+        GroupEvent.REWARD_FAILED,
+        GroupEvent.GENERATION_FAILED,
+        GroupEvent.ZERO_VARIANCE,
+        GroupEvent.TOO_STALE,
+        GroupEvent.RUN_ENDED,
+    )
+)
+"""Why a group is never trained; metrics have them all, zeros included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +139,40 @@ def speeds(fleet: Fleet) -> dict[str, LatencyCurve]:
         if generator.pool not in largest or generator.slots > largest[generator.pool].slots:
             largest[generator.pool] = generator
     return {pool: fleet.curve(generator) for pool, generator in sorted(largest.items())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """What one recorded step consumed, and what happened since the step before."""
+
+    attempt: int
+    step: int
+    stats: SampleStats
+    """Of its groups."""
+    staleness_histogram: Mapping[int, int]
+    """Staleness in steps -> groups, rising."""
+    trainer_metrics: Mapping[str, float]
+    reissued_samples: int
+    """Since the step before."""
+    dropped_groups: Mapping[str, int]
+    """Reason -> groups, since the step before."""
+    score_failures: Mapping[str, int]
+    """Kind -> samples that got no reward since the step before: training and held-out ones, of this or any later step."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of the step."""
+        return sum(self.staleness_histogram.values())
+
+    @property
+    def staleness_mean(self) -> float:
+        """Over groups, in steps."""
+        return sum(age * count for age, count in self.staleness_histogram.items()) / self.groups
+
+    @property
+    def staleness_max(self) -> int:
+        """In steps."""
+        return max(self.staleness_histogram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

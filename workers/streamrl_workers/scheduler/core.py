@@ -5,7 +5,7 @@ event), no randomness. `server/` brings the events and carries the effects out i
 
     groups/planning   which groups are planned       groups/staleness   who may begin, who may be delivered
     assignment        who takes what                 groups/lifecycle   a group from planned to scored
-    evaluation        which weights, how good        feed/              trainer, steps, attempts
+    evaluation        which weights, how good        trainer_feed      trainer, steps, attempts
     dispatch/         in which order
 
 Invariants: each group in exactly one step of the history, or dropped with a reason; staleness at most S; every method leaves a state in
@@ -16,21 +16,20 @@ from collections.abc import Mapping, Sequence
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.assignment import Assignment
-from streamrl_workers.scheduler.components import CoreView, make_components, pool_view, pool_views, speeds
+from streamrl_workers.scheduler.components import CoreView, StepSummary, make_components, pool_view, pool_views, speeds
 from streamrl_workers.scheduler.dispatch import Order, policy
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
 from streamrl_workers.scheduler.dispatcher import Dispatcher
-from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished, GeneratorInfo
+from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
-from streamrl_workers.scheduler.feed.accounting import StepSummary
-from streamrl_workers.scheduler.feed.trainer_feed import HistoryError, MismatchError, TrainerFeed
-from streamrl_workers.scheduler.fleet import Generator, welcome
+from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.trainer_feed import HistoryError, MismatchError, TrainerFeed
 from streamrl_workers.tasks.values import Prompt, Score, TurnAnswer
 
 MIN_DROPS_TO_FAIL = 16
@@ -156,15 +155,16 @@ class Core:
 
     # ---- generators
 
-    def generator_joined(self, info: GeneratorInfo, *, now_s: float) -> list[Effect]:
+    def generator_joined(self, hello: pb.GeneratorHello, *, now_s: float) -> list[Effect]:
         """A generator has said hello; the first command to it is GeneratorWelcome. It is taken to hold nothing."""
-        self._remove(info.generator_id)
-        self._components.fleet.join(info, now_s=now_s)
-        self._outbox.to_generator(info.generator_id, welcome(self._settings.lease_s))
+        self._remove(hello.generator_id)
+        self._components.fleet.join(hello, now_s=now_s)
+        welcome = pb.GeneratorWelcome(lease_seconds=self._settings.lease_s)
+        self._outbox.to_generator(hello.generator_id, pb.GeneratorCommand(welcome=welcome))
         self._announcer.changed()
         return self._settle()
 
-    def generator_left(self, generator_id: str, *, reason: str, now_s: float) -> list[Effect]:
+    def generator_left(self, generator_id: str) -> list[Effect]:
         """The link is closed: what the generator held is issued again."""
         self._remove(generator_id)
         self._announcer.changed()
@@ -199,7 +199,7 @@ class Core:
             self._announcer.changed()
         return self._settle()
 
-    def weights_failed(self, generator_id: str, *, version: pb.VersionName, error: str, now_s: float) -> list[Effect]:
+    def weights_failed(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
         """The generator keeps its version; it is told again at the next tick."""
         generator = self._heard(generator_id, now_s)
         if generator is not None:
@@ -229,7 +229,7 @@ class Core:
 
     # ---- trainer
 
-    def trainer_joined(self, hello: pb.TrainerHello, *, now_s: float) -> list[Effect]:
+    def trainer_joined(self, hello: pb.TrainerHello) -> list[Effect]:
         """Answered by TrainerWelcome once the attempt is durable, or by Restart; by nothing behind the end, when the shell tells everybody.
 
         After every Welcome the trainer says Credit and Published (of its own version) again.
@@ -249,7 +249,7 @@ class Core:
             self._fail(str(error))
         return self._settle()
 
-    def trainer_left(self, *, now_s: float) -> list[Effect]:
+    def trainer_left(self) -> list[Effect]:
         """The link is closed."""
         self._feed.left()
         return self._settle()
@@ -386,17 +386,18 @@ class Core:
     # ---- inside: the whole
 
     def _restore(self) -> None:
-        parts, restored = self._components, restore(self._recovered)
-        for group in [*restored.recorded, *restored.planned]:
-            parts.groups.add(group)
-        for group in restored.scored:
-            if group.start_version is not None and parts.window.may_begin(group.start_version):
-                parts.groups.add(group)
-                self._feed.scored(group)
-            else:
+        parts, planned = self._components, []
+        for group in restore(self._recovered):
+            if group.state is GroupState.PLANNED:
+                planned.append(group)
+            elif not group.recorded and not parts.window.may_begin(group.start_version or 0):
                 self._outbox.write(Dropped(group_id=group.group_id, reason=GroupEvent.TOO_STALE.value))
                 parts.groups.dropped[GroupEvent.TOO_STALE.value] += 1
-        parts.planner.restore(restored.planned)
+                continue
+            parts.groups.add(group)
+            if group.state is GroupState.SCORED and not group.recorded:
+                self._feed.scored(group)
+        parts.planner.restore(planned)
 
     def _settle(self) -> list[Effect]:
         """Do everything that the event has made possible."""

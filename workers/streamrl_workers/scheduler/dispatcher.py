@@ -12,8 +12,8 @@ from streamrl_workers.scheduler.dispatch.order import PlannedBatch, Policy
 from streamrl_workers.scheduler.dispatch.speeds import Guess
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups.table import GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import Lengths
-from streamrl_workers.scheduler.waiting import WaitingGroups
 
 FLEET_SHARE = 16
 """One in so many generators must have come or gone since the last order."""

@@ -9,30 +9,14 @@ records and what is to happen once one is durable.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.records import Record
 from streamrl_workers.stream.packing import batches
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, ScoreSample
-
-# ---------------------------------------------------------------- values that come in
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GeneratorInfo:
-    """A generator that has said hello. `step` None: it has no weights yet."""
-
-    generator_id: str
-    instance: str
-    pool: str
-    slots: int
-    step: int | None
-    attempt: int | None
-
-
-# ---------------------------------------------------------------- effects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,29 +159,16 @@ class Outbox:
     def take(self) -> list[Effect]:
         """Everything since the last call."""
         effects = self._effects
-        effects.extend(_cancel_commands(self._cancels.items()))
-        effects.extend(_issue_commands(self._issues.items()))
-        effects.extend(_idle_commands(self._idle.items()))
+        for name, leases in self._cancels.items():
+            effects.append(_told(name, cancel=pb.CancelBatch(leases=leases)))
+        for name, requests in self._issues.items():
+            for items in batches(requests, size_bytes=pb.SampleRequest.ByteSize):
+                effects.append(_told(name, issue=pb.IssueBatch(items=items)))
+        for name, cause in self._idle.items():
+            effects.append(_told(name, idle=pb.Idle(cause=cause)))
         self._effects, self._issues, self._cancels, self._idle = [], {}, {}, {}
         return effects
 
 
-def _cancel_commands(cancels: Iterable[tuple[str, list[int]]]) -> list[Effect]:
-    return [
-        ToGenerator(generator_id=name, command=pb.GeneratorCommand(cancel=pb.CancelBatch(leases=leases)))
-        for name, leases in cancels
-    ]
-
-
-def _issue_commands(issues: Iterable[tuple[str, list[pb.SampleRequest]]]) -> list[Effect]:
-    return [
-        ToGenerator(generator_id=name, command=pb.GeneratorCommand(issue=pb.IssueBatch(items=items)))
-        for name, requests in issues
-        for items in batches(requests, size_bytes=pb.SampleRequest.ByteSize)
-    ]
-
-
-def _idle_commands(causes: Iterable[tuple[str, str]]) -> list[Effect]:
-    return [
-        ToGenerator(generator_id=name, command=pb.GeneratorCommand(idle=pb.Idle(cause=cause))) for name, cause in causes
-    ]
+def _told(generator_id: str, **command: Any) -> ToGenerator:  # noqa: ANN401 - one field of the command
+    return ToGenerator(generator_id=generator_id, command=pb.GeneratorCommand(**command))

@@ -17,15 +17,15 @@ result, an unfinished one is done again.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease, Version
-from streamrl_workers.scheduler.groups.sample import Sample, fault, sample_seed
+from streamrl_workers.scheduler.groups.sample import Sample, fault
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, ScoreSample, TurnAnswer
+from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
 PATIENCE_LEASES = 10
 """A version that nobody can load must not stop the run."""
@@ -129,16 +129,9 @@ class Evaluator:
         number = group_number(self.version[1], index)
         sample = self._samples.setdefault(index, Sample.new(0, max_turns=self._settings.max_turns))
         lease = self._fleet.lend(generator, group_id=number, sample_index=0, evaluation=True)
-        request = pb.SampleRequest(
-            lease=lease.number,
-            group_id=number,
-            prompt=self._prompts[index],
-            prefix_tokens=sample.tokens,
-            context_tokens=0 if sample.turns is None else sample.turns.context_tokens,
-            observation="" if sample.turns is None else sample.turns.observation,
-            sampling=self._sampling,
-            seed=sample_seed(self._settings.seed, group_id=number, sample_index=0),
-            pinned=True,
+        job_seed = self._settings.seed
+        request = sample.request(
+            lease, prompt=self._prompts[index], sampling=self._sampling, job_seed=job_seed, pinned=True
         )
         self._outbox.issue(generator.generator_id, request)
 
@@ -156,13 +149,9 @@ class Evaluator:
             return
         self._progressed = True
         sample.add(item)
-        if not item.finish_reason:
-            return
-        self._fleet.end(lease.number)
-        if sample.ends_turn(item):
-            self._outbox.add(sample.ask(lease.number, group_id=lease.group_id, split="held_out", prompt_index=index))
-        else:
-            self._ask_score(lease.group_id, sample)
+        if item.finish_reason:
+            self._fleet.end(lease.number)
+            self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=index))
 
     def _refuse(self, lease: Lease, index: int) -> None:
         """What came is not believed: it is made again, but not for ever."""
@@ -172,18 +161,6 @@ class Evaluator:
         if self._faults[index] >= self._settings.max_issues:
             self._waiting.remove(index)
             self._result(index, None)
-
-    def _ask_score(self, group_id: int, sample: Sample) -> None:
-        self._outbox.add(
-            ScoreSample(
-                group_id=group_id,
-                sample_index=0,
-                split="held_out",
-                prompt_index=_prompt_index(group_id),
-                completion=sample.text,
-                environment_reward=0.0 if sample.turns is None else sample.turns.reward,
-            )
-        )
 
     def answered(self, answer: TurnAnswer) -> None:
         """The environment's answer to a turn; those of an older evaluation are left alone."""
@@ -199,7 +176,7 @@ class Evaluator:
         elif answer.error:
             self._result(index, None, kind=answer.kind)
         else:
-            self._ask_score(answer.group_id, sample)
+            self._outbox.add(sample.to_score(answer.group_id, split="held_out", prompt_index=index))
 
     def slots_move(self) -> None:
         """Training samples gain tokens: their slots will be free for those that wait here."""
@@ -255,15 +232,12 @@ class Evaluator:
         )
         self._writing = True
         self._done.add(result.step)
-        self._outbox.write(result, then=self._recorded(result))
+        self._outbox.write(result, then=partial(self._recorded, result))
 
-    def _recorded(self, result: Evaluated) -> Callable[[], None]:
-        def then() -> None:
-            self.last = result
-            self._writing = False
-            self.version = None
-
-        return then
+    def _recorded(self, result: Evaluated) -> None:
+        self.last = result
+        self._writing = False
+        self.version = None
 
 
 def _prompt_index(group_number: int) -> int:

@@ -3,17 +3,16 @@
 Owns leases: which sample is with which generator, under which number. A lease ends once: the sample
 finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
 Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
-can be told apart. Owns nothing of groups: what a lost lease means is decided by `production.py`.
-Owns how fast each pool's generators are, as their heartbeats tell (`dispatch.speeds.py`).
+can be told apart. Owns nothing of groups: what a lost lease means is decided by `groups/lifecycle.py`.
+Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/speeds.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
-from streamrl_workers.scheduler.effects import GeneratorInfo
 
 Version = tuple[int, int]
 """Attempt, step."""
@@ -45,7 +44,6 @@ class Generator:
     """One connected generator."""
 
     generator_id: str
-    instance: str
     pool: str
     slots: int
     version: Version | None
@@ -130,11 +128,6 @@ class Fleet:
         return len(self._generators)
 
     @property
-    def connected(self) -> Mapping[str, Generator]:
-        """All, by name."""
-        return self._generators
-
-    @property
     def leases(self) -> int:
         """Samples that are out."""
         return len(self._leases)
@@ -143,13 +136,13 @@ class Fleet:
         """The generator, if it is connected."""
         return self._generators.get(generator_id)
 
-    def join(self, info: GeneratorInfo, *, now_s: float) -> Generator:
+    def join(self, hello: pb.GeneratorHello, *, now_s: float) -> Generator:
         """A generator has said hello; it holds nothing."""
         self.now_s = now_s
-        assert info.generator_id not in self._generators, f"{info.generator_id} is here already"
-        version = None if info.step is None else (info.attempt or 0, info.step)
-        generator = Generator(info.generator_id, info.instance, info.pool, info.slots, version, now_s)
-        self._generators[info.generator_id] = generator
+        assert hello.generator_id not in self._generators, f"{hello.generator_id} is here already"
+        version = (hello.version.attempt, hello.version.step) if hello.HasField("version") else None
+        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s)
+        self._generators[hello.generator_id] = generator
         self.settle(generator)
         return generator
 
@@ -198,11 +191,6 @@ class Fleet:
             and not generator.failed
             and generator.told_s >= since_s
         }
-
-    @property
-    def load_spread_s(self) -> float:
-        """Seconds by which the slowest so far took longer for the newest version than the quickest."""
-        return 0.0 if self._quickest is None else self._slowest_s - self._quickest[1]
 
     def beat(self, generator: Generator, reading: Reading) -> None:
         """Its heartbeat says how much it has made."""
@@ -274,11 +262,6 @@ class Fleet:
             del generator.leases[number]
             self.settle(generator)
         return lease
-
-
-def welcome(lease_s: float) -> pb.GeneratorCommand:
-    """First command to a generator."""
-    return pb.GeneratorCommand(welcome=pb.GeneratorWelcome(lease_seconds=lease_s))
 
 
 def _patience(*, quickest_s: float, slowest_s: float) -> float:

@@ -40,17 +40,18 @@ from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import serve_until_told, watch_parent
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import JournalFaultError
-from streamrl_workers.scheduler.journal.writer import JournalListener, JournalWriter
+from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.scheduler.server.connections import Connections
-from streamrl_workers.scheduler.server.executor import Executor, TaskClient, TaskSource
+from streamrl_workers.scheduler.server.executor import Executor, TaskSource
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, Loops, ProcessExit, report, tick_forever
 from streamrl_workers.scheduler.server.peer_messages import Door
 from streamrl_workers.scheduler.server.ranker_client import RankerClient, opening_of
 from streamrl_workers.scheduler.server.result import (
-    OwnCheck,
+    failure_of,
     keep_numbers,
     last_numbers,
     own_check,
@@ -198,18 +199,12 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     ports.status = status = StatusEndpoint(core, connections=connections, run_dir=run.environment.run_dir)
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
-    tasks = TaskClient(
-        run.pool, on_prompts=executor.on_prompts, on_scores=executor.on_scores, on_turns=executor.on_turns
-    )
     around = run.environment
     opening = None if choice is None else opening_of(choice, base_dir=around.code_dir, run_dir=around.run_dir)
     ranker = RankerClient(opening, on_scores=executor.on_ranked)
-    executor.attach(tasks, ranker=ranker)
+    executor.attach(run.pool, ranker=ranker)
     status.ranker = ranker.status
-    listener = JournalListener(
-        on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending)
-    )
-    run.journal.start(listener)
+    run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
@@ -218,7 +213,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     loops.start(
         {
             "tick": tick_forever(tick, lease_s=lease_s),
-            "tasks": tasks.run(),
+            "tasks": executor.run_tasks(run.pool),
             "ranker process": ranker.run(),
         }
     )
@@ -291,36 +286,36 @@ async def _end(run: Run, ending: ProcessExit, *, connections: Connections, statu
         with contextlib.suppress(UserError):  # a full disk may be why we end
             keep_numbers(run.environment.run_dir, last)
     await run.journal.aclose()
+    checked: Report | None = None
     try:
-        check = await asyncio.to_thread(own_check, run.environment.run_dir)
+        checked = await asyncio.to_thread(own_check, run.environment.run_dir)
     except (
         UserError,
         UserErrors,
     ) as error:  # of the disk, perhaps for a moment; what is damaged is refused at the next start
         if ending.exit_code == EXIT_DONE:
             return ProcessExit(exit_code=EXIT_RETRY, line=f"the run cannot be checked: {error}")
-        check = None
-    if ending.exit_code == EXIT_DONE and check is not None and check.failure:
-        ending = ProcessExit(exit_code=EXIT_USER_ERROR, line=check.failure)
+    if ending.exit_code == EXIT_DONE and checked is not None and (failure := failure_of(checked)):
+        ending = ProcessExit(exit_code=EXIT_USER_ERROR, line=failure)
     if ending.exit_code == EXIT_USER_ERROR:
-        _failed(run, ending, check=check)
+        _failed(run, ending, checked=checked)
         connections.stop_all(ending.line)
         return ending
-    assert check is not None, "a run that is done has been checked"
+    assert checked is not None, "a run that is done has been checked"
     checkpoint = last["checkpoint"]
     write_success(
         run.environment.run_dir,
         steps=ending.finished_step or 0,
         checkpoint=None if checkpoint is None else checkpoint["path"],
-        check=check,
+        report=checked,
     )
     connections.stop_all("the run has ended")
     await connections.wait_until_told(timeout_s=LINGER_S)
     return ending
 
 
-def _failed(run: Run, ending: ProcessExit, *, check: OwnCheck | None = None) -> ProcessExit:
+def _failed(run: Run, ending: ProcessExit, *, checked: Report | None = None) -> ProcessExit:
     if ending.exit_code == EXIT_USER_ERROR:
         with contextlib.suppress(UserError):  # a full disk may be why we end; standard error has the line in any case
-            write_failure(run.environment.run_dir, reason=ending.line, check=check)
+            write_failure(run.environment.run_dir, reason=ending.line, report=checked)
     return ending

@@ -95,67 +95,74 @@ Record = Planned | Scored | Dropped | AttemptStarted | StepTaken | Checkpointed 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStats:
-    """What a scored group adds to the summary of its step."""
+class SampleStats:
+    """What scored samples add up to: those of a group, or of a step."""
 
-    start_version: int
     samples: int
     reward_sum: float
     reward_count: int
+    """Samples with a reward."""
     tokens_sum: int
+    """Completion tokens."""
     tokens_max: int
-    turns_sum: int = 0
+    turns_sum: int
     """Turns of the model; one for each sample without an environment."""
-    part_sums: Mapping[str, float] = field(default_factory=dict)
-    """By the reward's name, over the samples that have a reward: each of these has all parts."""
+    part_sums: Mapping[str, float]
+    """By the reward's name, before weights, over the samples that have a reward: each of these has all parts."""
 
 
-def stats_of(trajectories: Iterable[pb.Sample], *, start_version: int) -> GroupStats:
-    """Add up the samples of one group."""
-    samples = list(trajectories)
-    rewards = [sample.reward for sample in samples if sample.HasField("reward")]
-    tokens = [len(sample.tokens) >> 2 for sample in samples]
-    return GroupStats(
-        start_version=start_version,
-        samples=len(samples),
-        reward_sum=sum(rewards),
-        reward_count=len(rewards),
-        tokens_sum=sum(tokens),
-        tokens_max=max(tokens, default=0),
-        turns_sum=sum(_turns(sample) for sample in samples),
-        part_sums=add_up(sample.reward_parts for sample in samples if sample.HasField("reward")),
+def stats_of(samples: Iterable[pb.Sample]) -> SampleStats:
+    """Of the samples of one group."""
+    return add_up(_stats_of_one(sample) for sample in samples)
+
+
+def stats_of_stored(trajectories: Iterable[bytes]) -> SampleStats:
+    """The same of serialized samples."""
+    return stats_of(map(pb.Sample.FromString, trajectories))
+
+
+def _stats_of_one(sample: pb.Sample) -> SampleStats:
+    has_reward, tokens = sample.HasField("reward"), len(sample.tokens) >> 2
+    return SampleStats(
+        samples=1,
+        reward_sum=sample.reward if has_reward else 0.0,
+        reward_count=int(has_reward),
+        tokens_sum=tokens,
+        tokens_max=tokens,
+        turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
+        part_sums=dict(sample.reward_parts) if has_reward else {},
     )
 
 
-def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Sums by name."""
-    sums: defaultdict[str, float] = defaultdict(float)
-    for some in parts:
-        for name, value in some.items():
-            sums[name] += value
-    return dict(sorted(sums.items()))
-
-
-def _turns(sample: pb.Sample) -> int:
-    return sum(not segment.observation for segment in sample.segments) or 1
-
-
-def stats_of_stored(trajectories: Iterable[bytes], *, start_version: int) -> GroupStats:
-    """The same of serialized samples."""
-    return stats_of(map(pb.Sample.FromString, trajectories), start_version=start_version)
+def add_up(stats: Iterable[SampleStats]) -> SampleStats:
+    """Of all of them."""
+    some = list(stats)
+    part_sums: defaultdict[str, float] = defaultdict(float)
+    for one in some:
+        for name, value in one.part_sums.items():
+            part_sums[name] += value
+    return SampleStats(
+        samples=sum(one.samples for one in some),
+        reward_sum=sum(one.reward_sum for one in some),
+        reward_count=sum(one.reward_count for one in some),
+        tokens_sum=sum(one.tokens_sum for one in some),
+        tokens_max=max((one.tokens_max for one in some), default=0),
+        turns_sum=sum(one.turns_sum for one in some),
+        part_sums=dict(sorted(part_sums.items())),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredGroup:
-    """A live group found in the journal, or one of a step that may be repeated (`stats` are there: its samples stay
-    in the journal). Neither `trajectories` nor `stats`: planned only, it is generated again."""
+    """A live group found in the journal, or one of a step that may be repeated (its samples stay in the journal).
+    `stats` None: planned only, it is generated again."""
 
     group_id: int
     prompt_index: int
     start_version: int | None
     trajectories: tuple[bytes, ...]
     size_bytes: int
-    stats: GroupStats | None = None
+    stats: SampleStats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

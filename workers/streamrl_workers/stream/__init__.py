@@ -1,1 +1,1 @@
-"""gRPC between the parts: stubs, channels with the run's token, number packing, endpoints, lifelines."""
+"""gRPC between the parts: services, channels with the run's token, number packing, endpoints."""

@@ -49,15 +49,11 @@ Admit = Callable[[Context], Awaitable[None]]
 
 
 def guarded(handler: grpc.RpcMethodHandler, admit: Admit) -> grpc.RpcMethodHandler:
-    """The same handler behind `admit`."""
-    kinds = {
-        (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-        (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-        (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-    }
-    make, behaviour = kinds[handler.request_streaming, handler.response_streaming]
-    behind = _behind(_telling(admit) if handler.request_streaming else admit, behaviour)
+    """The same handler behind `admit`. Every method of ours answers by a stream."""
+    if handler.request_streaming:
+        make, behind = grpc.stream_stream_rpc_method_handler, _behind(_telling(admit), handler.stream_stream)
+    else:
+        make, behind = grpc.unary_stream_rpc_method_handler, _behind(admit, handler.unary_stream)
     return make(behind, handler.request_deserializer, handler.response_serializer)
 
 

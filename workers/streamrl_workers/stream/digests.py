@@ -93,6 +93,10 @@ class History:
     def __len__(self) -> int:
         return self.folded_steps + len(self.digests)
 
+    def chain_at(self, step: int) -> str:
+        """Chain of the steps before this one, which is not among the folded ones."""
+        return extend_chain(self.chain, digests=self.digests[: step - self.folded_steps])
+
     def with_step(self, group_ids: Iterable[int]) -> "History":
         """One more step that consumed these groups."""
         digests = (*self.digests, composition_digest(group_ids))

@@ -21,7 +21,7 @@ from streamrl.keys import DIR_MODEL_FILES
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, SchedulerLostError, connect, refusal_of
-from streamrl_workers.stream.stream_pb2_grpc import SchedulerStub
+from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
 
 WEIGHTS = (
@@ -191,9 +191,7 @@ async def _attempt(source: ModelSource, *, run_dir: Path) -> Path:
     async with channel:
         shutil.rmtree(partial, ignore_errors=True)
         arriving = Arriving(partial)
-        call = SchedulerStub(channel).GetModel(  # type: ignore[no-untyped-call]  # generated
-            pb.ModelRequest(), metadata=call_metadata(source.token)
-        )
+        call = client(channel, SCHEDULER).GetModel(pb.ModelRequest(), metadata=call_metadata(source.token))
         try:
             while True:
                 async with asyncio.timeout(_STALL_TIMEOUT_S):

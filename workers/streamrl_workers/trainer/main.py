@@ -34,7 +34,7 @@ from streamrl_workers.process.shutdown import on_terminate, serve_until_told, wa
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path, claim_run_folder
-from streamrl_workers.stream.stream_pb2_grpc import add_WeightsServicer_to_server
+from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines import create_engine
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError, RetryError
@@ -112,7 +112,7 @@ async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
     weights = WeightStore(newest_kept=settings.versions_kept)
     server = make_server(settings.token, tls=settings.variables.tls)
-    add_WeightsServicer_to_server(WeightsService(weights), server)  # type: ignore[no-untyped-call] # generated
+    serve(server, WEIGHTS, WeightsService(weights))
     async with TrainerStatus(settings, gauges=STEP_GAUGES) as status:
         try:
             host = settings.variables.bind_host

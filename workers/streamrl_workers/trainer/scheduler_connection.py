@@ -22,12 +22,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from streamrl.errors import UserError
-from streamrl.keys import ENV_TLS_DIR, ENV_TOKEN
 from streamrl.liveness import SCHEDULER_LOST_S
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import (
     LASTING_S,
@@ -36,8 +33,10 @@ from streamrl_workers.stream.channel import (
     ConnectTimeoutError,
     Renewal,
     connect_any_time,
+    refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, ProtocolError, RefusedError, read, write
+from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.session import Session
@@ -117,20 +116,13 @@ class SchedulerConnection:
     def _lost(self, error: grpc.RpcError | ConnectionError | ConnectTimeoutError) -> None:
         reason = str(error)
         if isinstance(error, grpc.RpcError):
-            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-                raise self._refusal(error)
+            if (refused := refusal_of(error, address=self._address.scheduler, tls=self._address.tls)) is not None:
+                raise refused
             reason = f"{error.code().name}: {error.details()}"
         away_s = self._loop.time() - self._away_since_s
         log.warning("no connection to the scheduler for %.1f s: %s", away_s, reason)
         if away_s >= self._address.lost_after_s:
             self._session.end(RetryError(f"waited {away_s:.0f} s in vain for the scheduler: {reason}"))
-
-    def _refusal(self, error: grpc.RpcError) -> UserError:
-        if self._address.tls is None:
-            fix = "start the trainer by `streamrl run`"
-            return UserError(field=ENV_TOKEN, rule="is not the token of this run", fix=fix)
-        rule = f"the scheduler does not take its certificate: {error.details()}"
-        return UserError(field=ENV_TLS_DIR, rule=rule, fix="give each role the leaf of its own job")
 
     async def _channel(self, *, deadline_s: float) -> grpc.aio.Channel:
         if self._fresh is not None:
@@ -143,8 +135,7 @@ class SchedulerConnection:
         left_s = max(0.1, self._away_since_s + self._address.lost_after_s - self._loop.time())
         channel = await self._channel(deadline_s=left_s)
         async with channel:
-            stub = stream_pb2_grpc.SchedulerStub(channel)  # type: ignore[no-untyped-call] # generated
-            call = stub.Train(metadata=call_metadata(self._address.token))
+            call = client(channel, SCHEDULER).Train(metadata=call_metadata(self._address.token))
             outbox, joiner = EventQueue(), Joiner(pb.TrainerCommand)
             outbox.put([pb.TrainerEvent(hello=self._session.hello())])
             try:

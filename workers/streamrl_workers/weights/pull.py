@@ -28,7 +28,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
 from streamrl_workers.stream.messages import Joiner, ProtocolError
-from streamrl_workers.stream.stream_pb2_grpc import WeightsStub
+from streamrl_workers.stream.services import WEIGHTS, Client, client
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
 
@@ -161,7 +161,7 @@ async def _attempt(state: _Pull) -> bool:
         state.last_break = str(error)
         return False
     try:
-        await _over(WeightsStub(channel), state)  # type: ignore[no-untyped-call]  # generated without types
+        await _over(client(channel, WEIGHTS), state)
     except grpc.aio.AioRpcError as error:
         state.last_break = _judge(error, state)
         return False
@@ -175,10 +175,10 @@ async def _attempt(state: _Pull) -> bool:
     return True
 
 
-async def _over(stub: WeightsStub, state: _Pull) -> None:
+async def _over(service: Client, state: _Pull) -> None:
     """Fetch what is missing, several tensors at once; the first error ends them all."""
     request = pb.ManifestRequest(version=state.version)
-    kept = stub.GetManifest(request, metadata=call_metadata(state.token))
+    kept = service.GetManifest(request, metadata=call_metadata(state.token))
     try:
         async with asyncio.timeout(_STALL_TIMEOUT_S):
             manifest = await Joiner(pb.Manifest).read(kept)
@@ -189,7 +189,7 @@ async def _over(stub: WeightsStub, state: _Pull) -> None:
         pending = deque(t for t in state.tensors if not t.complete())
         async with asyncio.TaskGroup() as group:
             for number in range(min(_STREAMS, len(pending))):
-                group.create_task(_fetch_all(stub, state, pending=pending), name=f"fetch-{number}")
+                group.create_task(_fetch_all(service, state, pending=pending), name=f"fetch-{number}")
     except ExceptionGroup as errors:
         raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
     finally:
@@ -209,22 +209,22 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
     return tensors
 
 
-async def _fetch_all(stub: WeightsStub, state: _Pull, *, pending: deque[_Arriving]) -> None:
+async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
-            await _fetch(stub, state, tensor=tensor)
+            await _fetch(service, state, tensor=tensor)
             tensor.verify()
         except WeightsError as error:
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-async def _fetch(stub: WeightsStub, state: _Pull, *, tensor: _Arriving) -> None:
+async def _fetch(service: Client, state: _Pull, *, tensor: _Arriving) -> None:
     """The rest of one tensor."""
     request = pb.FetchRequest(
         version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
     )
-    call = stub.Fetch(request, metadata=call_metadata(state.token))
+    call = service.Fetch(request, metadata=call_metadata(state.token))
     try:
         while not tensor.complete():
             async with asyncio.timeout(_STALL_TIMEOUT_S):

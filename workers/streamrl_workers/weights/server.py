@@ -18,7 +18,6 @@ import grpc
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream import stream_pb2_grpc
 from streamrl_workers.stream.messages import frames
 from streamrl_workers.weights.hashing import TensorBytes, describe, manifest_hash
 
@@ -107,7 +106,7 @@ def _frozen(data: memoryview) -> memoryview:
     return memoryview(data.tobytes())
 
 
-class WeightsService(stream_pb2_grpc.WeightsServicer):
+class WeightsService:
     """GetManifest and Fetch over a `WeightStore`."""
 
     def __init__(self, store: WeightStore) -> None:

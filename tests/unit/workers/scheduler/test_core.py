@@ -24,8 +24,10 @@ def test_a_dead_generators_samples_go_on_from_their_tokens():
     lease, request = next(iter(run.generators["g0"].active.items()))
     had = run.core.generator_progress("g0", items=[token(lease, count=2)], now_s=0.0)
     assert issued(had) == []
-    run.do(run.core.generator_left("g0", reason="killed", now_s=0.0))
-    info = fx.GeneratorInfo(generator_id="g9", instance="x", pool="p", slots=12, step=0, attempt=1)
+    run.do(run.core.generator_left("g0"))
+    info = pb.GeneratorHello(
+        generator_id="g9", instance="x", pool="p", slots=12, version=pb.VersionName(step=0, attempt=1)
+    )
     again = issued(run.core.generator_joined(info, now_s=0.0))
     (resumed,) = [r for r in again if (r.group_id, r.sample_index) == (request.group_id, request.sample_index)]
     assert resumed.lease != lease
@@ -159,7 +161,7 @@ def test_no_generator_is_told_a_version_with_a_lower_number_than_it_may_still_lo
     run.deliver_trainer()
     told = [command.weights.version for command in generator.inbox if command.WhichOneof("command") == "weights"]
     assert [(version.attempt, version.step) for version in told] == [(1, 1)]
-    retold = run.core.weights_failed("g0", version=told[0], error="gone", now_s=0.0)
+    retold = run.core.weights_failed("g0", version=told[0], now_s=0.0)
     (again,) = commands(retold, "weights")
     assert (again.version.attempt, again.version.step) == (2, 0)
 
@@ -237,7 +239,7 @@ def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
 def test_a_history_that_does_not_fit_is_refused(hello, answer):
     core = Core(settings(), Recovered())
     core.start(0.0)
-    effects = core.trainer_joined(pb.TrainerHello(instance="t", **hello), now_s=0.0)
+    effects = core.trainer_joined(pb.TrainerHello(instance="t", **hello))
     reasons = [effect.reason for effect in effects if isinstance(effect, fx.Failed)]
     reasons += [restart.reason for restart in commands(effects, "restart")]
     assert len(reasons) == 1
@@ -271,10 +273,10 @@ def test_a_step_that_names_a_group_twice_sends_the_trainer_back():
 
 def test_a_hello_that_names_a_group_twice_holds_it_once():
     run = world(slots=12, batch_groups=2)
-    run.core.trainer_left(now_s=0.0)
+    run.core.trainer_left()
     group_id = _one_scored(run)
     hello = pb.TrainerHello(trainer_id="t", instance=run.trainer.instance, held_groups=[group_id, group_id])
-    assert len(commands(run.core.trainer_joined(hello, now_s=0.0), "welcome")) == 1
+    assert len(commands(run.core.trainer_joined(hello), "welcome")) == 1
     assert run.core.view().delivered_groups == 1
 
 
@@ -309,11 +311,11 @@ def test_the_end_and_everything_after_it():
     run.run_out()
     run.commit(100)
     assert isinstance(run.durable[-1], rec.RunEnded)
-    effects = run.core.trainer_joined(pb.TrainerHello(instance="late"), now_s=0.0)
+    effects = run.core.trainer_joined(pb.TrainerHello(instance="late"))
     assert effects == [], "whoever ended the run tells everybody so, once the result is written"
     again = Core(run.job, replay(run.durable))
     assert again.start(0.0) == [fx.Finished(step=run.job.steps)]
-    info = fx.GeneratorInfo(generator_id="g", instance="x", pool="p", slots=1, step=None, attempt=None)
+    info = pb.GeneratorHello(generator_id="g", instance="x", pool="p", slots=1)
     (welcome,) = again.generator_joined(info, now_s=0.0)
     assert commands([welcome], "welcome")
 
@@ -352,9 +354,9 @@ def test_step_summary_counts_what_was_consumed():
     while run.core.last_step is None:
         run.progress_once()
     step = run.core.last_step
-    assert (step.step, step.groups, step.samples, step.reward_mean, step.reward_failed) == (0, 3, 6, 1.0, 0)
+    assert (step.step, step.stats.samples, step.stats.reward_count, step.stats.reward_sum) == (0, 6, 6, 6.0)
     assert step.staleness_histogram == {0: 3}
-    assert step.tokens_mean >= 1
+    assert step.stats.tokens_sum >= 6
 
 
 def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():

@@ -73,7 +73,7 @@ def troubles(world: ShellWorld, chance: Random, *, number: int) -> None:
             world.do(world.core.tick(world.now_s))
         case 4 if world.trainer.connected:
             world.trainer.connected = False
-            world.do(world.core.trainer_left(now_s=world.now_s))
+            world.do(world.core.trainer_left())
         case 5 if not world.trainer.connected:
             world.join_trainer()
         case 7 if names:
@@ -115,8 +115,8 @@ def assert_deaf(world: ShellWorld) -> None:
     calls, appended = world.fault.counts.copy(), len(world.unsynced)
     sent = {name: len(one.inbox) for name, one in world.generators.items()}
     for name in sorted(world.generators):
-        world.do(world.core.generator_left(name, reason="late", now_s=world.now_s))
-    world.do(world.core.trainer_left(now_s=world.now_s))
+        world.do(world.core.generator_left(name))
+    world.do(world.core.trainer_left())
     world.do(world.core.tick(world.now_s + 1000.0))
     world.do(world.core.committed(10**6))
     assert world.fault.counts == calls

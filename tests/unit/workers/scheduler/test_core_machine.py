@@ -213,7 +213,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def lose_trainer_link(self) -> None:
         self.world.trainer.connected = False
-        self.world.do(self.world.core.trainer_left(now_s=self.world.now_s))
+        self.world.do(self.world.core.trainer_left())
 
     @precondition(lambda self: not self.world.trainer.connected)
     @rule()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl_workers.scheduler.effects import GeneratorInfo
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S, LOAD_PATIENCE, MOST_PATIENCE, Fleet
 
 QUICKEST_S = 10.0
@@ -11,7 +11,7 @@ QUICKEST_S = 10.0
 def fleet(*names: str) -> Fleet:
     found = Fleet(first_lease=1)
     for name in names:
-        info = GeneratorInfo(generator_id=name, instance="1", pool="p", slots=4, step=None, attempt=None)
+        info = pb.GeneratorHello(generator_id=name, instance="1", pool="p", slots=4)
         found.join(info, now_s=0.0)
     return found
 
@@ -65,14 +65,3 @@ def test_it_is_forgotten_when_all_are_quick_again() -> None:
     load(found, step=1, quick=10.0, slow=10.0)
     told_s = load(found, step=2, quick=QUICKEST_S)
     assert waited_s(found, told_s=told_s) == pytest.approx(LOAD_PATIENCE * QUICKEST_S + LOAD_GRACE_S, abs=0.2)
-
-
-def test_how_far_apart_the_loads_of_the_newest_version_are() -> None:
-    found = fleet("a", "b", "c")
-    assert found.load_spread_s == 0.0
-    load(found, step=0, a=10.0)
-    assert found.load_spread_s == 0.0
-    load(found, step=1, a=10.0, b=25.0, c=20.0)
-    assert found.load_spread_s == 15.0
-    load(found, step=2, c=7.0)
-    assert found.load_spread_s == 0.0

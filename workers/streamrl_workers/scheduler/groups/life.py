@@ -11,6 +11,7 @@ the table does not list raises `IllegalEventError` and changes nothing.
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+from typing import TypeVar
 
 
 class GroupState(StrEnum):
@@ -123,21 +124,25 @@ SAMPLE_LIFE: Mapping[SampleState, Mapping[SampleEvent, SampleState]] = MappingPr
 )
 
 
+_StateT = TypeVar("_StateT", GroupState, SampleState)
+_EventT = TypeVar("_EventT", GroupEvent, SampleEvent)
+
+
 def after(state: GroupState, event: GroupEvent) -> GroupState:
-    """GroupState of a group after `event`."""
-    following = GROUP_LIFE[state].get(event)
-    if following is None:
-        raise IllegalEventError(f"a {state} group cannot {event}; it can {_listed(GROUP_LIFE[state])}")
-    return following
+    """State of a group after `event`."""
+    return _following(GROUP_LIFE, state, event, who="group")
 
 
 def sample_after(state: SampleState, event: SampleEvent) -> SampleState:
-    """GroupState of a sample after `event`."""
-    following = SAMPLE_LIFE[state].get(event)
+    """State of a sample after `event`."""
+    return _following(SAMPLE_LIFE, state, event, who="sample")
+
+
+def _following(
+    life: Mapping[_StateT, Mapping[_EventT, _StateT]], state: _StateT, event: _EventT, *, who: str
+) -> _StateT:
+    following = life[state].get(event)
     if following is None:
-        raise IllegalEventError(f"a {state} sample cannot {event}; it can {_listed(SAMPLE_LIFE[state])}")
+        can = ", ".join(life[state]) or "do nothing more"
+        raise IllegalEventError(f"a {state} {who} cannot {event}; it can {can}")
     return following
-
-
-def _listed(events: Mapping[GroupEvent, GroupState] | Mapping[SampleEvent, SampleState]) -> str:
-    return ", ".join(events) or "do nothing more"

@@ -1,7 +1,7 @@
 """A group's way from planned to scored: issue, tokens, moves, lost generators, turns, scores, dynamic sampling.
 
 Owns what each of these does to samples, groups and the queue. Decides nothing about who gets what
-(`assignment.py`) or what is delivered (`feed/`).
+(`assignment.py`) or what is delivered (`trainer_feed.py`).
 
 Invariant: a group's `start_version` is never newer than the version of its first token. A sample that is out
 without a token counts at the version that its generator had at issue; generators only load newer
@@ -21,12 +21,13 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
-from streamrl_workers.scheduler.groups.sample import Sample, covers, fault, sample_seed
-from streamrl_workers.scheduler.groups.table import Group, GroupTable, WaitingQueue
+from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
+from streamrl_workers.scheduler.groups.table import Group, GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.tasks.values import FailureKind, Score, ScoreSample, TurnAnswer
+from streamrl_workers.tasks.values import FailureKind, PlayTurn, Score, TurnAnswer
 
 
 class ZeroVarianceFilter:
@@ -67,7 +68,7 @@ class SampleLifecycle:
         *,
         groups: GroupTable,
         fleet: Fleet,
-        waiting: WaitingQueue,
+        waiting: WaitingGroups,
         lengths: Lengths,
     ) -> None:
         self._settings = settings
@@ -122,22 +123,15 @@ class SampleLifecycle:
         sample.follow(SampleEvent.ISSUE)
         sample.lease = lease.number
         sample.generator_id = generator.generator_id
-        self._outbox.issue(generator.generator_id, self._request(group, sample, lease=lease.number))
-        return lease
-
-    def _request(self, group: Group, sample: Sample, *, lease: int) -> pb.SampleRequest:
-        return pb.SampleRequest(
-            lease=lease,
-            group_id=group.group_id,
-            sample_index=sample.index,
+        request = sample.request(
+            lease,
             prompt=group.prompt,
-            prefix_tokens=sample.tokens,
-            context_tokens=0 if sample.turns is None else sample.turns.context_tokens,
-            observation="" if sample.turns is None else sample.turns.observation,
             sampling=self._settings.sampling,
-            seed=sample_seed(self._settings.seed, group_id=group.group_id, sample_index=sample.index),
+            job_seed=self._settings.seed,
             pinned=not self._settings.partial_rollouts,
         )
+        self._outbox.issue(generator.generator_id, request)
+        return lease
 
     # ---- from a generator
 
@@ -148,7 +142,7 @@ class SampleLifecycle:
         if item.finish_reason == "error":
             self.last_error = item.error
             if sample.turns is not None and sample.turns.observation:
-                self._end_lease(sample)
+                self._end_lease(sample, lease)
                 self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
             else:
                 self._drop(group, GroupEvent.GENERATION_FAILED)
@@ -162,7 +156,7 @@ class SampleLifecycle:
         self._begin(group, sample, item)
         sample.add(item)
         if item.finish_reason:
-            self._end(group, sample, item)
+            self._end(group, sample, item, lease)
 
     def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
         if not (item.spans or item.finish_reason):
@@ -172,24 +166,22 @@ class SampleLifecycle:
         if item.spans and not sample.spans:
             self._groups.set_min_version(group, sample, to=item.spans[0].step)
 
-    def _end(self, group: Group, sample: Sample, item: pb.Progress) -> None:
+    def _end(self, group: Group, sample: Sample, item: pb.Progress, lease: Lease) -> None:
         """The completion has ended; with an environment that is one turn of it."""
-        lease = self._end_lease(sample)
+        self._end_lease(sample, lease)
         sample.finish_reason = item.finish_reason
         sample.generate_s += item.generate_s
-        if sample.ends_turn(item):
+        question = sample.ended(item, lease, split="train", prompt_index=group.prompt_index)
+        if isinstance(question, PlayTurn):
             sample.follow(SampleEvent.ASK)
             self.answering += 1
-            self._outbox.add(sample.ask(lease, group_id=group.group_id, split="train", prompt_index=group.prompt_index))
         else:
             self._finish(group, sample)
-            self._ask_score(group, sample)
+        self._outbox.add(question)
 
-    def _end_lease(self, sample: Sample) -> int:
-        lease, sample.lease = sample.lease, None
-        assert lease is not None
-        self._fleet.end(lease)
-        return lease
+    def _end_lease(self, sample: Sample, lease: Lease) -> None:
+        sample.lease = None
+        self._fleet.end(lease.number)
 
     def _finish(self, group: Group, sample: Sample) -> None:
         """The sample has all its tokens."""
@@ -198,18 +190,6 @@ class SampleLifecycle:
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
-
-    def _ask_score(self, group: Group, sample: Sample) -> None:
-        self._outbox.add(
-            ScoreSample(
-                group_id=group.group_id,
-                sample_index=sample.index,
-                split="train",
-                prompt_index=group.prompt_index,
-                completion=sample.text,
-                environment_reward=0.0 if sample.turns is None else sample.turns.reward,
-            )
-        )
 
     # ---- turns
 
@@ -231,7 +211,7 @@ class SampleLifecycle:
             self._fail(group, sample, kind=answer.kind, error=answer.error)
         else:
             self._finish(group, sample)
-            self._ask_score(group, sample)
+            self._outbox.add(sample.to_score(group.group_id, split="train", prompt_index=group.prompt_index))
 
     def _fail(self, group: Group, sample: Sample, *, kind: FailureKind | None, error: str) -> None:
         """The sample ends here, without a reward."""
@@ -304,7 +284,7 @@ class SampleLifecycle:
             return
         assert group.start_version is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
-        group.stats = stats_of(trajectories, start_version=group.start_version)
+        group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
         group.samples, group.prompt = [], ""

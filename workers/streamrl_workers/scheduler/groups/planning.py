@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.groups.table import Group, GroupTable, WaitingQueue
+from streamrl_workers.scheduler.groups.table import Group, GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.records import Planned
 from streamrl_workers.scheduler.settings import SchedulerSettings
@@ -30,7 +31,7 @@ class Planner:
         *,
         groups: GroupTable,
         window: Window,
-        waiting: WaitingQueue,
+        waiting: WaitingGroups,
         first: int,
     ) -> None:
         self._settings = settings

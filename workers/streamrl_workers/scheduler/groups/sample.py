@@ -15,7 +15,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.fleet import Lease
 from streamrl_workers.scheduler.groups.life import SampleEvent, SampleState, sample_after
 from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32
-from streamrl_workers.tasks.values import PlayTurn, Split, TurnAnswer
+from streamrl_workers.tasks.values import PlayTurn, ScoreSample, Split, TurnAnswer
 
 _FINISH_REASONS = ("", "stop", "length", "error")
 _OVERHEAD_BYTES = 96
@@ -110,6 +110,23 @@ class Sample:
         """Go on in its life."""
         self.state = sample_after(self.state, event)
 
+    def request(
+        self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool
+    ) -> pb.SampleRequest:
+        """What a generator is asked under this lease: to go on from the tokens that have arrived."""
+        return pb.SampleRequest(
+            lease=lease.number,
+            group_id=lease.group_id,
+            sample_index=self.index,
+            prompt=prompt,
+            prefix_tokens=self.tokens,
+            context_tokens=0 if self.turns is None else self.turns.context_tokens,
+            observation="" if self.turns is None else self.turns.observation,
+            sampling=sampling,
+            seed=sample_seed(job_seed, group_id=lease.group_id, sample_index=self.index),
+            pinned=pinned,
+        )
+
     def add(self, item: pb.Progress) -> None:
         """Append what has arrived."""
         if self.turns is not None and (item.tokens or item.observation_tokens):
@@ -148,28 +165,36 @@ class Sample:
         """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
         return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
 
-    def ends_turn(self, item: pb.Progress) -> bool:
-        """The completion has ended with `item`; whether that is a turn for the environment.
+    def ended(self, item: pb.Progress, lease: Lease, *, split: Split, prompt_index: int) -> PlayTurn | ScoreSample:
+        """The completion has ended with `item`: what the environment is asked about the turn, or the reward about the sample.
 
         A turn without a token is none: the model has no positions left, the sample ends with the turn before.
         """
         if self.turns is not None and self.turns.context_tokens * 4 == len(self.tokens):
-            return False
+            return self.to_score(lease.group_id, split=split, prompt_index=prompt_index)
         self.text = item.text
-        return self.turns is not None
-
-    def ask(self, lease: int, *, group_id: int, split: Split, prompt_index: int) -> PlayTurn:
-        """What the environment is asked about the turn that ended under `lease`."""
-        assert self.turns is not None
-        self.turns.end(self.text, tokens=len(self.tokens) >> 2, lease=lease)
+        if self.turns is None:
+            return self.to_score(lease.group_id, split=split, prompt_index=prompt_index)
+        self.turns.end(self.text, tokens=len(self.tokens) >> 2, lease=lease.number)
         return PlayTurn(
-            group_id=group_id,
+            group_id=lease.group_id,
             sample_index=self.index,
-            lease=lease,
+            lease=lease.number,
             split=split,
             prompt_index=prompt_index,
             completions=tuple(self.turns.completions),
             last_token=unpack_int32(self.tokens[-4:])[0],
+        )
+
+    def to_score(self, group_id: int, *, split: Split, prompt_index: int) -> ScoreSample:
+        """What the reward is asked."""
+        return ScoreSample(
+            group_id=group_id,
+            sample_index=self.index,
+            split=split,
+            prompt_index=prompt_index,
+            completion=self.text,
+            environment_reward=0.0 if self.turns is None else self.turns.reward,
         )
 
     def answered(self, answer: TurnAnswer, *, max_turns: int | None) -> bool:

@@ -14,17 +14,7 @@ Invariant (feasible): for every version j of the window k-S .. k
 and no live group began before k-S. Here k is the step being filled and `room` what is still missing in it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """What follows from the versions without slack."""
-
-    oldest_tight: int | None
-    newest_tight: int | None
-    tight: tuple[int, ...]
+from collections.abc import Iterator, Mapping
 
 
 class Window:
@@ -34,7 +24,8 @@ class Window:
         self._batch = batch_groups
         self._staleness = staleness
         self._counts: dict[int, int] = {}
-        self._limits: _Limits | None = None
+        self._tight_versions: tuple[int, ...] | None = None
+        """Versions whose slack is used up, rising; None: not computed since the last change."""
         self.step = step
         self.room = batch_groups
         self.live = 0
@@ -51,8 +42,8 @@ class Window:
         """Whether one more group may begin under `version`."""
         if not self.oldest <= version <= self.step:
             return False
-        newest = self._tight().newest_tight
-        return newest is None or version > newest
+        tight = self._tight()
+        return not tight or version > tight[-1]
 
     def may_go_on(self, begun: int, *, at: int) -> bool:
         """Whether a group that has begun under a version may go on under this one."""
@@ -60,12 +51,12 @@ class Window:
 
     def may_lower(self, version: int, *, to: int) -> bool:
         """Whether a live group begun under `version` may count as begun under the older version `to`."""
-        return to >= self.oldest and not any(to <= tight < version for tight in self._tight().tight)
+        return to >= self.oldest and not any(to <= tight < version for tight in self._tight())
 
     def may_deliver(self, version: int) -> bool:
         """Whether a live group begun under `version` may take a place in the current step."""
-        oldest = self._tight().oldest_tight
-        return self.room > 0 and (oldest is None or version <= oldest)
+        tight = self._tight()
+        return self.room > 0 and (not tight or version <= tight[0])
 
     def due(self) -> dict[int, int]:
         """Version j -> live groups begun at <= j that must be in the current step; versions without one are left out."""
@@ -79,7 +70,7 @@ class Window:
 
     def situation(self) -> tuple[object, ...]:
         """Two moments with an equal situation give equal answers to `may_begin` and `may_lower`."""
-        return self.step, self._tight().tight
+        return self.step, self._tight()
 
     # ---- changes
 
@@ -112,7 +103,7 @@ class Window:
         assert self.room == 0, f"step {self.step} still has room for {self.room} groups"
         self.step += 1
         self.room = self._batch
-        self._limits = None
+        self._tight_versions = None
         assert not self._counts or min(self._counts) >= self.oldest, "a live group is too old"
 
     # ---- inside
@@ -125,24 +116,22 @@ class Window:
         else:
             del self._counts[version]
         self.live += by
-        self._limits = None
+        self._tight_versions = None
 
-    def _tight(self) -> _Limits:
-        """Versions whose slack is used up; computed once after each change, in O(S)."""
-        if self._limits is None:
-            tight = tuple(self._find_tight())
-            self._limits = _Limits(tight[0] if tight else None, tight[-1] if tight else None, tight)
-        return self._limits
+    def _tight(self) -> tuple[int, ...]:
+        """Computed once after each change, in O(S)."""
+        if self._tight_versions is None:
+            self._tight_versions = tuple(self._find_tight())
+        return self._tight_versions
 
-    def _find_tight(self) -> list[int]:
-        tight, begun, capacity = [], 0, self.room
+    def _find_tight(self) -> Iterator[int]:
+        begun, capacity = 0, self.room
         for version in range(self.oldest, self.step + 1):
             begun += self._counts.get(version, 0)
             assert begun <= capacity, f"{begun} groups begun at <= {version} have {capacity} places left"
             if begun == capacity:
-                tight.append(version)
+                yield version
             capacity += self._batch
-        return tight
 
 
 def batch_complete(ready: Mapping[int, int], *, room: int, due: Mapping[int, int]) -> bool:

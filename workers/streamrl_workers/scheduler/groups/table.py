@@ -15,14 +15,13 @@ generator had at issue). The smallest is its `start_version`.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, after
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.records import GroupStats, Recovered, RecoveredGroup
+from streamrl_workers.scheduler.records import Recovered, SampleStats
 
 
 @dataclass(slots=True)
@@ -49,7 +48,7 @@ class Group:
     trajectories: tuple[bytes, ...] = ()
     """Once scored, until a step's record has the group: serialized, by sample index."""
     size_bytes: int = 0
-    stats: GroupStats | None = None
+    stats: SampleStats | None = None
     serial: int | None = None
     """Its place in the order of delivery, while it may be delivered in the step that has no record yet."""
     recorded: bool = False
@@ -63,19 +62,6 @@ class Group:
                 del self.min_versions[old]
         if new is not None:
             self.min_versions[new] = self.min_versions.get(new, 0) + 1
-
-
-class WaitingQueue(Protocol):
-    """Samples that wait for a slot, as the life of a group needs it; its order is that of dispatch (`waiting.py`)."""
-
-    def put(self, group: Group, indices: list[int]) -> None:
-        """These samples of the group wait (again)."""
-
-    def take(self, group: Group) -> int:
-        """The next waiting sample of the group leaves the queue."""
-
-    def discard(self, group: Group) -> None:
-        """The group is dropped."""
 
 
 class GroupTable:
@@ -186,46 +172,26 @@ class GroupTable:
         group.start_version = start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoredGroups:
-    """The journal's groups, by what is to be done with them."""
-
-    recorded: Sequence[Group]
-    scored: Sequence[Group]
-    planned: Sequence[Group]
-
-
 def frontier(recovered: Recovered) -> int:
     """First step without a record."""
     return max(recovered.step, max(recovered.compositions, default=-1) + 1)
 
 
-def restore(recovered: Recovered) -> RestoredGroups:
-    """Sort the journal's groups."""
+def restore(recovered: Recovered) -> Iterator[Group]:
+    """The journal's groups, each in the state that it starts in."""
     steps = {group_id: step for step, group_ids in recovered.compositions.items() for group_id in group_ids}
-    recorded, scored, planned = [], [], []
     for found in recovered.groups:
         step = steps.get(found.group_id)
-        if step is not None:
-            recorded.append(
-                _group(found, GroupState.CONSUMED if step < recovered.step else GroupState.SCORED, recorded=True)
-            )
-        elif found.trajectories:
-            scored.append(_group(found, GroupState.SCORED))
-        else:
-            planned.append(Group(found.group_id, found.prompt_index))
-    return RestoredGroups(recorded=recorded, scored=scored, planned=planned)
-
-
-def _group(found: RecoveredGroup, state: GroupState, *, recorded: bool = False) -> Group:
-    assert found.start_version is not None, f"group {found.group_id} is in a step or scored, but has no version"
-    return Group(
-        found.group_id,
-        found.prompt_index,
-        state=state,
-        start_version=found.start_version,
-        trajectories=found.trajectories,
-        size_bytes=found.size_bytes,
-        stats=found.stats,
-        recorded=recorded,
-    )
+        is_scored = step is not None or bool(found.trajectories)
+        assert not is_scored or found.start_version is not None, f"group {found.group_id} is scored, but has no version"
+        state = GroupState.SCORED if is_scored else GroupState.PLANNED
+        yield Group(
+            found.group_id,
+            found.prompt_index,
+            state=GroupState.CONSUMED if step is not None and step < recovered.step else state,
+            start_version=found.start_version if is_scored else None,
+            trajectories=found.trajectories,
+            size_bytes=found.size_bytes if is_scored else 0,
+            stats=found.stats,
+            recorded=step is not None,
+        )

@@ -21,17 +21,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, UnreadableFileError, read_json
 from streamrl.keys import DIR_CHECKPOINTS, ENV_STORE_DIR, FILE_JOB, FILE_JOURNAL, FILE_STORE
 from streamrl.spec import read_job
-from streamrl_workers.scheduler.journal.integrity import samples_digest
+from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError
 from streamrl_workers.scheduler.journal.store import (
-    SAMPLE_BITS,
     WriterLock,
     newest_checkpoint,
     open_for_reading,
@@ -46,10 +44,11 @@ from streamrl_workers.scheduler.journal.tables import (
     has_ended,
     read_attempts,
     read_compacted,
+    read_samples,
     read_steps,
 )
 from streamrl_workers.scheduler.records import Checkpointed
-from streamrl_workers.stream.digests import EMPTY_CHAIN, composition_digest, extend_chain, read_sealed
+from streamrl_workers.stream.digests import EMPTY_CHAIN, History, composition_digest, extend_chain, read_sealed
 from streamrl_workers.stream.packing import unpack_int64
 
 
@@ -58,7 +57,6 @@ class GroupFact:
     """One row of the journal's groups."""
 
     group_id: int
-    prompt_index: int
     start_version: int | None
     drop_reason: str | None
     settled: bool
@@ -75,11 +73,7 @@ class CheckpointFact:
     path: str
     step: int
     attempt: int
-    history: tuple[str, ...]
-    """Digest of each step's groups, from step `compacted_steps` on."""
-    compacted_steps: int = 0
-    chain: str = EMPTY_CHAIN
-    """Of the steps before (`stream/digests.py`)."""
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +203,7 @@ def _group_violations(facts: Facts, rules: Rules) -> Iterator[str]:
             yield f"group {group_id} is still live though the run has ended"
         elif live and group.settled:
             yield f"group {group_id} is nowhere: settled, but neither in a step nor dropped"
-        elif group.drop_reason is None and (step is None or step >= facts.covered_steps):
+        elif not group.damaged and group.drop_reason is None and (step is None or step >= facts.covered_steps):
             yield from _storage_violations(group, rules)
 
 
@@ -233,19 +227,18 @@ def _checkpoint_violations(facts: Facts) -> Iterator[str]:
     checkpoint = facts.checkpoint
     if checkpoint is None:
         return
-    named = checkpoint.compacted_steps + len(checkpoint.history)
+    history, named = checkpoint.history, len(checkpoint.history)
     if named != checkpoint.step:
         yield f"{checkpoint.path} names {named} steps, not {checkpoint.step}"
-    common = max(checkpoint.compacted_steps, facts.compacted.steps)
+    common = max(history.folded_steps, facts.compacted.steps)
     if common > named:
         yield f"{checkpoint.path} trained {named} steps, but the journal says that {common} can no longer be taken back"
         return
     yield from _chain_violations(checkpoint, facts, common=common)
     for step in range(common, named):
-        digest = checkpoint.history[step - checkpoint.compacted_steps]
         if step not in facts.steps:
             yield f"{checkpoint.path} trained step {step}, which the journal does not know"
-        elif composition_digest(facts.steps[step]) != digest:
+        elif composition_digest(facts.steps[step]) != history.digests[step - history.folded_steps]:
             yield f"{checkpoint.path} trained other groups in step {step} than the journal says"
 
 
@@ -256,9 +249,7 @@ def _chain_violations(checkpoint: CheckpointFact, facts: Facts, *, common: int) 
         yield f"{checkpoint.path} trained step {missing[0]}, which the journal does not know"
         return
     younger = [composition_digest(facts.steps[step]) for step in range(facts.compacted.steps, common)]
-    ours = extend_chain(facts.compacted.chain, digests=younger)
-    theirs = extend_chain(checkpoint.chain, digests=checkpoint.history[: common - checkpoint.compacted_steps])
-    if ours != theirs:
+    if extend_chain(facts.compacted.chain, digests=younger) != checkpoint.history.chain_at(common):
         yield f"{checkpoint.path} trained other groups in the {common} oldest steps than the journal says"
 
 
@@ -302,9 +293,9 @@ def read_facts(run_dir: Path) -> Facts:
     Raises:
         UserError: journal, job or newest checkpoint cannot be read, or the journal is not what was written.
     """
-    checkpoints = _checkpoints(store_of(run_dir) / DIR_CHECKPOINTS)
+    good, damaged = _checkpoints(store_of(run_dir) / DIR_CHECKPOINTS)
     with snapshot(run_dir) as connection:
-        checkpoint = newest_that_counts(checkpoints.good, read_attempts(connection))
+        checkpoint = newest_that_counts(good, read_attempts(connection))
         return Facts(
             groups=read_groups(connection),
             steps={step: ids for step, _, ids in read_steps(connection)},
@@ -312,41 +303,29 @@ def read_facts(run_dir: Path) -> Facts:
             covered_steps=newest_checkpoint(connection),
             ended=has_ended(connection),
             checkpoint=checkpoint,
-            damaged=tuple(
-                f"{name}: {why}" for name, why in checkpoints.damaged if checkpoint is None or name > checkpoint.path
-            ),
+            damaged=tuple(f"{name}: {why}" for name, why in damaged if checkpoint is None or name > checkpoint.path),
         )
 
 
 def read_groups(connection: sqlite3.Connection) -> dict[int, GroupFact]:
     """Every group that is not compacted; its samples are compared with their digest."""
-    stored = _stored_samples(connection)
-    rows = connection.execute(
-        "SELECT group_id, prompt_index, begun_step, drop_reason, settled, samples_digest FROM groups"
-    )
+    rows = connection.execute("SELECT group_id, begun_step, drop_reason, settled FROM groups").fetchall()
     groups = {}
-    for group_id, prompt_index, start_version, drop_reason, settled, digest in rows:
-        samples, found = stored.get(group_id, (0, None))
+    for group_id, start_version, drop_reason, settled in rows:
+        samples, damaged = 0, False
+        try:
+            samples = len(read_samples(connection, group_id))
+        except DamagedSamplesError:
+            damaged = True
         groups[group_id] = GroupFact(
             group_id=group_id,
-            prompt_index=prompt_index,
             start_version=start_version,
             drop_reason=drop_reason,
             settled=bool(settled),
             samples=samples,
-            damaged=found != digest and not (samples == 0 and settled),
+            damaged=damaged,
         )
     return groups
-
-
-def _stored_samples(connection: sqlite3.Connection) -> dict[int, tuple[int, bytes]]:
-    """Group -> how many samples are stored, and their digest."""
-    rows = connection.execute(f"SELECT key >> {SAMPLE_BITS}, data FROM trajectories ORDER BY key")  # noqa: S608 - a constant
-    stored = {}
-    for group_id, portion in groupby(rows, key=itemgetter(0)):
-        samples = [data for _, data in portion]
-        stored[group_id] = len(samples), samples_digest(samples)
-    return stored
 
 
 def store_of(run_dir: Path) -> Path:
@@ -370,41 +349,31 @@ def store_of(run_dir: Path) -> Path:
     return store
 
 
-@dataclass(slots=True, kw_only=True)
-class _OnDisk:
-    """Checkpoints found on disk."""
-
-    good: list[CheckpointFact] = field(default_factory=list)
-    """Newest first."""
-    damaged: list[tuple[str, str]] = field(default_factory=list)
-    """Name and what is wrong."""
-
-
-def _checkpoints(directory: Path) -> _OnDisk:
-    found = _OnDisk()
+def _checkpoints(directory: Path) -> tuple[list[CheckpointFact], list[tuple[str, str]]]:
+    """Those that are whole, newest first; name of each other one, and what is wrong."""
+    good: list[CheckpointFact] = []
+    damaged: list[tuple[str, str]] = []
     for path in sorted(directory.glob(_CHECKPOINT_GLOB), reverse=True):
         try:
-            found.good.append(_checkpoint(path))
+            good.append(_checkpoint(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, UnreadableFileError) and not found.good:
+            if isinstance(error, UnreadableFileError) and not good:
                 raise  # what the newest one says is not known: no verdict
             if path.exists():  # else an old one that the trainer has just removed
-                found.damaged.append((path.name, f"{CHECKPOINT_META} cannot be read: {error}"))
-    return found
+                damaged.append((path.name, f"{CHECKPOINT_META} cannot be read: {error}"))
+    return good, damaged
 
 
 def _checkpoint(path: Path) -> CheckpointFact:
     document = read_sealed(path / CHECKPOINT_META)
-    history = tuple(str(digest) for digest in document["history"])
-    extend_chain(EMPTY_CHAIN, digests=history)  # ValueError where one is no digest
-    return CheckpointFact(
-        path=path.name,
-        step=int(document["step"]),
-        attempt=int(document["attempt"]),
-        history=history,
-        compacted_steps=int(document.get("folded_steps", 0)),
+    history = History(
+        digests=tuple(str(digest) for digest in document["history"]),
+        folded_steps=int(document.get("folded_steps", 0)),
         chain=str(document.get("chain", EMPTY_CHAIN)),
     )
+    extend_chain(EMPTY_CHAIN, digests=history.digests)  # ValueError where one is no digest
+    step, attempt = int(document["step"]), int(document["attempt"])
+    return CheckpointFact(path=path.name, step=step, attempt=attempt, history=history)
 
 
 def newest_that_counts(checkpoints: list[CheckpointFact], attempts: list[tuple[int, int]]) -> CheckpointFact | None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
-from streamrl_workers.scheduler.journal.replay import read_samples
 from streamrl_workers.scheduler.journal.store import newest_checkpoint
-from streamrl_workers.scheduler.journal.tables import has_ended, read_compacted, read_steps
+from streamrl_workers.scheduler.journal.tables import has_ended, read_compacted, read_samples, read_steps
 from streamrl_workers.stream.packing import count_32, unpack_int64
 
 

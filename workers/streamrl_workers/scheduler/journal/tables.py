@@ -1,6 +1,7 @@
-"""What each record does to the journal's tables, and which steps count. Runs inside the writer's transaction.
+"""What each record does to the journal's tables, and what the tables say of a run: which steps count, what a restart finds.
 
-Owns the meaning of records on disk. Nothing here commits: the caller does, once for many records.
+Owns the meaning of records on disk. Nothing here commits: the writer does, once for many records. A restart reads only
+live groups and what lies behind the newest checkpoint, so that its cost does not grow with the length of the run.
 Samples that nobody needs any more are not deleted here but named in the answer, so that the writer
 can delete them in small portions between commits.
 
@@ -13,16 +14,17 @@ scored, twice) never is, nor any step behind it: `journal check` must find it. A
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.journal.integrity import samples_digest
+from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError, samples_digest
 from streamrl_workers.scheduler.journal.store import SAMPLE_BITS, newest_checkpoint
 from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
+from streamrl_workers.scheduler.records import Recovered, RecoveredGroup, stats_of_stored
 from streamrl_workers.stream.digests import EMPTY_CHAIN, composition_digest, extend_chain
 from streamrl_workers.stream.packing import count_32, pack_int64, unpack_int64
 
@@ -365,7 +367,82 @@ def effective_attempts(attempts: Iterable[tuple[int, int]], *, taken: Iterable[t
     return dict(sorted(effective.items()))
 
 
-def taken_back(effective: Mapping[int, int], *, taken: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Step -> newest attempt, for recorded steps behind the end of the effective history: they are done again."""
-    end = max(effective, default=-1)
-    return {step: attempt for attempt, step in sorted(taken) if step > end}
+def load(connection: sqlite3.Connection) -> Recovered:
+    """Everything that the journal says about the run."""
+    attempt, instance = connection.execute(
+        "SELECT attempt, instance FROM attempts ORDER BY attempt DESC LIMIT 1"
+    ).fetchone() or (0, "")
+    step, compositions = _steps(connection)
+    return Recovered(
+        next_group_id=_next_group_id(connection),
+        attempt=attempt,
+        instance=instance,
+        checkpoint_step=newest_checkpoint(connection),
+        step=step,
+        groups=_groups(connection, recorded={group_id for ids in compositions.values() for group_id in ids}),
+        compositions=compositions,
+        evaluated_steps=frozenset(row[0] for row in connection.execute("SELECT step FROM evaluations")),
+        prompt_lengths=_lengths(connection),
+        ended=has_ended(connection),
+    )
+
+
+def _lengths(connection: sqlite3.Connection) -> dict[int, float]:
+    """The newest `MAX_PROMPTS`, least recently seen first."""
+    rows = connection.execute(
+        "SELECT prompt_key, mean_tokens FROM lengths ORDER BY group_id DESC LIMIT ?", (MAX_PROMPTS,)
+    ).fetchall()
+    return dict(reversed(rows))
+
+
+def _next_group_id(connection: sqlite3.Connection) -> int:
+    (newest,) = connection.execute("SELECT max(group_id) FROM groups").fetchone()
+    return max(read_compacted(connection).next_group_id, 0 if newest is None else newest + 1)
+
+
+def _steps(connection: sqlite3.Connection) -> tuple[int, dict[int, tuple[int, ...]]]:
+    """Steps taken, and what was recorded for each step behind the checkpoint; for one that was taken back, by the newest attempt."""
+    first = newest_checkpoint(connection)
+    counting = {step: group_ids for step, _, group_ids in read_steps(connection, first=first)}
+    taken = max(counting, default=first - 1) + 1
+    rows = connection.execute("SELECT step, group_ids FROM steps WHERE step >= ? ORDER BY step, attempt", (taken,))
+    return taken, counting | {step: tuple(unpack_int64(group_ids)) for step, group_ids in rows}
+
+
+def read_samples(connection: sqlite3.Connection, group_id: int) -> tuple[bytes, ...]:
+    """A group's serialized samples, by index; none if they are not stored (any more).
+
+    Raises:
+        DamagedSamplesError: they are not what was written.
+    """
+    bounds = (group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS)
+    rows = connection.execute("SELECT data FROM trajectories WHERE key >= ? AND key < ? ORDER BY key", bounds)
+    samples = tuple(data for (data,) in rows)
+    digest, settled = connection.execute(
+        "SELECT samples_digest, settled FROM groups WHERE group_id = ?", (group_id,)
+    ).fetchone() or (None, True)
+    gone = not samples and (digest is None or settled)
+    if not gone and samples_digest(samples) != digest:
+        raise DamagedSamplesError(f"the samples of group {group_id} are not what was written")
+    return samples
+
+
+def _groups(connection: sqlite3.Connection, *, recorded: Collection[int]) -> tuple[RecoveredGroup, ...]:
+    """Of recorded groups only what their samples add up to: the samples themselves may not fit into the memory."""
+    rows = connection.execute(
+        "SELECT group_id, prompt_index, begun_step, size_bytes FROM groups WHERE settled = 0 ORDER BY group_id"
+    ).fetchall()
+    groups = []
+    for group_id, prompt_index, start_version, size_bytes in rows:
+        samples = read_samples(connection, group_id)
+        groups.append(
+            RecoveredGroup(
+                group_id=group_id,
+                prompt_index=prompt_index,
+                start_version=start_version,
+                trajectories=() if group_id in recorded else samples,
+                size_bytes=size_bytes or 0,
+                stats=None if start_version is None else stats_of_stored(samples),
+            )
+        )
+    return tuple(groups)

@@ -20,14 +20,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl_workers.scheduler.effects import Write
 from streamrl_workers.scheduler.journal import tables
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
-from streamrl_workers.scheduler.journal.replay import load, read_samples
 from streamrl_workers.scheduler.journal.store import (
     JournalFaultError,
     WriterLock,
@@ -41,6 +39,8 @@ from streamrl_workers.scheduler.journal.tables import (
     compact_steps,
     delete_samples,
     delete_settled_samples,
+    load,
+    read_samples,
     release_pages,
 )
 from streamrl_workers.scheduler.records import Checkpointed, Recovered, Scored
@@ -57,16 +57,6 @@ _COMPACT_PORTION = 4
 _CLOSE_TIMEOUT_S = 30.0
 _STALL_S = 30.0
 """Without an answer of the disk for so long, a journal is not writable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalListener:
-    """Called on the scheduler's loop."""
-
-    on_committed: Callable[[int], None]
-    """All records up to this sequence are durable."""
-    on_fault: Callable[[BaseException], None]
-    """Nothing more becomes durable: `JournalFaultError` if the disk refuses, else a mistake of our own."""
 
 
 class JournalWriter:
@@ -117,12 +107,19 @@ class JournalWriter:
             self.close()
             raise
 
-    def start(self, listener: JournalListener) -> None:
-        """Start the writer thread; call on the loop that shall hear of commits."""
+    def start(self, *, on_committed: Callable[[int], None], on_fault: Callable[[BaseException], None]) -> None:
+        """Start the writer thread. Call on the scheduler's loop: there it tells what happens.
+
+        Args:
+            on_committed: all records up to this sequence are durable.
+            on_fault: nothing more becomes durable: `JournalFaultError` if the disk refuses, else a mistake of our own.
+        """
         loop = asyncio.get_running_loop()
         self._clock_s = loop.time  # where a stall of our own is none of the disk's
         self._room.set()
-        self._thread = threading.Thread(target=self._write_all, args=(loop, listener), name="journal", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write_all, args=(loop, on_committed, on_fault), name="journal", daemon=True
+        )
         self._thread.start()
 
     def fault(self) -> str:
@@ -203,18 +200,23 @@ class JournalWriter:
 
     # ---- writer thread
 
-    def _write_all(self, loop: asyncio.AbstractEventLoop, listener: JournalListener) -> None:
+    def _write_all(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_committed: Callable[[int], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
         try:
             while (batch := self._next_batch()) is not None:
                 self._commit(batch)
                 if batch:
-                    _tell(loop, self._settle, batch, listener)
+                    _tell(loop, self._settle, batch, on_committed)
                 self._release()
         except (sqlite3.Error, OSError) as error:
             fault = JournalFaultError(f"{self._path}: cannot be written: {error}; what was acknowledged is safe")
-            _tell(loop, listener.on_fault, fault)
+            _tell(loop, on_fault, fault)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the run must not go on without its journal
-            _tell(loop, listener.on_fault, error)
+            _tell(loop, on_fault, error)
 
     def _next_batch(self) -> list[Write] | None:
         """What is queued; empty if there is only something to tidy; None at the end."""
@@ -257,7 +259,7 @@ class JournalWriter:
             self._surplus = False
             release_pages(self._connection)
 
-    def _settle(self, batch: list[Write], listener: JournalListener) -> None:
+    def _settle(self, batch: list[Write], on_committed: Callable[[int], None]) -> None:
         """On the scheduler's loop: the batch is durable."""
         with self._wake:
             self._unsettled -= len(batch)
@@ -265,7 +267,7 @@ class JournalWriter:
             self._queue_bytes -= sum(map(_cost_bytes, batch))
             if self._queue_bytes <= self._limit_bytes:
                 self._room.set()
-        listener.on_committed(batch[-1].sequence)
+        on_committed(batch[-1].sequence)
 
 
 def _cost_bytes(write: Write) -> int:

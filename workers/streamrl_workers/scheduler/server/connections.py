@@ -10,6 +10,7 @@ for the peer, which must take each frame within `STALL_S`.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -134,6 +135,20 @@ class GeneratorEntry:
     beats: BeatWindow
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
 
+    @property
+    def name(self) -> str:
+        """One connection of a name at a time."""
+        return self.hello.generator_id
+
+    def stop(self, reason: str) -> None:
+        """Tell it to end."""
+        self.link.send(pb.GeneratorCommand(stop=pb.Stop(reason=reason)))
+        self.link.end()
+
+
+TRAINER = "the trainer"
+"""Whatever its name: there is one. No generator may be called so."""
+
 
 @dataclass(slots=True, kw_only=True)
 class TrainerEntry:
@@ -143,6 +158,15 @@ class TrainerEntry:
     hello: pb.TrainerHello
     beats: BeatWindow
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
+    name: str = TRAINER
+
+    def stop(self, reason: str) -> None:
+        """Tell it to end."""
+        self.link.send(pb.TrainerCommand(stop=pb.Stop(reason=reason)))
+        self.link.end()
+
+
+Entry = GeneratorEntry | TrainerEntry
 
 
 class Fence:
@@ -173,104 +197,85 @@ class Connections:
     """Links by name. One link per generator, one trainer: a new connection replaces the old one."""
 
     def __init__(self) -> None:
-        self._generators: dict[str, GeneratorEntry] = {}
-        self._trainer: TrainerEntry | None = None
+        self._entries: dict[str, Entry] = {}
         self.fence = Fence()
         self._stop: str | None = None
         self._trainer_told = False
         self._changed = asyncio.Event()
 
     @property
-    def generators(self) -> Mapping[str, GeneratorEntry]:
+    def generators(self) -> dict[str, GeneratorEntry]:
         """Connected generators by id."""
-        return self._generators
+        return {name: entry for name, entry in self._entries.items() if isinstance(entry, GeneratorEntry)}
 
     @property
     def trainer(self) -> TrainerEntry | None:
         """The connected trainer."""
-        return self._trainer
+        entry = self._entries.get(TRAINER)
+        return entry if isinstance(entry, TrainerEntry) else None
 
-    def add_generator(self, entry: GeneratorEntry) -> GeneratorEntry | None:
-        """Connect; the entry that it replaces, if the generator was connected already."""
-        old = self._generators.pop(entry.hello.generator_id, None)
+    def add(self, entry: Entry) -> Entry | None:
+        """Connect; the entry that it replaces, if the peer was connected already."""
+        old = self._entries.pop(entry.name, None)
         if old is not None:
             old.link.end()
-        self._generators[entry.hello.generator_id] = entry
+        self._entries[entry.name] = entry
         return old
 
-    def remove_generator(self, entry: GeneratorEntry) -> bool:
+    def remove(self, entry: Entry) -> bool:
         """Disconnect; False if a newer connection has replaced this one."""
-        if self._generators.get(entry.hello.generator_id) is not entry:
+        if self._entries.get(entry.name) is not entry:
             return False
-        del self._generators[entry.hello.generator_id]
+        del self._entries[entry.name]
         self._changed.set()
         return True
 
-    def set_trainer(self, entry: TrainerEntry) -> TrainerEntry | None:
-        """Connect the trainer; the entry that it replaces."""
-        old, self._trainer = self._trainer, entry
-        if old is not None:
-            old.link.end()
-        return old
-
-    def remove_trainer(self, entry: TrainerEntry) -> bool:
-        """Disconnect; False if a newer connection has replaced this one."""
-        if self._trainer is not entry:
-            return False
-        self._trainer = None
-        self._changed.set()
-        return True
+    def hears(self, entry: Entry) -> bool:
+        """Whether what this connection says counts: no newer one has replaced it, nobody has been told to end."""
+        return self._entries.get(entry.name) is entry and not self.stopping
 
     def to_generator(self, generator_id: str, command: pb.GeneratorCommand) -> None:
         """Send; a command for one that has just left is lost, as its connection is (the core hears of that)."""
-        entry = self._generators.get(generator_id)
+        entry = self._entries.get(generator_id)
         if entry is not None:
             entry.link.send(command)
 
     def to_trainer(self, command: pb.TrainerCommand) -> None:
         """Send to the trainer, if it is connected."""
-        if self._trainer is not None:
-            self._trainer.link.send(command)
+        if self.trainer is not None:
+            self.trainer.link.send(command)
+
+    def deliver_group(self, effect: DeliverGroup) -> None:
+        """Send a group to the trainer, if it is connected."""
+        if self.trainer is not None:
+            self.trainer.link.send_later(lambda: group_commands(effect))
 
     def stop_all(self, reason: str) -> None:
         """Tell everybody to end, also those who connect from now on."""
         self._stop = reason
-        for entry in self._generators.values():
-            self.stop_generator(entry)
-        if self._trainer is not None:
-            self.stop_trainer(self._trainer)
+        for entry in self._entries.values():
+            self.stop(entry)
+
+    def stop(self, entry: Entry) -> None:
+        """Tell one peer to end."""
+        self._trainer_told |= entry.name == TRAINER
+        entry.stop(self._stop or "")
 
     @property
     def stopping(self) -> bool:
         """Whether everybody has been told to end."""
         return self._stop is not None
 
-    def deliver_group(self, effect: DeliverGroup) -> None:
-        """Send a group to the trainer, if it is connected."""
-        if self._trainer is not None:
-            self._trainer.link.send_later(lambda: group_commands(effect))
-
     async def wait_until_told(self, *, timeout_s: float) -> bool:
         """Wait until the trainer and all connected generators have been told and are gone; False if time ran out."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self._generators or self._trainer is not None or not self._trainer_told:
+                while self._entries or not self._trainer_told:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             return False
         return True
-
-    def stop_generator(self, entry: GeneratorEntry) -> None:
-        """Tell one generator to end."""
-        entry.link.send(pb.GeneratorCommand(stop=pb.Stop(reason=self._stop or "")))
-        entry.link.end()
-
-    def stop_trainer(self, entry: TrainerEntry) -> None:
-        """Tell the trainer to end."""
-        self._trainer_told = True
-        entry.link.send(pb.TrainerCommand(stop=pb.Stop(reason=self._stop or "")))
-        entry.link.end()
 
 
 HELLO_TIMEOUT_S = 10.0
@@ -284,19 +289,43 @@ Handlers = Mapping[str, Callable[[Any], None]]
 """Kind of event -> what it does."""
 
 
-class PeerHandler(Protocol):
-    """One side's part of a connection."""
+class PeerHandler(ABC):
+    """One side's part of a connection, from hello to the end of its stream."""
 
-    link: PeerLink
+    def __init__(self, connections: Connections, entry: Entry) -> None:
+        self.connections = connections
+        self.entry = entry
+        self.handlers: Handlers = {}
+
+    @abstractmethod
+    def on_join(self) -> None:
+        """Say hello to the core."""
+
+    @abstractmethod
+    def on_leave(self) -> None:
+        """Say good-bye to the core."""
 
     def join(self) -> bool:
-        """Say hello to the core; False if the peer was told to stop instead."""
+        """Take the peer's place; False if it was told to stop instead."""
+        replaced = self.connections.add(self.entry)
+        if self.connections.stopping:
+            self.connections.stop(self.entry)
+            return False
+        if replaced is not None:
+            self.on_leave()
+        self.on_join()
+        return True
 
     def leave(self, reason: str) -> None:
-        """Say good-bye to the core, unless a newer connection has taken over."""
+        """Give the place back, unless a newer connection has taken it."""
+        if self.connections.remove(self.entry) and not self.connections.stopping:
+            log.info("%s has left: %s", self.entry.link.peer, reason)
+            self.on_leave()
 
     async def take(self, event: Any) -> None:  # noqa: ANN401 - either direction's event
         """Handle one event."""
+        if self.connections.hears(self.entry):
+            dispatch(event, self.handlers)
 
 
 async def greeting(events: Events, context: Context, *, kind: str) -> Any:  # noqa: ANN401 - either hello
@@ -321,12 +350,12 @@ async def serve_peer(peer: PeerHandler, events: Events, *, context: Context, end
     reason = "its connection is closed"
     try:
         if not peer.join():
-            await peer.link.write_all(context.write)
+            await peer.entry.link.write_all(context.write)
             return
-        await _both(_read(peer, events), peer.link.write_all(context.write))
+        await _both(_read(peer, events), peer.entry.link.write_all(context.write))
     except (SlowPeerError, ProtocolError) as error:
         reason = str(error)
-        log.warning("%s is disconnected: %s", peer.link.peer, reason)
+        log.warning("%s is disconnected: %s", peer.entry.link.peer, reason)
         refused = isinstance(error, ProtocolError)  # a slow one may come again
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT if refused else grpc.StatusCode.ABORTED, reason)
     except Exception as error:

@@ -26,45 +26,13 @@ from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request
 
 
 class TaskSource(Protocol):
-    """What the client needs of the task pool."""
+    """What the executor needs of the task pool."""
 
     def put(self, request: Request) -> None:
         """Ask for prompts, a score or a turn's answer."""
 
     async def results(self) -> Sequence[Result]:
         """What has been done since the last call, at least one."""
-
-
-class TaskClient:
-    """The core's requests to the task pool."""
-
-    def __init__(
-        self,
-        pool: TaskSource,
-        *,
-        on_prompts: Callable[[Sequence[Prompt]], None],
-        on_scores: Callable[[Sequence[Score]], None],
-        on_turns: Callable[[Sequence[TurnAnswer]], None],
-    ) -> None:
-        self._pool = pool
-        self._on_prompts = on_prompts
-        self._on_scores = on_scores
-        self._on_turns = on_turns
-
-    def ask(self, request: Request) -> None:
-        """Pass a request on."""
-        self._pool.put(request)
-
-    async def run(self) -> None:
-        """The task loop."""
-        while True:
-            results = await self._pool.results()
-            if answers := [result for result in results if isinstance(result, TurnAnswer)]:
-                self._on_turns(answers)
-            if scores := [result for result in results if isinstance(result, Score)]:
-                self._on_scores(scores)
-            if prompts := [result for result in results if isinstance(result, Prompt)]:
-                self._on_prompts(prompts)
 
 
 P = ParamSpec("P")
@@ -96,12 +64,10 @@ class Executor:
             fx.Failed: lambda effect: ending.user_error(effect.reason),
         }
 
-    def attach(self, tasks: TaskClient, *, ranker: RankerClient) -> None:
+    def attach(self, pool: TaskSource, *, ranker: RankerClient) -> None:
         """Connect the task pool and the ranker; before the first effect."""
         self._carry_out[fx.AskRanker] = ranker.ask
-        self._carry_out[NeedPrompts] = tasks.ask
-        self._carry_out[ScoreSample] = tasks.ask
-        self._carry_out[PlayTurn] = tasks.ask
+        self._carry_out |= dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put)
 
     def call(self, event: Callable[P, Sequence[fx.Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Bring an event to the core, `event` being the core's method, and carry out the effects."""
@@ -116,17 +82,16 @@ class Executor:
             if not isinstance(error, Exception):
                 raise
 
-    def on_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """The task pool has made prompts."""
-        self.call(self._core.prompts_arrived, prompts)
-
-    def on_scores(self, scores: Sequence[Score]) -> None:
-        """The task pool has scored completions."""
-        self.call(self._core.scores_arrived, scores)
-
-    def on_turns(self, answers: Sequence[TurnAnswer]) -> None:
-        """Environments have answered turns."""
-        self.call(self._core.turns_answered, answers)
+    async def run_tasks(self, pool: TaskSource) -> None:
+        """The task loop."""
+        while True:
+            results = await pool.results()
+            if answers := [result for result in results if isinstance(result, TurnAnswer)]:
+                self.call(self._core.turns_answered, answers)
+            if scores := [result for result in results if isinstance(result, Score)]:
+                self.call(self._core.scores_arrived, scores)
+            if prompts := [result for result in results if isinstance(result, Prompt)]:
+                self.call(self._core.prompts_arrived, prompts)
 
     def on_ranked(self, scores: Mapping[int, float]) -> None:
         """The ranker's process has scored prompts."""

@@ -1,7 +1,7 @@
 """What a peer may say, and what it is told in bytes: bounds of each event before it reaches the core, groups as they lie in memory.
 
 Owns the bounds of fields, by their kind, and of whole messages. Does not own what only the core can know: whether tokens
-fit the request that they are for (`scheduler/groups/sample.py`), whether a step fits the trainer's history (`feed/`).
+fit the request that they are for (`scheduler/groups/sample.py`), whether a step fits the trainer's history (`trainer_feed.py`).
 
 Invariant: what passes raises nowhere behind this door, for its size, its encoding or its numbers.
 """
@@ -122,7 +122,7 @@ def check_trainer(event: pb.TrainerEvent) -> None:
 
 
 def _check_progress(batch: pb.ProgressBatch) -> None:
-    """Most of all events, so quickly; the rest of it is held against its request (`progress_check.py`)."""
+    """Most of all events, so quickly; the rest of it is held against its request (`groups/sample.py`)."""
     for item in batch.items:
         if item.error:
             _check_value("error", item.error)
@@ -153,7 +153,8 @@ def _check_list(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - 
         for value in values:
             _check(value)
     else:
-        _each(field.name, values)
+        for value in values:
+            _check_value(field.name, value)
 
 
 def _check_map(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - as above
@@ -164,11 +165,6 @@ def _check_map(field: FieldDescriptor, values: Any) -> None:  # noqa: ANN401 - a
             _check(value)
         elif field.name not in _FREE_NUMBERS:
             _check_value(field.name, value)
-
-
-def _each(name: str, values: Iterable[Any]) -> None:
-    for value in values:
-        _check_value(name, value)
 
 
 def _check_value(name: str, value: str | bytes | float) -> None:

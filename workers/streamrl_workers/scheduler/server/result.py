@@ -5,12 +5,11 @@ Owns the verdict that a run gives on itself: what `streamrl journal check` would
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from streamrl.keys import FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
-from streamrl_workers.scheduler.journal.check import check, read_facts, read_rules
+from streamrl_workers.scheduler.journal.check import Report, check, read_facts, read_rules
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.stream.run_folder import write_json_atomically
 
@@ -18,38 +17,34 @@ _SHOWN_VIOLATIONS = 10
 """`streamrl journal check` shows all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCheck:
-    """What the run's own check has found."""
-
-    failure: str
-    """Why the run is no success; "" if every group is accounted for exactly once."""
-    document: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of groups and steps, and the first violations, for `result.json`."""
-
-
-def own_check(run_dir: Path) -> OwnCheck:
+def own_check(run_dir: Path) -> Report:
     """Check journal and newest checkpoint; the journal is closed. Its cost follows from the groups that are not compacted.
 
     Raises:
         UserError, UserErrors: they cannot be read, or are not what was written.
     """
-    report = check(read_facts(run_dir), rules=read_rules(run_dir))
+    return check(read_facts(run_dir), rules=read_rules(run_dir))
+
+
+def failure_of(report: Report) -> str:
+    """Why the run is no success; "" if every group is accounted for exactly once."""
     found = report.violations
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return OwnCheck(
-        failure=f"the run's own check fails: {found[0]}{more}; `streamrl journal check` tells all" if found else "",
-        document={
-            "planned": report.planned,
-            "consumed": report.consumed,
-            "dropped": dict(report.dropped),
-            "live": report.live,
-            "violations": list(found[:_SHOWN_VIOLATIONS]),
-        },
-    )
+    return f"the run's own check fails: {found[0]}{more}; `streamrl journal check` tells all" if found else ""
 
 
-def write_success(run_dir: Path, *, steps: int, check: OwnCheck, checkpoint: str | None = None) -> None:
+def _document(report: Report) -> dict[str, Any]:
+    """Numbers of groups, and the first violations."""
+    return {
+        "planned": report.planned,
+        "consumed": report.consumed,
+        "dropped": dict(report.dropped),
+        "live": report.live,
+        "violations": list(report.violations[:_SHOWN_VIOLATIONS]),
+    }
+
+
+def write_success(run_dir: Path, *, steps: int, report: Report, checkpoint: str | None = None) -> None:
     """The run is over; the journal is closed. `checkpoint`: path of the newest, from the directory that holds checkpoints/."""
     evaluations = _evaluations(run_dir / FILE_JOURNAL)
     document = {
@@ -58,14 +53,14 @@ def write_success(run_dir: Path, *, steps: int, check: OwnCheck, checkpoint: str
         "evaluations": evaluations,
         "final_reward": evaluations[-1]["mean_reward"] if evaluations else None,
         "checkpoint": checkpoint,
-        "check": dict(check.document),
+        "check": _document(report),
     }
     write_json_atomically(run_dir / FILE_RESULT, document)
 
 
-def write_failure(run_dir: Path, *, reason: str, check: OwnCheck | None = None) -> None:
-    """The run cannot go on before the user changes something. `check` None: it ended before it began."""
-    document = {"status": "failed", "reason": reason, "check": None if check is None else dict(check.document)}
+def write_failure(run_dir: Path, *, reason: str, report: Report | None = None) -> None:
+    """The run cannot go on before the user changes something. `report` None: it ended before it began."""
+    document = {"status": "failed", "reason": reason, "check": None if report is None else _document(report)}
     write_json_atomically(run_dir / FILE_RESULT, document)
 
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,15 +29,14 @@ from streamrl_workers.metrics.step_times import StepCounts
 from streamrl_workers.process.shutdown import on_terminate
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Reading
-from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.server.connections import (
     Connections,
+    Events,
     GeneratorEntry,
-    Handlers,
+    PeerHandler,
     PeerLink,
     TrainerEntry,
-    dispatch,
     greeting,
     log,
     serve_peer,
@@ -52,6 +51,7 @@ from streamrl_workers.stream.auth import Context
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.model_files import ModelFilesError, model_files, pieces
 from streamrl_workers.stream.run_folder import write_endpoint
+from streamrl_workers.stream.services import SCHEDULER
 
 _STOP_GRACE_S = 0.5
 _T = TypeVar("_T")
@@ -147,11 +147,6 @@ def _read(path: Path, directory: Path) -> list[pb.ModelFile]:
     return list(pieces(path, directory=directory))
 
 
-_TRAINER = "the trainer"
-"""Whatever its name: there is one."""
-_SERVICE = pb.DESCRIPTOR.services_by_name["Scheduler"].full_name
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerService:
     """Generate, Train and GetModel. Frames come and leave as bytes: the door parses, links have serialized."""
@@ -179,43 +174,44 @@ class SchedulerService:
                 self.model_files.serve, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SCHEDULER.full_name, handlers),))
 
     async def generate(self, frames: Frames, context: Context) -> None:
         """One generator's connection."""
-        events = self.door.generator_events(frames)
-        hello = await greeting(events, context, kind="generator")
-        await self._fence(hello.generator_id, hello.instance, context)
-        await serve_peer(_Generator(self, hello), events, context=context, ending=self.ending)
+        await self._serve(_Generator, self.door.generator_events(frames), context, kind="generator")
 
     async def train(self, frames: Frames, context: Context) -> None:
         """The trainer's connection."""
-        events = self.door.trainer_events(frames)
-        hello = await greeting(events, context, kind="trainer")
-        await self._fence(_TRAINER, hello.instance, context)
-        await serve_peer(_Trainer(self, hello), events, context=context, ending=self.ending)
+        await self._serve(_Trainer, self.door.trainer_events(frames), context, kind="trainer")
 
-    async def _fence(self, name: str, instance: str, context: Context) -> None:
-        if not self.connections.fence.admits(name, instance):
+    async def _serve(
+        self, make: Callable[["SchedulerService", Any], PeerHandler], events: Events, context: Context, *, kind: str
+    ) -> None:
+        hello = await greeting(events, context, kind=kind)
+        peer = make(self, hello)
+        if not self.connections.fence.admits(peer.entry.name, hello.instance):
             text = "a newer process of the same name has taken this one's place; give each process its own name"
-            log.warning("refused %s: %s", name, text)  # two that are both started again do so for ever
+            log.warning("refused %s: %s", peer.entry.name, text)  # two that are both started again do so for ever
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        await serve_peer(peer, events, context=context, ending=self.ending)
 
 
-class _Generator:
-    """One generator, from hello to the end of its stream."""
+class _Generator(PeerHandler):
+    """One generator."""
+
+    entry: GeneratorEntry
 
     def __init__(self, service: SchedulerService, hello: pb.GeneratorHello) -> None:
-        self.link = PeerLink(
-            f"generator {hello.generator_id}", limit_bytes=service.door.waiting_bytes(slots=hello.slots)
-        )
+        limit_bytes = service.door.waiting_bytes(slots=hello.slots)
+        link = PeerLink(f"generator {hello.generator_id}", limit_bytes=limit_bytes)
+        step = hello.version.step if hello.HasField("version") else None
+        entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats())
+        super().__init__(service.connections, entry)
         self._service = service
         self._core = service.core
         self._call = service.executor.call
         self._id = hello.generator_id
-        step = hello.version.step if hello.HasField("version") else None
-        self._entry = GeneratorEntry(link=self.link, hello=hello, version_step=step, beats=service.beats())
-        self._handlers: Handlers = {
+        self.handlers = {
             "progress": self._on_progress,
             "heartbeat": self._on_heartbeat,
             "weights_loaded": self._on_weights_loaded,
@@ -224,29 +220,16 @@ class _Generator:
             "drained": self._on_drained,
         }
 
-    def join(self) -> bool:
-        connections = self._service.connections
-        replaced = connections.add_generator(self._entry)
-        if connections.stopping:
-            connections.stop_generator(self._entry)
-            return False
-        if replaced is not None:
-            self._call(self._core.generator_left, self._id, reason="it has connected again", now_s=self._now_s())
-        log.info("generator %s has joined with %d slots", self._id, self._entry.hello.slots)
-        self._call(self._core.generator_joined, _info(self._entry.hello), now_s=self._now_s())
-        return True
+    def on_join(self) -> None:
+        log.info("generator %s has joined with %d slots", self._id, self.entry.hello.slots)
+        self._call(self._core.generator_joined, self.entry.hello, now_s=self._now_s())
 
-    def leave(self, reason: str) -> None:
-        connections = self._service.connections
-        if connections.remove_generator(self._entry) and not connections.stopping:
-            log.info("generator %s has left: %s", self._id, reason)
-            self._call(self._core.generator_left, self._id, reason=reason, now_s=self._now_s())
+    def on_leave(self) -> None:
+        self._call(self._core.generator_left, self._id)
 
     async def take(self, event: pb.GeneratorEvent) -> None:
-        connections = self._service.connections
-        if connections.generators.get(self._id) is self._entry and not connections.stopping:
-            dispatch(event, self._handlers)
-            await self._service.journal.wait_for_room()
+        await super().take(event)
+        await self._service.journal.wait_for_room()
 
     def _now_s(self) -> float:
         return self._service.clock_s()
@@ -255,20 +238,19 @@ class _Generator:
         self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self._now_s())
 
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
-        self._entry.heartbeat = heartbeat
-        self._entry.beats.add(
+        self.entry.heartbeat = heartbeat
+        self.entry.beats.add(
             Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds), tokens=heartbeat.tokens)
         )
         self._call(self._core.generator_alive, self._id, now_s=self._now_s(), reading=_reading(heartbeat))
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
-        self._entry.version_step = loaded.version.step
+        self.entry.version_step = loaded.version.step
         self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self._now_s())
 
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
-        version, error = failed.version, failed.error
-        self._call(self._core.weights_failed, self._id, version=version, error=error, now_s=self._now_s())
+        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self._now_s())
 
     def _on_leaving(self, _leaving: pb.Leaving) -> None:
         log.info("generator %s is leaving", self._id)
@@ -278,63 +260,37 @@ class _Generator:
         self._call(self._core.generator_drained, self._id, now_s=self._now_s())
 
 
-class _Trainer:
-    """The trainer, from hello to the end of its stream."""
+class _Trainer(PeerHandler):
+    """The trainer."""
+
+    entry: TrainerEntry
 
     def __init__(self, service: SchedulerService, hello: pb.TrainerHello) -> None:
-        self.link = PeerLink(f"trainer {hello.trainer_id}")
+        link = PeerLink(f"trainer {hello.trainer_id}")
+        super().__init__(service.connections, TrainerEntry(link=link, hello=hello, beats=service.beats()))
         self._service = service
-        self._call = service.executor.call
-        self._entry = TrainerEntry(link=self.link, hello=hello, beats=service.beats())
+        call = self._call = service.executor.call
         core = self._core = service.core
-        self._handlers: Handlers = {
-            "credit": lambda event: self._call(core.credit, event.bytes),
-            "step_done": lambda event: self._call(core.step_done, event),
-            "published": lambda event: self._call(core.published, event, address=hello.weights_address),
-            "sync_journal": lambda event: self._call(core.sync_journal, event),
-            "checkpointed": lambda event: self._call(core.checkpointed, event),
+        self.handlers = {
+            "credit": lambda event: call(core.credit, event.bytes),
+            "step_done": lambda event: call(core.step_done, event),
+            "published": lambda event: call(core.published, event, address=hello.weights_address),
+            "sync_journal": lambda event: call(core.sync_journal, event),
+            "checkpointed": lambda event: call(core.checkpointed, event),
             "heartbeat": self._on_heartbeat,
         }
 
-    def join(self) -> bool:
-        connections = self._service.connections
-        replaced = connections.set_trainer(self._entry)
-        if connections.stopping:
-            connections.stop_trainer(self._entry)
-            return False
-        if replaced is not None:
-            self._call(self._core.trainer_left, now_s=self._service.clock_s())
-        log.info("trainer %s has joined at step %d", self._entry.hello.trainer_id, self._entry.hello.step)
-        self._call(self._core.trainer_joined, self._entry.hello, now_s=self._service.clock_s())
-        return True
+    def on_join(self) -> None:
+        log.info("trainer %s has joined at step %d", self.entry.hello.trainer_id, self.entry.hello.step)
+        self._call(self._core.trainer_joined, self.entry.hello)
 
-    def leave(self, reason: str) -> None:
-        connections = self._service.connections
-        if connections.remove_trainer(self._entry) and not connections.stopping:
-            log.info("trainer has left: %s", reason)
-            self._call(self._core.trainer_left, now_s=self._service.clock_s())
-
-    async def take(self, event: pb.TrainerEvent) -> None:
-        connections = self._service.connections
-        if connections.trainer is self._entry and not connections.stopping:
-            dispatch(event, self._handlers)
+    def on_leave(self) -> None:
+        self._call(self._core.trainer_left)
 
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
-        self._entry.heartbeat = heartbeat
-        self._entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds)))
+        self.entry.heartbeat = heartbeat
+        self.entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds)))
 
 
 def _reading(heartbeat: pb.Heartbeat) -> Reading:
     return {bucket: StepCounts(of.steps, of.tokens, of.seconds) for bucket, of in heartbeat.step_times.items()}
-
-
-def _info(hello: pb.GeneratorHello) -> GeneratorInfo:
-    known = hello.HasField("version")
-    return GeneratorInfo(
-        generator_id=hello.generator_id,
-        instance=hello.instance,
-        pool=hello.pool,
-        slots=hello.slots,
-        step=hello.version.step if known else None,
-        attempt=hello.version.attempt if known else None,
-    )

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from streamrl.keys import DIR_METRICS
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.jsonl import JsonlFile
 from streamrl_workers.metrics.signals import ProcessMetrics
-from streamrl_workers.scheduler.components import CoreView, PoolView
+from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, PoolView, StepSummary
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.feed.accounting import DROP_REASONS, FAILURE_KINDS, StepSummary
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
 from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
@@ -33,34 +32,22 @@ _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatusClocks:
-    """Where instants come from."""
-
-    unix_s: Callable[[], float] = time.time
-    monotonic_s: Callable[[], float] = time.monotonic
-
-
 class StatusEndpoint:
     """The scheduler's numbers."""
 
-    def __init__(
-        self, core: Core, *, connections: Connections, run_dir: Path, clocks: StatusClocks = StatusClocks()
-    ) -> None:
+    def __init__(self, core: Core, *, connections: Connections, run_dir: Path) -> None:
         directory = run_dir / DIR_METRICS
         last = last_line(directory / STEPS_FILE)
         self._core = core
         self._connections = connections
-        self._clocks = clocks
-        self._begun_s = clocks.monotonic_s() - float(last.get("elapsed_s", 0.0))
+        self._begun_s = time.monotonic() - float(last.get("elapsed_s", 0.0))
         self._steps = JsonlFile(directory / STEPS_FILE)
         self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
         self._seen_step: StepSummary | None = core.last_step
         self._seen_evaluation: Evaluated | None = core.last_evaluation
         self._last_line: dict[str, Any] = last
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
-        self._step_ended_s = clocks.monotonic_s()
-        self._step_clock = StepClock(now_s=self._step_ended_s)
+        self._step_clock = StepClock(now_s=time.monotonic())
         self._gauges = _Gauges()
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
@@ -68,7 +55,7 @@ class StatusEndpoint:
     @property
     def elapsed_s(self) -> float:
         """Seconds that the run has had a scheduler."""
-        return self._clocks.monotonic_s() - self._begun_s
+        return time.monotonic() - self._begun_s
 
     def observe(self) -> None:
         """Look at the core after a commit: write what is new."""
@@ -82,23 +69,18 @@ class StatusEndpoint:
             self._write_evaluation(evaluation)
 
     def _write_step(self, step: StepSummary) -> None:
-        now_s = self._clocks.monotonic_s()
-        timing = {
-            "time_s": round(self._clocks.unix_s(), 3),
-            "elapsed_s": round(self.elapsed_s, 3),
-            "interval_s": now_s - self._step_ended_s,
-        }
-        self._step_ended_s = now_s
+        now_s = time.monotonic()
+        interval_s = max(self._step_clock.since_s(now_s=now_s), 1e-9)
         self._step_clock.recorded(now_s=now_s)
-        self._last_line = step_line(step, view=self._core.view(), timing=timing)
+        self._last_line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
         self._steps.append(self._last_line)
 
     def _write_evaluation(self, evaluation: Evaluated) -> None:
-        self._last_evaluation = evaluation_line(evaluation) | {
-            "time_s": round(self._clocks.unix_s(), 3),
-            "elapsed_s": round(self.elapsed_s, 3),
-        }
+        self._last_evaluation = asdict(evaluation) | self._instants()
         self._evaluations.append(self._last_evaluation)
+
+    def _instants(self) -> dict[str, float]:
+        return {"time_s": round(time.time(), 3), "elapsed_s": round(self.elapsed_s, 3)}
 
     def metrics(self) -> bytes:
         """`/metrics`"""
@@ -148,7 +130,7 @@ class StatusEndpoint:
             generators=list(self._connections.generators.values()),
             trainer=self._connections.trainer,
             clock=self._step_clock,
-            now_s=self._clocks.monotonic_s(),
+            now_s=time.monotonic(),
         )
 
     def close(self) -> None:
@@ -157,53 +139,46 @@ class StatusEndpoint:
         self._evaluations.close()
 
 
-def step_line(step: StepSummary, *, view: CoreView, timing: Mapping[str, float]) -> dict[str, Any]:
+def step_line(step: StepSummary, *, view: CoreView, instants: Mapping[str, float], interval_s: float) -> dict[str, Any]:
     """The line of one recorded step."""
-    interval_s = max(timing["interval_s"], 1e-9)
+    stats = step.stats
     return {
         "step": step.step,
         "attempt": step.attempt,
-        "time_s": timing["time_s"],
-        "elapsed_s": timing["elapsed_s"],
-        "reward_mean": step.reward_mean,
+        **instants,
+        "reward_mean": _mean(stats.reward_sum, stats.reward_count),
         "reward_std": step.trainer_metrics.get("reward_std", 0.0),
-        "reward_failed": step.reward_failed,
-        "reward_parts": step.part_means,
+        "reward_failed": stats.samples - stats.reward_count,
+        "reward_parts": {name: _mean(total, stats.reward_count) for name, total in stats.part_sums.items()},
         "score_failures": whole(step.score_failures, FAILURE_KINDS),
         "groups": step.groups,
-        "samples": step.samples,
-        "tokens": step.tokens_sum,
-        "length_mean": step.tokens_mean,
-        "length_max": step.tokens_max,
-        "turns_mean": step.turns_mean,
+        "samples": stats.samples,
+        "tokens": stats.tokens_sum,
+        "length_mean": _mean(stats.tokens_sum, stats.samples),
+        "length_max": stats.tokens_max,
+        "turns_mean": _mean(stats.turns_sum, stats.samples),
         "staleness_mean": step.staleness_mean,
         "staleness_max": step.staleness_max,
-        "staleness": {str(age): count for age, count in sorted(step.staleness_histogram.items())},
+        "staleness": {str(age): count for age, count in step.staleness_histogram.items()},
         "queue": view.waiting_samples,
         "running": view.active_leases,
         "buffered_bytes": view.buffered_bytes,
         "dropped": whole(step.dropped_groups, DROP_REASONS),
         "reissued": step.reissued_samples,
-        "samples_per_s": step.samples / interval_s,
-        "tokens_per_s": step.tokens_sum / interval_s,
+        "samples_per_s": stats.samples / interval_s,
+        "tokens_per_s": stats.tokens_sum / interval_s,
         "trainer": dict(step.trainer_metrics),
     }
+
+
+def _mean(total: float, count: int) -> float:
+    """0 of nothing."""
+    return total / count if count else 0.0
 
 
 def whole(counts: Mapping[str, int], keys: Sequence[str]) -> dict[str, int]:
     """The counts with all keys, zeros included."""
     return dict.fromkeys(keys, 0) | dict(counts)
-
-
-def evaluation_line(evaluation: Evaluated) -> dict[str, Any]:
-    """The line of one evaluation."""
-    return {
-        "step": evaluation.step,
-        "mean_reward": evaluation.mean_reward,
-        "prompts": evaluation.prompts,
-        "failed": evaluation.failed,
-        "mean_tokens": evaluation.mean_tokens,
-    }
 
 
 def last_line(path: Path) -> dict[str, Any]:
@@ -262,25 +237,33 @@ def _trainer(entry: TrainerEntry | None) -> dict[str, Any] | None:
     return {"id": entry.hello.trainer_id, "bubbles": dict(beat.bubble_seconds), "wall_s": beat.wall_seconds}
 
 
+_GAUGES: Mapping[str, tuple[str, Callable[[CoreView], float]]] = {
+    "step": ("Training steps done.", lambda view: view.step),
+    "queue_samples": ("Samples that wait for a slot.", lambda view: view.waiting_samples),
+    "running_samples": ("Samples that are being generated.", lambda view: view.active_leases),
+    "buffered_bytes": ("Finished samples that wait for the trainer, in bytes.", lambda view: view.buffered_bytes),
+    "generators": ("Generators that are alive.", lambda view: view.fleet.generators),
+    "generators_leaving": (
+        "Generators that finish what they hold and take nothing more.",
+        lambda view: view.fleet.leaving,
+    ),
+    "free_slots": ("Slots without a sample at generators that take one.", lambda view: view.fleet.free_slots),
+    "reissued_samples": ("Samples issued again since the scheduler started.", lambda view: view.reissued_samples),
+    "moved_samples": (
+        "Samples that went on at an emptier generator since the scheduler started.",
+        lambda view: view.moved_samples,
+    ),
+}
+"""Name -> what it says, and where it stands."""
+
+
 class _Gauges:
     """The scheduler's page for Prometheus."""
 
     def __init__(self) -> None:
         self._metrics = ProcessMetrics(role="scheduler", process="scheduler")
         gauge = self._metrics.gauge
-        self._step = gauge("step", help_text="Training steps done.")
-        self._waiting = gauge("queue_samples", help_text="Samples that wait for a slot.")
-        self._running = gauge("running_samples", help_text="Samples that are being generated.")
-        self._buffered = gauge("buffered_bytes", help_text="Finished samples that wait for the trainer, in bytes.")
-        self._generators = gauge("generators", help_text="Generators that are alive.")
-        self._leaving = gauge(
-            "generators_leaving", help_text="Generators that finish what they hold and take nothing more."
-        )
-        self._free_slots = gauge("free_slots", help_text="Slots without a sample at generators that take one.")
-        self._reissued = gauge("reissued_samples", help_text="Samples issued again since the scheduler started.")
-        self._moved = gauge(
-            "moved_samples", help_text="Samples that went on at an emptier generator since the scheduler started."
-        )
+        self._state = {name: gauge(name, help_text=text) for name, (text, _) in _GAUGES.items()}
         self._dropped = self._metrics.counts(
             "dropped_groups", key="reason", keys=DROP_REASONS, help_text="Groups that will never be trained."
         )
@@ -297,15 +280,8 @@ class _Gauges:
     def render(
         self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any], *, ranker: RankerStatus
     ) -> bytes:
-        self._step.set(view.step)
-        self._waiting.set(view.waiting_samples)
-        self._running.set(view.active_leases)
-        self._buffered.set(view.buffered_bytes)
-        self._generators.set(view.fleet.generators)
-        self._leaving.set(view.fleet.leaving)
-        self._free_slots.set(view.fleet.free_slots)
-        self._reissued.set(view.reissued_samples)
-        self._moved.set(view.moved_samples)
+        for name, (_, read) in _GAUGES.items():
+            self._state[name].set(read(view))
         self._dropped(view.dropped_groups)
         self._failures(view.score_failures)
         self._reward.set(step.get("reward_mean", 0.0))

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.scheduling import SkewAware
 from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER
 from streamrl_workers.scheduler.dispatcher import Dispatcher
-from streamrl_workers.scheduler.effects import GeneratorInfo
 from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
-from streamrl_workers.scheduler.waiting import WaitingGroups
 from support.core_events import Always
 from support.core_world import KnownLengths, World, settings
 from support.sure_lengths import SureLengths
@@ -196,7 +196,7 @@ def test_many_generators_that_join_do_not_cost_as_many_orders():
     )
     orders = []
     for number in range(200):
-        info = GeneratorInfo(generator_id=f"g{number}", instance="1", pool="p", slots=4, step=None, attempt=None)
+        info = pb.GeneratorHello(generator_id=f"g{number}", instance="1", pool="p", slots=4)
         generator = fleet.join(info, now_s=0.0)
         dispatcher.refresh()
         dispatcher.refresh()

@@ -41,7 +41,11 @@ def test_an_idle_fast_pool_takes_the_tail_of_a_slow_one() -> None:
     assert moves.moved_samples > 0
     assert moves.steps[0].at_s == without.steps[0].at_s, "lengths and speeds are not known yet"
     assert moves.trained_s < 0.9 * without.trained_s
-    assert [row.summary.samples for row in moves.steps] == [row.summary.samples for row in without.steps] == [64] * 4
+    assert (
+        [row.summary.stats.samples for row in moves.steps]
+        == [row.summary.stats.samples for row in without.steps]
+        == [64] * 4
+    )
     assert sum(row.tokens for row in moves.steps) == sum(row.tokens for row in without.steps)
     assert summary(moves)["lost_samples"] == summary(moves)["reissued_samples"] == 0
     assert summary(moves)["moved_samples"] == moves.moved_samples

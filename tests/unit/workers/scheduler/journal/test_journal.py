@@ -21,9 +21,10 @@ from streamrl.keys import FILE_JOURNAL, FILE_RESULT
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal import writer
+from streamrl_workers.scheduler.journal.check import Facts, Rules, check
 from streamrl_workers.scheduler.journal.store import open_for_reading, verify
 from streamrl_workers.scheduler.journal.writer import JournalWriter
-from streamrl_workers.scheduler.server.result import OwnCheck, write_success
+from streamrl_workers.scheduler.server.result import write_success
 from support.histories import attempt, equal, failed, histories, plan, step
 from support.journals import OpenJournal, read_back, scored, write_journal
 from support.replayed import replay
@@ -87,7 +88,9 @@ async def test_the_loop_goes_on_while_the_journal_waits_for_the_disk(tmp_path: P
 async def test_an_evaluation_without_any_result_stays_one(tmp_path: Path) -> None:
     evaluated = rec.Evaluated(step=0, mean_reward=None, prompts=8, failed=8, mean_tokens=0.0)
     await write_journal(tmp_path / FILE_JOURNAL, [evaluated])
-    write_success(tmp_path, steps=1, check=OwnCheck(failure=""))
+    nothing = Facts(groups={}, steps={}, covered_steps=0, ended=True, checkpoint=None)
+    report = check(nothing, rules=Rules(batch_groups=1, staleness=0, group_size=1))
+    write_success(tmp_path, steps=1, report=report)
     result = json.loads((tmp_path / FILE_RESULT).read_text())
     assert (result["final_reward"], result["evaluations"][0]["mean_reward"]) == (None, None)
 

@@ -11,22 +11,22 @@ import pytest
 from streamrl.spec import parse_job
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.check import CheckpointFact, Facts, GroupFact, Rules, check
-from streamrl_workers.stream.digests import composition_digest, seal
+from streamrl_workers.stream.digests import History, composition_digest, seal
 from support.jobs import simulated_job
 from support.journals import scored, write_journal
 from support.runs import streamrl
 
 RULES = Rules(batch_groups=2, staleness=1, group_size=2)
+OTHER = History(digests=("0" * 32,))
 
 
 def group(number: int, **changes) -> GroupFact:
-    fact = GroupFact(group_id=number, prompt_index=number, start_version=0, drop_reason=None, settled=False, samples=2)
+    fact = GroupFact(group_id=number, start_version=0, drop_reason=None, settled=False, samples=2)
     return replace(fact, **changes)
 
 
 def facts(*groups: GroupFact, **changes) -> Facts:
     """Two steps (the first one covered by a checkpoint), one dropped group, one live one."""
-    history = (composition_digest([0, 1]),)
     base = Facts(
         groups={
             0: group(0, settled=True, samples=0),
@@ -39,7 +39,7 @@ def facts(*groups: GroupFact, **changes) -> Facts:
         steps={0: (0, 1), 1: (2, 3)},
         covered_steps=1,
         ended=False,
-        checkpoint=CheckpointFact(path="step-00000001", step=1, attempt=1, history=history),
+        checkpoint=CheckpointFact(path="step-00000001", step=1, attempt=1, history=History().with_step([0, 1])),
     )
     return replace(base, groups={**base.groups, **{fact.group_id: fact for fact in groups}}, **changes)
 
@@ -66,10 +66,10 @@ def test_a_good_history_passes() -> None:
         (facts(group(5, settled=True)), "group 5 is nowhere"),
         (facts(group(7)), "group 6 is missing"),
         (facts(ended=True), "group 5 is still live though the run has ended"),
-        (facts(checkpoint=CheckpointFact(path="c", step=1, attempt=1, history=("0" * 32,))), "other groups in step 0"),
-        (facts(checkpoint=CheckpointFact(path="c", step=2, attempt=1, history=("0" * 32,))), "names 1 steps, not 2"),
+        (facts(checkpoint=CheckpointFact(path="c", step=1, attempt=1, history=OTHER)), "other groups in step 0"),
+        (facts(checkpoint=CheckpointFact(path="c", step=2, attempt=1, history=OTHER)), "names 1 steps, not 2"),
         (
-            facts(steps={}, checkpoint=CheckpointFact(path="c", step=1, attempt=1, history=("0" * 32,))),
+            facts(steps={}, checkpoint=CheckpointFact(path="c", step=1, attempt=1, history=OTHER)),
             "journal does not know",
         ),
     ],

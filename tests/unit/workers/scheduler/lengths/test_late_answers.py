@@ -4,8 +4,8 @@ from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
+from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker, prompt_key
-from streamrl_workers.scheduler.waiting import WaitingGroups
 
 GROUPS = 6
 

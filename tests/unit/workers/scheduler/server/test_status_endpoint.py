@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.feed.accounting import DROP_REASONS
+from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls

@@ -8,23 +8,22 @@ get exactly their recorded groups; the staleness window speaks of the frontier a
     trainer_joined -> AttemptStarted durable -> Welcome -> groups ... StepDone -> StepTaken durable -> StepRecorded -> groups of the next step
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.components import SchedulerComponents
+from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary
 from streamrl_workers.scheduler.effects import DeliverGroup
-from streamrl_workers.scheduler.feed.accounting import Since, StepSummary, summarize
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.staleness import batch_complete
-from streamrl_workers.scheduler.groups.table import Group, GroupTable
+from streamrl_workers.scheduler.groups.table import Group
 from streamrl_workers.scheduler.records import (
     AttemptStarted,
     Checkpointed,
-    GroupStats,
     Recovered,
     StepTaken,
-    stats_of_stored,
+    add_up,
 )
 
 
@@ -59,11 +58,10 @@ class TrainerFeed:
         self._largest_credit = 0
         self._delivered: dict[int, None] = {}
         """Groups of the current step that the trainer holds, in order."""
-        self._ready = ReadyGroups(parts.groups)
+        self._ready = ReadyGroups()
         self._idle_cause = ""
-        self._reissued_before = 0
-        self._dropped_before: Counter[str] = Counter()
-        self._failures_before: Counter[str] = Counter()
+        self._counted: tuple[int, Counter[str], Counter[str]] = 0, Counter(), Counter()
+        """Reissued samples, dropped groups and samples without a reward, as the step before found them."""
         self.last_step: StepSummary | None = None
         self.newest_checkpoint: tuple[int, str] | None = None
         """Step and path of the newest checkpoint that the trainer has told of."""
@@ -107,8 +105,7 @@ class TrainerFeed:
             return next((self._groups[group_id] for group_id in missing), None)
         if not (self._window.room and self._barrier_open()):
             return None
-        heads = [self._ready.first(version) for version in self._ready.counts if self._window.may_deliver(version)]
-        return self._groups[min(heads)[1]] if heads else None
+        return self._ready.first(self._window.may_deliver)
 
     def _barrier_open(self) -> bool:
         if not self._settings.whole_batches or self._delivered:
@@ -176,7 +173,7 @@ class TrainerFeed:
             StepTaken(
                 attempt=self.attempt, step=done.step, group_ids=tuple(done.group_ids), metrics=dict(done.metrics)
             ),
-            then=self._recorded(self.attempt, self._consume(done)),
+            then=partial(self._recorded, self._consume(done)),
         )
         self._recording = True
 
@@ -191,39 +188,42 @@ class TrainerFeed:
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups[group_id] for group_id in done.group_ids]
-        stats = [_stats(group) for group in groups]
+        summary = self._summarize(done, groups)
         for group in groups:
             self._groups.follow(group, GroupEvent.CONSUME)
             self._groups.record(group)
         if not self.repeating:
             self._compositions[self.step] = tuple(done.group_ids)
             self._window.advance()
-        return summarize(done, attempt=self.attempt, groups=stats, since=self._since())
+        return summary
 
-    def _since(self) -> Since:
-        reissued, dropped, failures = self._lifecycle.reissued, self._groups.dropped, self._lifecycle.failures
-        since = Since(
-            reissued_samples=reissued - self._reissued_before,
-            dropped_groups={reason: count - self._dropped_before[reason] for reason, count in dropped.items()},
-            score_failures={kind: count - self._failures_before[kind] for kind, count in failures.items()},
+    def _summarize(self, done: pb.StepDone, groups: Sequence[Group]) -> StepSummary:
+        reissued, dropped, failures = self._counted
+        self._counted = self._lifecycle.reissued, self._groups.dropped.copy(), self._lifecycle.failures.copy()
+        stats = [group.stats for group in groups if group.stats is not None]
+        assert len(stats) == len(groups), "a group that was not scored is in a step"
+        staleness = Counter(done.step - group.start_version for group in groups if group.start_version is not None)
+        return StepSummary(
+            attempt=self.attempt,
+            step=done.step,
+            stats=add_up(stats),
+            staleness_histogram=dict(sorted(staleness.items())),
+            trainer_metrics=dict(done.metrics),
+            reissued_samples=self._counted[0] - reissued,
+            dropped_groups=self._counted[1] - dropped,
+            score_failures=self._counted[2] - failures,
         )
-        self._reissued_before = reissued
-        self._dropped_before, self._failures_before = dropped.copy(), failures.copy()
-        return since
 
-    def _recorded(self, attempt: int, summary: StepSummary) -> Callable[[], None]:
-        def then() -> None:
-            self.last_step = summary
-            if attempt != self.attempt:
-                return  # a new attempt began meanwhile; it repeats the step
-            self._recording = False
-            self._delivered.clear()
-            self._idle_cause = ""
-            self.step = summary.step + 1
-            if self._connected:
-                self._outbox.to_trainer(pb.TrainerCommand(step_recorded=pb.StepRecorded(step=summary.step)))
-
-        return then
+    def _recorded(self, summary: StepSummary) -> None:
+        self.last_step = summary
+        if summary.attempt != self.attempt:
+            return  # a new attempt began meanwhile; it repeats the step
+        self._recording = False
+        self._delivered.clear()
+        self._idle_cause = ""
+        self.step = summary.step + 1
+        if self._connected:
+            self._outbox.to_trainer(pb.TrainerCommand(step_recorded=pb.StepRecorded(step=summary.step)))
 
     def checkpointed(self, checkpointed: pb.Checkpointed) -> None:
         """A checkpoint is on disk: the groups of steps before the oldest one kept can go."""
@@ -343,33 +343,23 @@ class TrainerFeed:
         self._outbox.to_trainer(pb.TrainerCommand(welcome=welcome))
 
 
-def _stats(group: Group) -> GroupStats:
-    """Known since its scoring, or read from the journal's trajectories."""
-    if group.stats is None:
-        assert group.start_version is not None
-        group.stats = stats_of_stored(group.trajectories, start_version=group.start_version)
-    return group.stats
-
-
 class ReadyGroups:
     """Groups that may be delivered as far as their own state goes."""
 
-    def __init__(self, groups: GroupTable) -> None:
-        self._groups = groups
-        self._entries: dict[int, deque[tuple[int, int]]] = {}
-        """Version -> (serial, group); entries of groups that have left since are skipped."""
-        self._counts: dict[int, int] = {}
+    def __init__(self) -> None:
+        self._groups: dict[int, dict[int, Group]] = {}
+        """Version -> its groups by serial, rising; versions without a group are left out."""
         self._serial = 0
 
     @property
-    def counts(self) -> Mapping[int, int]:
+    def counts(self) -> dict[int, int]:
         """Version -> groups; versions without a group are left out."""
-        return self._counts
+        return {version: len(groups) for version, groups in self._groups.items()}
 
     @property
     def total(self) -> int:
         """All of them."""
-        return sum(self._counts.values())
+        return sum(map(len, self._groups.values()))
 
     def put(self, group: Group) -> None:
         """The group goes to the end."""
@@ -377,23 +367,20 @@ class ReadyGroups:
         assert group.serial is None, f"group {group.group_id} is ready already"
         group.serial = self._serial
         self._serial += 1
-        self._entries.setdefault(group.start_version, deque()).append((group.serial, group.group_id))
-        self._counts[group.start_version] = self._counts.get(group.start_version, 0) + 1
+        self._groups.setdefault(group.start_version, {})[group.serial] = group
 
     def take(self, group: Group) -> None:
         """The group goes to the trainer; one that is not in here (a recorded step's) is left alone."""
         if group.serial is None:
             return
         assert group.start_version is not None, f"group {group.group_id} has not begun"
+        groups = self._groups[group.start_version]
+        del groups[group.serial]
         group.serial = None
-        self._counts[group.start_version] -= 1
-        if not self._counts[group.start_version]:
-            del self._counts[group.start_version]
-            del self._entries[group.start_version]
+        if not groups:
+            del self._groups[group.start_version]
 
-    def first(self, version: int) -> tuple[int, int]:
-        """Serial and group that come first among those of a version that `counts` names."""
-        entries = self._entries[version]
-        while (group := self._groups.get(entries[0][1])) is None or group.serial != entries[0][0]:
-            entries.popleft()
-        return entries[0]
+    def first(self, may_deliver: Callable[[int], bool]) -> Group | None:
+        """The group that came first among those of versions which `may_deliver` accepts."""
+        heads = [next(iter(groups.items())) for version, groups in self._groups.items() if may_deliver(version)]
+        return min(heads)[1] if heads else None

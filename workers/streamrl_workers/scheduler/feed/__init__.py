@@ -1,1 +1,0 @@
-"""What the trainer gets: scored groups, steps, attempts."""
