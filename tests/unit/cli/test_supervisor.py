@@ -174,7 +174,8 @@ async def test_what_one_rank_says_of_the_users_mistake_is_told(tmp_path: Path, m
     monkeypatch.setattr(unit_module, "SETTLE_S", DEADLINE_S)  # it ends by itself, when the machine lets it
     async with running(tmp_path, ranks=2) as stage:
         await stage.ranks_live(2, 1)
-        (stage.folder / "trainer-0.code").write_text("2")
+        (stage.folder / "code").write_text("2")
+        (stage.folder / "code").rename(stage.folder / "trainer-0.code")  # whole when it is seen
         stage.kill("trainer-1")
         with pytest.raises(RunFailedError, match="oh no"):
             await stage.ended()
