@@ -189,7 +189,9 @@ def test_a_run_goes_on_when_its_ranker_is_killed_and_takes_it_along_at_its_end(w
     step = workers.numbers()["step"]
     wait_for(lambda: workers.numbers()["step"] > step + 5, what="the run to go on", deadline_s=DEADLINE_S)
     assert "ended by signal 9; started again" in workers.text("scheduler")
-    assert workers.numbers()["lengths"]["predictions"]["Ranker"] > 0
+    wait_for(
+        lambda: workers.numbers()["lengths"]["predictions"]["Ranker"], what="its predictions", deadline_s=DEADLINE_S
+    )
     (second,) = wait_for(lambda: rankers_of(scheduler.pid), what="another ranker", deadline_s=DEADLINE_S)
     scheduler.kill()
     wait_for(lambda: not second.is_running(), what="the ranker to end with the scheduler", deadline_s=DEADLINE_S)
