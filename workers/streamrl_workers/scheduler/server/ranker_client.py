@@ -153,7 +153,7 @@ class RankerClient:
             except (ProcessLostError, UserError) as error:
                 if isinstance(error, UserError) and not self._deaths:
                     raise
-                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2.0**self._deaths)
+                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2 ** min(self._deaths, 16))
                 self._state, self._deaths = "down", self._deaths + 1
                 log.warning(
                     "the ranker's process %s; started again in %g s, the run goes on without it", error, pause_s
