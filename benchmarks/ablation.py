@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from run_folders import Run, parts_of_the_wall, run_job
+from run_folders import Run, parts_of_the_wall, run_in_turn
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from materials import HERE as PEERS
@@ -55,16 +55,15 @@ def main() -> None:
         f"spec.task.dataset.jsonl.path={prompts}",
         f"spec.pipeline.steps={args.steps}",
     ]
-    runs: dict[str, list[Run]] = {stage: [] for stage in args.only}
-    for turn in range(args.repeats):
-        for stage in args.only:
-            run = run_job(PEERS / "skewed.yaml", changes=[*fixed, f"spec.seed={turn}", *STAGES[stage]])
-            runs[stage].append(run)
-            samples_per_s, tokens_per_s = (
-                run.samples_per_s_behind(_LEARNING_STEPS),
-                run.tokens_per_s_behind(_LEARNING_STEPS),
-            )
-            print(f"# turn {turn + 1} {stage}: {samples_per_s:.1f} samples/s, {tokens_per_s:.0f} tokens/s", flush=True)
+    runs = run_in_turn(
+        PEERS / "skewed.yaml",
+        {stage: STAGES[stage] for stage in args.only},
+        seeds=range(args.repeats),
+        fixed=fixed,
+        tell=lambda run: (
+            f"{run.samples_per_s_behind(_LEARNING_STEPS):.1f} samples/s, {run.tokens_per_s_behind(_LEARNING_STEPS):.0f} tokens/s"
+        ),
+    )
     print_table(runs)
 
 

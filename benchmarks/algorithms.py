@@ -6,11 +6,9 @@ Seeds are the outer loop, so that each algorithm starts from the same three warm
 reward before and after (mean ± standard deviation), the gain, samples a second.
 """
 
-import argparse
 import statistics
-from pathlib import Path
 
-from run_folders import EXAMPLE, Run, run_job, spread
+from run_folders import arguments, run_in_turn, spread
 
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": ("spec.algorithm={grpo: {}}",),
@@ -26,18 +24,10 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Run all, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--job", type=Path, default=EXAMPLE)
-    parser.add_argument("--only", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS))
-    args = parser.parse_args()
-    runs: dict[str, list[Run]] = {name: [] for name in args.only}
-    for seed in args.seeds:
-        for name in args.only:
-            changes = [f"spec.seed={seed}", f"spec.pipeline.steps={args.steps}", *ALGORITHMS[name]]
-            runs[name].append(run_job(args.job, changes=changes))
-            print(f"# seed {seed} {name}: {runs[name][-1].held_out:.3f}", flush=True)
+    args = arguments(__doc__, seeds=3, only=ALGORITHMS).parse_args()
+    variants = {name: ALGORITHMS[name] for name in args.only}
+    fixed = [f"spec.pipeline.steps={args.steps}"]
+    runs = run_in_turn(args.job, variants, seeds=args.seeds, fixed=fixed, tell=lambda run: f"{run.held_out:.3f}")
     print("\n| algorithm | held-out before | after | gain | samples/s |")
     print("|---|---|---|---|---|")
     for name, mine in runs.items():

@@ -19,7 +19,7 @@ from dispatch.models import BASE_DEALS, CURVE, MODELS, POPULATION, SAMPLES, UNIT
 from dispatch.world import Job, Pool, World
 
 from streamrl.spec.scheduling import Dispatch
-from streamrl_cli.simulation.ranker import correlation_of
+from streamrl_cli.simulation.lengths import correlation_of
 from streamrl_workers.scheduler.dispatch.makespan import Instance, StepTables, dealt, list_seconds
 
 PAST = 1024

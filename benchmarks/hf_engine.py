@@ -28,8 +28,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams, TensorBytes
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.hf.engine import HfEngine
+from streamrl_workers.generator.engines.hf.parameters import Parameters
 
 VOCABULARY = 64
 MEDIAN_TOKENS, SIGMA, LONGEST_TOKENS = 40, 0.8, 256
@@ -96,12 +97,10 @@ def run_ours(engine: HfEngine, work: Work) -> None:
     assert given == work.tokens
 
 
-def _requests(work: Work) -> Iterator[SampleRequest]:
+def _requests(work: Work) -> Iterator[pb.SampleRequest]:
     for i, (prompt, length) in enumerate(zip(work.prompts, work.lengths, strict=True)):
-        sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=length, stop=())
-        yield SampleRequest(
-            request_id=i, group_id=i // GROUP, prompt=prompt, prefix_tokens=(), sampling=sampling, seed=i, pinned=False
-        )
+        sampling = pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=length)
+        yield pb.SampleRequest(lease=i, group_id=i // GROUP, prompt=prompt, sampling=sampling, seed=i)
 
 
 @torch.inference_mode()
@@ -173,13 +172,8 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer, model = make_tokenizer(), make_model(hidden=args.hidden, layers=args.layers)
     began_s = time.perf_counter()
-    engine = build(
-        model=make_model(hidden=args.hidden, layers=args.layers),
-        tokenizer=tokenizer,
-        slots=args.slots,
-        max_total_tokens=None,
-    )
-    engine.load_weights(version=0, tensors=_published(model))
+    engine = HfEngine(model=make_model(hidden=args.hidden, layers=args.layers), tokenizer=tokenizer, slots=args.slots)
+    engine.load_weights(version=0, tensors=Parameters(model).snapshot())
     print(
         f"Qwen2, {sum(p.numel() for p in model.parameters()):,} parameters; our engine starts in {time.perf_counter() - began_s:.2f} s"
     )
@@ -198,14 +192,6 @@ def main() -> None:
         print(
             f"\ncontinuous batching, own settings: {default_start_seconds(fresh, tokenizer):.1f} s to the first token"
         )
-
-
-def _published(model: Qwen2ForCausalLM) -> dict[str, TensorBytes]:
-    raw = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    return {
-        name: TensorBytes("float32", tuple(t.shape), memoryview(t.view(-1).view(torch.uint8).numpy().data))
-        for name, t in raw.items()
-    }
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ the faster one is what the others are compared with. Models come warmed up from 
 makes them.
 """
 
-import argparse
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 
-from run_folders import EXAMPLE, Run, parts_of_the_wall, run_job, spread
+from run_folders import Run, arguments, parts_of_the_wall, run_in_turn, spread
 
 _TWO = ("spec.trainer.processesPerNode=2", "spec.generators[0].scaling={static: {replicas: 2}}")
 MODES: dict[str, tuple[str, ...]] = {
@@ -30,19 +28,15 @@ _NO_EVALUATION_BETWEEN = "spec.task.evaluation.intervalSteps=1000000"
 
 def main() -> None:
     """Run all, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--job", type=Path, default=EXAMPLE)
-    parser.add_argument("--only", nargs="+", choices=list(MODES), default=list(MODES))
-    args = parser.parse_args()
-    runs: dict[str, list[Run]] = {mode: [] for mode in args.only}
-    for seed in args.seeds:
-        for mode in args.only:
-            fixed = [f"spec.seed={seed}", f"spec.pipeline.steps={args.steps}", _NO_EVALUATION_BETWEEN]
-            run = run_job(args.job, changes=[*fixed, *MODES[mode]])
-            runs[mode].append(run)
-            print(f"# seed {seed} {mode}: {run.held_out:.3f}, {run.samples_per_s:.0f} samples/s", flush=True)
+    args = arguments(__doc__, seeds=5, only=MODES).parse_args()
+    fixed = [f"spec.pipeline.steps={args.steps}", _NO_EVALUATION_BETWEEN]
+    runs = run_in_turn(
+        args.job,
+        {mode: MODES[mode] for mode in args.only},
+        seeds=args.seeds,
+        fixed=fixed,
+        tell=lambda run: f"{run.held_out:.3f}, {run.samples_per_s:.0f} samples/s",
+    )
     print_table(runs)
 
 

@@ -18,16 +18,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from sampled_lengths import Sampler
 from transformers.utils import logging as transformers_logging
 
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import HfEngineSpec
 from streamrl.spec.model import ScratchModel
 from streamrl.spec.task import ReasoningGymDataset
 from streamrl_cli.ranker import PromptLength
+from streamrl_workers.generator.engines.base import EngineOptions
+from streamrl_workers.generator.engines.hf.engine import create
+from streamrl_workers.generator.engines.hf.parameters import Parameters
+from streamrl_workers.models.load import load_model
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.warm_up import WarmUpPair as Example
 from streamrl_workers.models.warm_up import warm_up
@@ -135,6 +139,44 @@ def train(model: torch.nn.Module, *, tokenizer: object, examples: Iterator[Examp
             )
 
 
+class Sampler:
+    """A model folder in the engine."""
+
+    def __init__(self, folder: str, *, slots: int, max_tokens: int, temperature: float, seed: int) -> None:
+        self._engine = create(EngineOptions(spec=HfEngineSpec(slots=slots), model_path=folder))
+        self._engine.load_weights(version=0, tensors=Parameters(load_model(folder)).snapshot())
+        self._sampling = pb.Sampling(temperature=temperature, top_p=1.0, max_tokens=max_tokens)
+        self._seed = seed
+
+    def pairs(self, prompts: Sequence[str], *, samples: int) -> Iterator[PromptLength]:
+        """One for each completion, as they finish; prompts that do not fit the model are left out."""
+        waiting = self._requests(prompts, samples=samples)
+        tokens: dict[int, int] = {}
+        waiting_is_over = False
+        while not waiting_is_over or self._engine.active():
+            admitted: list[pb.SampleRequest] = []
+            while len(admitted) < self._engine.free() and (request := next(waiting, None)) is not None:
+                admitted.append(request)
+            waiting_is_over = len(admitted) < self._engine.free()
+            for delta in [*self._engine.add(admitted), *self._engine.step()]:
+                tokens[delta.lease] = tokens.get(delta.lease, 0) + len(delta.tokens)
+                if delta.finish_reason is not None:
+                    count = tokens.pop(delta.lease)
+                    if delta.error is None:
+                        yield PromptLength(prompts[delta.lease // samples], count)
+
+    def _requests(self, prompts: Sequence[str], *, samples: int) -> Iterator[pb.SampleRequest]:
+        for number in range(len(prompts) * samples):
+            group = number // samples
+            yield pb.SampleRequest(
+                lease=number,
+                group_id=group,
+                prompt=prompts[group],
+                sampling=self._sampling,
+                seed=self._seed + number,
+            )
+
+
 def lengths(
     model: torch.nn.Module, *, tokenizer: object, prompts: Sequence[str], samples: int, seed: int
 ) -> list[PromptLength]:
@@ -142,7 +184,7 @@ def lengths(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        sampler = Sampler(Path(folder), slots=128, max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
+        sampler = Sampler(folder, slots=128, max_tokens=MAX_TOKENS, temperature=1.0, seed=seed)
         tokens: dict[str, list[float]] = defaultdict(list)
         for pair in sampler.pairs(prompts, samples=samples):
             tokens[pair.prompt].append(pair.tokens)

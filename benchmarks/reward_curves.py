@@ -7,13 +7,11 @@ the same warmed-up model. Prints the held-out reward (greedy answers) as mean an
 differences to StreamSync of the same seed, and their t statistic: outside of ±2.8 (4 degrees of freedom, 5 %) they would not be chance.
 """
 
-import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from run_folders import EXAMPLE, Run, run_job, spread
+from run_folders import Run, arguments, run_in_turn, spread
 
 MODES: Mapping[str, tuple[str, ...]] = {
     "StreamSync": ("spec.pipeline.mode=StreamSync", "spec.pipeline.maxStalenessSteps=0"),
@@ -24,27 +22,18 @@ MODES: Mapping[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Run all, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=80)
+    parser = arguments(__doc__, seeds=5, only=MODES)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
-    parser.add_argument("--job", type=Path, default=EXAMPLE)
     args = parser.parse_args()
-    curves: dict[str, list[Mapping[int, float]]] = {mode: [] for mode in MODES}
-    for seed in args.seeds:
-        fixed = [
-            f"spec.seed={seed}",
-            f"spec.pipeline.steps={args.steps}",
-            f"spec.task.evaluation.intervalSteps={args.every}",
-        ]
-        for mode, changes in MODES.items():
-            curve = _curve(run_job(args.job, changes=[*fixed, *changes]))
-            curves[mode].append(curve)
-            print(
-                f"# seed {seed} {mode}: {' '.join(f'{step}:{reward:.3f}' for step, reward in curve.items())}",
-                flush=True,
-            )
-    print_table(curves)
+    fixed = [f"spec.pipeline.steps={args.steps}", f"spec.task.evaluation.intervalSteps={args.every}"]
+    runs = run_in_turn(
+        args.job,
+        {mode: MODES[mode] for mode in args.only},
+        seeds=args.seeds,
+        fixed=fixed,
+        tell=lambda run: " ".join(f"{step}:{reward:.3f}" for step, reward in _curve(run).items()),
+    )
+    print_table({mode: [_curve(run) for run in mine] for mode, mine in runs.items()})
 
 
 def print_table(curves: Mapping[str, Sequence[Mapping[int, float]]]) -> None:

@@ -84,15 +84,13 @@ class Stopwatch:
         took, wrote = service._Generator._on_progress, PeerLink._write_one
 
         def on_progress(generator: service._Generator, batch: pb.ProgressBatch) -> None:
-            self._freed.setdefault(generator.link.peer, time.perf_counter())
+            self._freed.setdefault(generator.entry.link.peer, time.perf_counter())
             took(generator, batch)
 
         async def write_one(link: PeerLink, write: Callable[[bytes], Awaitable[None]], data: bytes) -> None:
             await wrote(link, write, data)
             if data[0] == ISSUE_TAG and link.peer in self._freed:
-                freed_s = self._freed.pop(link.peer, None)
-                if freed_s is not None:
-                    self.dispatch_s.append(time.perf_counter() - freed_s)
+                self.dispatch_s.append(time.perf_counter() - self._freed.pop(link.peer))
 
         service._Generator._on_progress = on_progress  # type: ignore[method-assign]
         PeerLink._write_one = write_one  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""`python benchmarks/paper`: runs everything, prints the tables, writes them into docs/paper-tables.md and the plots beside it."""
+"""`python benchmarks/paper.py`: runs everything, prints the tables, writes them into docs/paper-tables.md and the plots beside it."""
 
 import argparse
 import time
@@ -23,7 +23,7 @@ BAND = {"half of the slots": Knobs(slots=0.5), "twice the slots": Knobs(slots=2.
 
 def main() -> None:
     """Run, print, write."""
-    parser = argparse.ArgumentParser(prog="benchmarks/paper", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks/paper.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="hold-out alone, without band")
     parser.add_argument("--no-band", action="store_true", help="without the band: a third of the runs")
     parser.add_argument("--write", action="store_true", help="write docs/paper-tables.md and docs/images/paper")
@@ -33,9 +33,9 @@ def main() -> None:
         measured.resume(args.resume)
     begun_s = time.process_time()
     lines, plots = [], {}
-    sections = [_calibration, _holdout] if args.quick else [_calibration, _holdout, _fits, _resources]
-    for section in sections:
-        for name, text in section(band=not (args.quick or args.no_band)):
+    sections = [_calibration(), _holdout(band=not (args.quick or args.no_band))]
+    for section in sections if args.quick else [*sections, _fits(), _resources()]:
+        for name, text in section:
             if name.endswith(".svg"):
                 plots[name] = text
             else:
@@ -53,8 +53,7 @@ def main() -> None:
 Section = Iterator[tuple[str, str]]
 
 
-def _calibration(*, band: bool) -> Section:
-    del band
+def _calibration() -> Section:
     yield "", "### Calibration\n"
     yield (
         "",
@@ -100,8 +99,7 @@ def _band() -> tables.Band:
     return values
 
 
-def _fits(*, band: bool) -> Section:
-    del band
+def _fits() -> Section:
     found = list(fit.cells())
     yield "", "\n### Fit\n"
     yield "", tables.errors(found, mean=tables.FIT_MEAN, most=tables.FIT_MOST) + "\n"
@@ -129,8 +127,7 @@ def _fits(*, band: bool) -> Section:
     yield from _throughput_plots(found, name="fit")
 
 
-def _resources(*, band: bool) -> Section:
-    del band
+def _resources() -> Section:
     yield "", "\n### Fig. 10: GPUs for which stage\n"
     yield "", "| | profile | Algorithm 1 | the paper's choice | generation | training | gain |\n" + "|---" * 7 + "|"
     for row in [*resources.from_the_papers_points(), *resources.from_the_rule()]:

@@ -22,7 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from materials import HERE, short_materials, skewed_materials, trl_python
+from run_folders import read_lines, start
 
 _SKIPPED_STEPS = 3
 """Steps that belong to the start: first allocations, the filling of the pipeline."""
@@ -140,16 +142,14 @@ def run_streamrl(task: Task, folder: Path, *, steps: int, overrides: Sequence[st
     changes = [f"spec.pipeline.steps={steps}", *overrides]
     if task.name == "skewed":
         changes += [f"spec.model.path.directory={task.model}", f"spec.task.dataset.jsonl.path={task.prompts}"]
-    flags = [part for change in changes for part in ("--set", change)]
     run_dir = folder / "run"
     began_s, cpu_s = time.time(), _children_cpu_s()
-    command = [sys.executable, "-m", "streamrl_cli.main", "run", str(task.job), "--plain", "--run-dir", str(run_dir)]
     cache = {"XDG_CACHE_HOME": str(folder)} if task.name == "short" else {}
     if cache:  # the model that the other side gets, under the name that the job looks for
         (folder / "streamrl").mkdir()
         (folder / "streamrl" / "models").symlink_to(task.model.parent)
-    subprocess.run([*command, *flags], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **cache})
-    lines = _read(run_dir / "metrics" / "steps.jsonl")
+    start(task.job, folder=run_dir, changes=changes, **cache)
+    lines = read_lines(run_dir / "metrics" / "steps.jsonl")
     steps_done = [
         Step(
             elapsed_s=line["time_s"] - began_s,
@@ -193,7 +193,7 @@ def run_trl(task: Task, folder: Path, *, steps: int, args: argparse.Namespace) -
         done = subprocess.run(command, check=False, stdout=out, stderr=out, env={**os.environ, **quiet})
     if done.returncode:
         sys.exit(f"TRL failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
-    ranks_lines = [_read(folder / f"trl.{rank}.jsonl") for rank in range(args.ranks)]
+    ranks_lines = [read_lines(folder / f"trl.{rank}.jsonl") for rank in range(args.ranks)]
     return Result(steps=[_merged(lines) for lines in zip(*ranks_lines, strict=True)], cpu_s=_children_cpu_s() - cpu_s)
 
 
@@ -249,10 +249,6 @@ def _spread(values: Sequence[float]) -> str:
 def _children_cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import read_job
 from streamrl.spec.task import Chat
 from streamrl_cli import console
@@ -31,10 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """Print each prompt with its completion."""
     _check(args)
     directory = model_directory(args.checkpoint)
-    from streamrl_workers.generator.engines.base import SamplingParams
     from streamrl_workers.generator.engines.hf.engine import complete
 
-    sampling = SamplingParams(temperature=args.temperature, top_p=1.0, top_k=None, max_tokens=args.max_tokens, stop=())
+    sampling = pb.Sampling(temperature=args.temperature, top_p=1.0, max_tokens=args.max_tokens)
     asked = [prompt for prompt in args.prompt for _ in range(args.samples)]
     chat = chat_of(args.checkpoint)
     texts = complete(

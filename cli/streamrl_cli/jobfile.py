@@ -94,13 +94,18 @@ def _documents(path: Path) -> list[Document]:
     text = read_text(path, most_bytes=MAX_FILE_BYTES, fix="check that it is a job file")
     if path.suffix == ".json":
         text = _checked_json(path, text)
-    try:
-        documents = read_documents(text)
-    except YamlError as error:
-        raise UserError(field=f"{path}:{error.line}", rule=error.rule, fix=error.fix) from None
+    documents = documents_in(text, path=path)
     if not documents:
         raise UserError(field=str(path), rule="holds no document", fix="begin with examples/chain-sum.yaml")
     return documents
+
+
+def documents_in(text: str, *, path: Path) -> list[Document]:
+    """The documents of the file `path`, which holds `text`. Raises `UserError` with the line that cannot be read."""
+    try:
+        return read_documents(text)
+    except YamlError as error:
+        raise UserError(field=f"{path}:{error.line}", rule=error.rule, fix=error.fix) from None
 
 
 def _checked_json(path: Path, text: str) -> str:

@@ -43,7 +43,8 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_model,
         _check_lengths,
         _check_dataset,
-        task_problems,
+        _check_chat,
+        _check_rewards,
         _check_functions,
         _check_patterns,
         _check_processes,
@@ -89,8 +90,13 @@ def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     field = "spec.scheduling.ranker" if _is_simulated(job) and learned else "spec.trainer.engine"
     packages = ["torch", "transformers"] if learned or not _is_simulated(job) else []
     for package in ["grpc", *packages]:
-        if importlib.util.find_spec(package) is None:
-            yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=_INSTALL)
+        yield from _missing(package, field=field)
+
+
+def _missing(module: str, *, field: str, package: str = "") -> Iterator[UserError]:
+    if importlib.util.find_spec(module) is None:
+        rule = f"needs the package {package or module}, which is not installed"
+        yield UserError(field=field, rule=rule, fix=_INSTALL)
 
 
 def _check_ranker(job: RLJob, base_dir: Path) -> Iterator[UserError]:
@@ -108,16 +114,13 @@ def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     if not directory.is_dir():
         yield UserError(field=field, rule="must be a directory", got=given, fix=f"there is none at {directory}")
         return
-    if not (directory / "config.json").is_file():
-        yield UserError(field=field, rule="must hold config.json", got=given, fix="save the model with save_pretrained")
-    if not [*directory.glob("*.safetensors"), *directory.glob("*.bin")]:
-        yield UserError(
-            field=field, rule="must hold weights (*.safetensors)", got=given, fix="save the model with save_pretrained"
-        )
-    if not [*directory.glob("tokenizer*"), *directory.glob("vocab*")]:
-        yield UserError(
-            field=field, rule="must hold a tokenizer", got=given, fix="save the tokenizer there with save_pretrained"
-        )
+    for what, patterns, fix in (
+        ("config.json", ("config.json",), "save the model with save_pretrained"),
+        ("weights (*.safetensors)", ("*.safetensors", "*.bin"), "save the model with save_pretrained"),
+        ("a tokenizer", ("tokenizer*", "vocab*"), "save the tokenizer there with save_pretrained"),
+    ):
+        if not any(path for pattern in patterns for path in directory.glob(pattern)):
+            yield UserError(field=field, rule=f"must hold {what}", got=given, fix=fix)
 
 
 def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
@@ -151,6 +154,8 @@ def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield from _check_jsonl(dataset.jsonl.path, base_dir)
     if dataset.reasoning_gym is not None:
         yield from _check_reasoning_gym(dataset.reasoning_gym)
+    if dataset.hugging_face is not None:
+        yield from _check_dataset_source(job, dataset.hugging_face, base_dir)
 
 
 def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
@@ -171,9 +176,8 @@ def _check_jsonl(given: str, base_dir: Path) -> Iterator[UserError]:
 def _check_reasoning_gym(dataset: ReasoningGymDataset) -> Iterator[UserError]:
     field = "spec.task.dataset.reasoningGym"
     known = reasoning_gym_names()
-    if known is None:
-        yield UserError(field=field, rule="needs the package reasoning-gym, which is not installed", fix=_INSTALL)
-    elif dataset.name not in known:
+    yield from _missing("reasoning_gym", field=field, package="reasoning-gym")
+    if known is not None and dataset.name not in known:
         rule = "is not a data set of reasoning-gym"
         yield UserError(
             field=f"{field}.name", rule=rule, got=dataset.name, fix=_shortened(suggest(dataset.name, sorted(known)))
@@ -219,19 +223,14 @@ def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
             yield UserError(field="spec.generators", rule=rule, fix="lower the replicas of scaling or raise slots")
 
 
-def task_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    """Find what the task of `job` would stumble over; relative paths begin at `base_dir`."""
-    if job.spec.task.dataset.hugging_face is not None:
-        yield from _check_dataset_source(job, job.spec.task.dataset.hugging_face, base_dir)
-    yield from _check_chat(job, base_dir)
+def _check_rewards(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     for number, reward in enumerate(job.spec.task.rewards):
         yield from _check_reward(job, reward, field=f"spec.task.rewards[{number}].{reward.key}")
 
 
 def _check_dataset_source(job: RLJob, dataset: HuggingFaceDataset, base_dir: Path) -> Iterator[UserError]:
     field = "spec.task.dataset.huggingFace"
-    if importlib.util.find_spec("datasets") is None:
-        yield UserError(field=field, rule="needs the package datasets, which is not installed", fix=_INSTALL)
+    yield from _missing("datasets", field=field)
     if job.spec.task.evaluation.split == dataset.split:
         yield UserError(
             field="spec.task.evaluation.split",
@@ -287,9 +286,9 @@ def _has_template(directory: Path) -> bool:
 
 
 def _check_reward(job: RLJob, reward: Reward, *, field: str) -> Iterator[UserError]:
-    module, package = PACKAGES.get(reward.key, ("", ""))
-    if module and importlib.util.find_spec(module) is None:
-        yield UserError(field=field, rule=f"needs the package {package}, which is not installed", fix=_INSTALL)
+    if reward.key in PACKAGES:
+        module, package = PACKAGES[reward.key]
+        yield from _missing(module, field=field, package=package)
     dataset = job.spec.task.dataset.hugging_face
     if dataset is not None and dataset.answer_field is None and reward.key in NEEDS_ANSWER:
         yield UserError(
@@ -322,18 +321,14 @@ def _host(url: str) -> str | None:
         return None
 
 
-def unused_locally(job: RLJob) -> list[str]:
-    """Paths of the fields, set to something else than their default, that only Kubernetes has a use for."""
-    return list(_unused(job))
-
-
 def unused_note(job: RLJob) -> str:
-    """One line that names them; empty if there are none."""
-    fields = unused_locally(job)
+    """One line that names what `unused_locally` finds; empty if there are none."""
+    fields = list(unused_locally(job))
     return f"not used by a local run (for Kubernetes): {', '.join(fields)}" if fields else ""
 
 
-def _unused(job: RLJob) -> Iterator[str]:
+def unused_locally(job: RLJob) -> Iterator[str]:
+    """Paths of the fields, set to something else than their default, that only Kubernetes has a use for."""
     spec = job.spec
     yield from _set(spec.task, ("code",), path="spec.task")
     for index, pool in enumerate(spec.generators):

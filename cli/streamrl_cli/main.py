@@ -1,16 +1,17 @@
 """The `streamrl` command: finds the subcommand, turns a user's mistake into one line and exit code 2.
 
-Owns nothing else. A subcommand is a module with `add_arguments(parser)` and `run(args) -> int`;
-it is imported when it is called, so that `streamrl validate` starts without what `streamrl run` needs.
+Owns nothing else. A subcommand is a module with `add_arguments(parser)` and `run(args) -> int`,
+plain or async; it is imported when it is called, so that `streamrl validate` starts without what `streamrl run` needs.
 """
 
 import argparse
+import asyncio
 import errno
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import NoReturn
 
 from streamrl import __version__
@@ -101,8 +102,8 @@ def _run_command(name: str, argv: list[str]) -> int:
     )
     parser.set_defaults(command=name)
     command.add_arguments(parser)
-    code: int = command.run(parser.parse_args(argv))
-    return code
+    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv))
+    return code if isinstance(code, int) else asyncio.run(code)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ A job that is deleted goes in steps, so that somebody can tell when all of it is
     3  the finalizer                        when none of it is left
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from streamrl import names
@@ -111,14 +111,27 @@ async def stop(cluster: CachedCluster, *, observed: Observed) -> list[Refusal]:
 
     What was refused is told, and the others are set all the same.
     """
-    metadata = observed.raw["metadata"]
+    sets = _owned(cluster, (STATEFUL_SET,), raw=observed.raw)
+    return await _try_each(sets, lambda each: _shrink(cluster, each, replicas=0))
+
+
+def _owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> list[dict[str, Any]]:
+    """What the job is the controller of."""
+    metadata = raw["metadata"]
+    found = (obj for kind in kinds for obj in cluster.of_job(kind, (metadata["namespace"], metadata["name"])))
+    return [obj for obj in found if is_owned(obj, uid=metadata["uid"])]
+
+
+async def _try_each(
+    objs: Iterable[dict[str, Any]], write: Callable[[dict[str, Any]], Awaitable[None]]
+) -> list[Refusal]:
+    """Write all of them; what was refused."""
     refused: list[Refusal] = []
-    for each in cluster.of_job(STATEFUL_SET, (metadata["namespace"], metadata["name"])):
-        if is_owned(each, uid=metadata["uid"]):
-            try:
-                await _shrink(cluster, each, replicas=0)
-            except RequestRefusedError as error:
-                refused.append(error)
+    for obj in objs:
+        try:
+            await write(obj)
+        except RequestRefusedError as error:
+            refused.append(error)
     return refused
 
 
@@ -130,19 +143,11 @@ async def _shrink(cluster: CachedCluster, found: Object | None, *, replicas: int
 
 async def prune(cluster: CachedCluster, desired: Sequence[Object], *, observed: Observed) -> list[Refusal]:
     """Delete what the job owns and no longer wants; what was refused of that. Its certificates are no part of the plan and stay."""
-    metadata = observed.raw["metadata"]
-    key: Key = (metadata["namespace"], metadata["name"])
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
-    wanted |= {("Secret", name) for name in secret_names(key[1])}
-    refused: list[Refusal] = []
-    for kind in _PRUNED:
-        for obj in cluster.of_job(kind, key):
-            if (kind.kind, obj["metadata"]["name"]) not in wanted and is_owned(obj, uid=metadata["uid"]):
-                try:
-                    await delete_once(cluster, obj)
-                except RequestRefusedError as error:
-                    refused.append(error)
-    return refused
+    wanted |= {("Secret", name) for name in secret_names(observed.raw["metadata"]["name"])}
+    owned = _owned(cluster, _PRUNED, raw=observed.raw)
+    gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
+    return await _try_each(gone, lambda obj: delete_once(cluster, obj))
 
 
 async def delete_pods(cluster: CachedCluster, pod_names: Sequence[str], *, observed: Observed) -> None:
@@ -193,15 +198,11 @@ async def delete_once(cluster: CachedCluster, obj: dict[str, Any]) -> None:
         await cluster.delete(obj)
 
 
-async def delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, key: Key, uid: str) -> int:
-    """Delete what the job owns of these kinds; how much of it is still there."""
-    left = 0
-    for kind in kinds:
-        for obj in cluster.of_job(kind, key):
-            if is_owned(obj, uid=uid):
-                await delete_once(cluster, obj)
-                left += cluster.known(kind, key[0], obj["metadata"]["name"]) is not None
-    return left
+async def _delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> bool:
+    """Delete what the job owns of these kinds; whether any of it is still there."""
+    for obj in _owned(cluster, kinds, raw=raw):
+        await delete_once(cluster, obj)
+    return bool(_owned(cluster, kinds, raw=raw))
 
 
 _FIRST = (GENERATOR_POOL, STATEFUL_SET)
@@ -224,14 +225,14 @@ async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> bool:
     metadata = raw["metadata"]
     key: Key = (metadata["namespace"], metadata["name"])
     await _keep(cluster, raw)
-    left = await delete_owned(cluster, _FIRST, key=key, uid=metadata["uid"])
+    left = await _delete_owned(cluster, _FIRST, raw=raw)
     found = [pod for pod in cluster.of_job(POD, key) if not pods.is_foreign(pod)]
     for pod in found:
         if not pod["metadata"].get("ownerReferences"):  # somebody orphaned it: nobody else would delete it
             await delete_once(cluster, pod)
     if left or found:
         return False
-    if await delete_owned(cluster, _REST, key=key, uid=metadata["uid"]):
+    if await _delete_owned(cluster, _REST, raw=raw):
         return False
     finalizers = [name for name in metadata["finalizers"] if name != names.FINALIZER]
     await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})

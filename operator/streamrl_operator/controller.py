@@ -1,6 +1,6 @@
 """Wires changes to reconciles: what has changed makes its job due, and what is due is reconciled, a few jobs at once.
 
-    caches ──add──▶ WorkQueue ──get──▶ ReconcileWorkers ──▶ Reconciler.reconcile ──done, failed──▶ WorkQueue
+    caches ──add──▶ WorkQueue ──get──▶ a free worker ──▶ Reconciler.reconcile ──done, failed──▶ WorkQueue
 
 Owns: that a job is reconciled by one worker at a time, that many changes make one reconcile, and that a failing job waits longer each time.
 Waits for: a job that is due; unblocked by a change, time, or cancellation. In a namespace whose caches are not in sync none is reconciled;
@@ -27,9 +27,7 @@ from streamrl_operator.reconcile import Reconciler
 log = logging.getLogger(__name__)
 
 WORKERS = 16
-"""Jobs reconciled at once. Most of one is waiting for the API server. Those that wait for a pod are not counted (`ReconcileWorkers`)."""
-
-
+"""Jobs reconciled at once. Most of one is waiting for the API server. Those that wait for a pod are not counted (`aside`)."""
 SETTLE_S = 0.1
 """A change is looked at so long after it: changes come in bursts, and one reconcile serves them all."""
 LONGEST_S = 60.0
@@ -39,31 +37,14 @@ BURST, REFILL_S = 40.0, 2.0
 changes without end, does not make us hot."""
 
 
-class ReconcileWorkers:
-    """How many reconciles go on at once.
-
-    A reconcile that waits for a pod lets go of its hand for that time: pods that keep silent would hold all of them, and no job be looked at.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = asyncio.Semaphore(count)
-
-    async def take(self) -> None:
-        """Wait for a hand."""
-        await self._free.acquire()
-
-    def give_back(self) -> None:
-        """The reconcile is over."""
-        self._free.release()
-
-    @asynccontextmanager
-    async def aside(self) -> AsyncIterator[None]:
-        """Without a hand in the block; waits for one at its end."""
-        self._free.release()
-        try:
-            yield
-        finally:
-            await self._free.acquire()
+@asynccontextmanager
+async def aside(workers: asyncio.Semaphore) -> AsyncIterator[None]:
+    """Without a worker in the block, where a reconcile waits for a pod: pods that keep silent would hold all of them, and no job be looked at."""
+    workers.release()
+    try:
+        yield
+    finally:
+        await workers.acquire()
 
 
 @dataclass(slots=True)
@@ -167,7 +148,8 @@ class Controller:
     cluster: CachedCluster
     reconciler: Reconciler
     queue: WorkQueue
-    workers: ReconcileWorkers
+    workers: asyncio.Semaphore
+    """One for each job that is reconciled at once."""
     metrics: OperatorMetrics
 
     async def run(self) -> None:
@@ -175,7 +157,7 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.cluster.follow(), name="follow")
             while True:
-                await self.workers.take()
+                await self.workers.acquire()
                 key = await self._next()
                 tasks.create_task(self._work(key), name=f"reconcile {key[0]}/{key[1]}")
 
@@ -192,7 +174,7 @@ class Controller:
         try:
             reason = await self._reconcile(key)
         finally:
-            self.workers.give_back()
+            self.workers.release()
         self.metrics.reconciled(reason, seconds=time.monotonic() - begun_s)
 
     async def _reconcile(self, key: Key) -> str:

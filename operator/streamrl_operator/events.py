@@ -8,18 +8,15 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
-from streamrl.status import RLJobStatus
 from streamrl_operator.clock import OperatorClock, timestamp
 from streamrl_operator.kube.answers import SERVER_ERROR, ConflictError, KubeError, RequestRefusedError
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import NameTakenError
 from streamrl_operator.kube.kinds import EVENT, RLJOB
-from streamrl_operator.planning import job_status, termination
 from streamrl_operator.planning.conditions import READY, Aspect
-from streamrl_operator.planning.values import JobEvent, Object
+from streamrl_operator.planning.values import JobEvent
 
 log = logging.getLogger(__name__)
 
@@ -103,11 +100,3 @@ def server_error_condition(error: KubeError, *, failures: int) -> Aspect | None:
 
 _LASTING = 4
 """Looks in a row that fail: a second or two, in which an API server has another leader or is begun again."""
-
-
-def blocked_status(raw: Object, status: RLJobStatus, reported: Aspect, *, now: datetime) -> Object:
-    """The status, as it is written, with what is in the way. `raw`: the job as stored."""
-    before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
-    return job_status.plain_status(
-        termination.with_blocked_condition(status, reported, before=before, now=now, generation=generation)
-    )

@@ -150,11 +150,10 @@ class Leader:
             begun_s = self.clock.monotonic()
             if await self._try(timeout_s=max(renewed_s + self.lease_settings.renew_s - begun_s, 0.1)):
                 renewed_s = begun_s
-            elif self._is_taken() or self.clock.monotonic() - renewed_s >= self.lease_settings.renew_s:
+                continue
+            is_taken = self._seen is not None and self._seen.holder not in ("", self.me)
+            if is_taken or self.clock.monotonic() - renewed_s >= self.lease_settings.renew_s:
                 raise LeaseLostError(f"Lease {self.name} could not be renewed within {self.lease_settings.renew_s:g} s")
-
-    def _is_taken(self) -> bool:
-        return self._seen is not None and self._seen.holder not in ("", self.me)
 
     async def _try(self, *, timeout_s: float | None = None) -> bool:
         """Take or renew; False if it is another's, or the API server did not do it in time."""

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl.text import say
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.controller import WORKERS, Controller, ReconcileWorkers, WorkQueue
+from streamrl_operator.controller import WORKERS, Controller, WorkQueue, aside
 from streamrl_operator.events import Events
 from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.client import Client
@@ -78,7 +78,7 @@ async def _serve(settings: OperatorSettings) -> None:
 def _controller(
     settings: OperatorSettings, *, client: Client, metrics: OperatorMetrics, clock: OperatorClock
 ) -> Controller:
-    queue, workers = WorkQueue(clock=clock.monotonic), ReconcileWorkers(WORKERS)
+    queue, workers = WorkQueue(clock=clock.monotonic), asyncio.Semaphore(WORKERS)
 
     def reported(namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
         metrics.seen(namespace, is_whole)
@@ -94,7 +94,7 @@ def _controller(
         settings=settings.planning,
         lives=settings.lives,
         clock=clock,
-        aside=workers.aside,
+        aside=lambda: aside(workers),
     )
     metrics.gauge("unreachable_jobs", reconciler.unreachable)
     return Controller(cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics)

@@ -20,7 +20,7 @@ from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import KubeError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, GENERATOR_POOL, POD, STATEFUL_SET
+from streamrl_operator.kube.kinds import CONFIG_MAP, GENERATOR_POOL, POD, STATEFUL_SET
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.values import Object, Observed, SignalsUnreachable
@@ -72,12 +72,9 @@ def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: Opera
         raw=raw,
         job=job,
         invalid=invalid,
-        pools={
-            str(pool["spec"]["poolName"]): pool for pool in cluster.of_job(GENERATOR_POOL, key) if _is_pool(pool, key)
-        },
+        pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),
-        claims={each["metadata"]["name"]: each for each in cluster.of_job(CLAIM, key)},
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=None if memory.numbers is None else answers.read_page(memory.numbers),
         signals_unreachable=memory.signals_unreachable,
@@ -94,17 +91,15 @@ def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str
 
 
 def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
-    return [pod for pod in cluster.of_job(POD, key) if _is_worker(pod)]
+    """Without what somebody runs beside the job under its label: that would count as a failing trainer."""
+    found = cluster.of_job(POD, key)
+    return [pod for pod in found if not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_generator(pod))]
 
 
-def _is_worker(pod: Object) -> bool:
-    """Not what somebody runs beside the job under its label: that would count as a failing trainer."""
-    return not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_generator(pod))
-
-
-def _is_pool(pool: Object, key: Key) -> bool:
-    """Not one that somebody has made under the job's label and the name of one of its pools."""
-    return bool(pool["metadata"]["name"] == names.pool(key[1], str(pool["spec"]["poolName"])))
+def _pools(cluster: CachedCluster, key: Key) -> dict[str, Object]:
+    """By name, without what somebody has made under the job's label and the name of one of its pools."""
+    found = ((str(pool["spec"]["poolName"]), pool) for pool in cluster.of_job(GENERATOR_POOL, key))
+    return {name: pool for name, pool in found if pool["metadata"]["name"] == names.pool(key[1], name)}
 
 
 def _schedulers(found: list[dict[str, Any]]) -> list[Mapping[str, Any]]:

@@ -30,11 +30,13 @@ from streamrl_operator.observe import Memory, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
-from streamrl_operator.planning.life import MANAGED_BY_US, decide
+from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.values import JobDecision, JobEvent, Object, Observed, PlanningSettings
 
+_US = "streamrl.io/operator"
+"""`managedBy` of the jobs that this operator brings about."""
 _MAX_ROUNDS = 8
 """A change of CA takes three rounds at most in one reconcile; more would be an error of ours."""
 
@@ -59,7 +61,7 @@ class Reconciler:
     lives: Lives
     clock: OperatorClock
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """Entered while a reconcile waits for a pod (`work.ReconcileWorkers`)."""
+    """Entered while a reconcile waits for a pod (`controller.aside`)."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
@@ -81,7 +83,8 @@ class Reconciler:
         if raw is None:
             return
         await self._warn(raw, reported)
-        status = events.blocked_status(raw, job_status.read_job_status(raw), reported, now=self.clock.now())
+        stored = raw.get("status") or {}
+        status = termination.with_blocked_condition(raw, reported, status=stored, now=self.clock.now())
         await apply.write_status(self.cluster, raw, status)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
@@ -117,7 +120,7 @@ class Reconciler:
             return None
         if _is_leaving(raw):
             return raw if apply.holds_finalizer(raw) else None
-        return raw if _is_ours(raw) else None
+        return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
     def _memory(self, key: Key, *, uid: str) -> Memory:
         memory = self._memories.get(key)
@@ -134,7 +137,7 @@ class Reconciler:
         return ReconcileResult()
 
     async def _perform(self, observed: Observed, decision: JobDecision, memory: Memory) -> ReconcileResult:
-        if _ends(observed, decision):
+        if decision.has_ended and termination.end_of_status(job_status.read_job_status(observed.raw)) is None:
             # The end is written before the pods go that told of it: a crash between the two must not make the job run again.
             await self._write_statuses(observed, decision)
         certificates_at: datetime | None = None
@@ -148,19 +151,18 @@ class Reconciler:
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
         await apply.delete_pods(self.cluster, decision.delete_pods, observed=observed)
         if refused:
-            reported, whole = events.refusal_condition(refused), job_status.read_job_status({"status": decision.status})
+            reported = events.refusal_condition(refused)
             await self._warn(observed.raw, reported)
-            status = events.blocked_status(observed.raw, whole, reported, now=observed.now)
-            decision = replace(decision, status=status, requeue_after_s=self._soon_s(decision))
+            status = termination.with_blocked_condition(
+                observed.raw, reported, status=decision.status, now=observed.now
+            )
+            delays_s = [each for each in (decision.requeue_after_s, self.settings.resync_s) if each is not None]
+            decision = replace(decision, status=status, requeue_after_s=min(delays_s))
         await self._write_statuses(observed, decision)
         if decision.delete_job:
             await self.cluster.delete(dict(observed.raw))
         again_s = _soonest(decision.requeue_after_s, certificates_at, now=self.clock.now())
         return ReconcileResult(again_s=again_s, refused=events.refusal_condition(refused).reason if refused else "")
-
-    def _soon_s(self, decision: JobDecision) -> float:
-        planned_s, resync_s = decision.requeue_after_s, self.settings.resync_s
-        return resync_s if planned_s is None else min(planned_s, resync_s)
 
     def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
@@ -191,13 +193,18 @@ class Reconciler:
             settings=self.settings,
             resolved=observed.resolved,
         )
-        due_at, refused = await self._certified(plan) if decision.wanted.any_pods else (None, [])
+        due_at: datetime | None = None
+        refused: list[Refusal] = []
+        if decision.wanted.any_pods:
+            try:
+                due_at = await self._certify(plan)
+            except (NameTakenError, RequestRefusedError) as error:
+                refused = [error]
         desired = plan_objects(plan)
         requested = decision.wanted.requested
-        has_ended = termination.end_of_status(job_status.read_job_status({"status": decision.status})) is not None
         refused = await apply.apply_objects(
             self.cluster,
-            [obj for obj in desired if not has_ended or self._outlives_the_end(obj)],
+            [obj for obj in desired if not decision.has_ended or self._outlives_the_end(obj)],
             observed=observed,
             requested=requested,
             refused=refused,
@@ -210,7 +217,7 @@ class Reconciler:
     def _outlives_the_end(self, obj: Object) -> bool:
         """Whether an object of a job that has ended is still to be as planned. Whoever deletes a volume of it wants it gone; and a
         StatefulSet without pods does no harm, whatever else is in it."""
-        found = self.cluster.known(of(obj), *_key(obj))
+        found = self.cluster.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
         if of(obj) is STATEFUL_SET:
             return pods.asked(found) > 0
         return of(obj) is not CLAIM or found is not None
@@ -220,12 +227,6 @@ class Reconciler:
         metadata = observed.raw["metadata"]
         versions = self.cluster.versions(APPLIED, (metadata["namespace"], metadata["name"]))
         return metadata["uid"], metadata.get("generation"), decision.wanted, versions
-
-    async def _certified(self, plan: JobPlan) -> tuple[datetime | None, list[Refusal]]:
-        try:
-            return await self._certify(plan), []
-        except (NameTakenError, RequestRefusedError) as error:
-            return None, [error]
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
@@ -268,24 +269,8 @@ def _of_new(status: Object, *, generation: object) -> Object:
     return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
 
 
-def _key(obj: Object) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
-
-
-def _ends(observed: Observed, decision: JobDecision) -> bool:
-    after = job_status.read_job_status({"status": decision.status})
-    return (
-        termination.end_of_status(after) is not None
-        and termination.end_of_status(job_status.read_job_status(observed.raw)) is None
-    )
-
-
 def _is_leaving(raw: dict[str, Any]) -> bool:
     return bool(raw["metadata"].get("deletionTimestamp"))
-
-
-def _is_ours(raw: dict[str, Any]) -> bool:
-    return ((raw.get("spec") or {}).get("managedBy") or MANAGED_BY_US) == MANAGED_BY_US
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

@@ -104,25 +104,7 @@ def alternative_names(holder: Holder) -> list[x509.GeneralName]:
     return found + [x509.DNSName(host) for host in hosts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """What matters of a certificate whose key belongs to it."""
-
-    certificate: x509.Certificate
-    fingerprint: str
-
-    @property
-    def not_before(self) -> datetime:
-        """UTC."""
-        return self.certificate.not_valid_before_utc
-
-    @property
-    def not_after(self) -> datetime:
-        """UTC."""
-        return self.certificate.not_valid_after_utc
-
-
-def read(pair: KeyPair) -> Read | None:
+def read(pair: KeyPair) -> x509.Certificate | None:
     """A certificate with its key; None if they cannot be read or do not belong together."""
     try:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
@@ -130,7 +112,7 @@ def read(pair: KeyPair) -> Read | None:
             return None
     except (ValueError, TypeError):
         return None
-    return Read(certificate=certificate, fingerprint=fingerprint(certificate))
+    return certificate
 
 
 def read_trusted(bundle: bytes) -> list[x509.Certificate]:
@@ -255,7 +237,8 @@ def _ca(secret: Secret | None, place: Signer) -> Ca | None:
     found = read(_ca_pair(secret, place))
     if found is None:
         return None
-    return Ca(fingerprint=found.fingerprint, not_before=found.not_before, not_after=found.not_after)
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    return Ca(fingerprint=fingerprint(found), not_before=begin, not_after=end)
 
 
 def _leaf(secret: Secret | None, holder: Holder) -> Leaf | None:
@@ -263,14 +246,14 @@ def _leaf(secret: Secret | None, holder: Holder) -> Leaf | None:
         return None
     found = read(KeyPair(certificate=_data(secret, _CERTIFICATE), key=_data(secret, _KEY)))
     written = _written(secret)
-    if found is None or written is None or not is_for(found.certificate, holder):
+    if found is None or written is None or not is_for(found, holder):
         return None
     trusted = read_trusted(_data(secret, _TRUST))
     return Leaf(
-        signer=signer_of(found.certificate, trusted),
+        signer=signer_of(found, trusted),
         trusts=tuple(fingerprint(certificate) for certificate in trusted),
-        not_before=found.not_before,
-        not_after=found.not_after,
+        not_before=found.not_valid_before_utc,
+        not_after=found.not_valid_after_utc,
         changed=written,
     )
 
@@ -302,7 +285,8 @@ def _write_leaf(action: WriteLeaf, *, plan: JobPlan, secrets: Secrets, now: date
         _CERTIFICATE: pair.certificate,
         _KEY: pair.key,
     }
-    return _secret(plan, names.tls_secret(plan.name, action.role), kind="kubernetes.io/tls", data=data, written=now)
+    name = names.tls_secret(plan.name, action.role)
+    return _secret(plan, name, kind="kubernetes.io/tls", data=_encoded(data), written=now.astimezone(UTC).isoformat())
 
 
 def _ca_secret(plan: JobPlan, pairs: Mapping[Signer, KeyPair], *, now: datetime) -> dict[str, Any]:
@@ -310,27 +294,25 @@ def _ca_secret(plan: JobPlan, pairs: Mapping[Signer, KeyPair], *, now: datetime)
     for place, pair in pairs.items():
         certificate, key = _CA_KEYS[place]
         data |= {certificate: pair.certificate, key: pair.key}
-    return _secret(plan, names.ca_secret(plan.name), kind="Opaque", data=data, written=now)
+    written = now.astimezone(UTC).isoformat()
+    return _secret(plan, names.ca_secret(plan.name), kind="Opaque", data=_encoded(data), written=written)
 
 
-def _secret(plan: JobPlan, name: str, *, kind: str, data: Mapping[str, bytes], written: datetime) -> dict[str, Any]:
-    metadata = plan.metadata(name) | {"annotations": {ANNOTATION_WRITTEN: written.astimezone(UTC).isoformat()}}
-    encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "type": kind, "metadata": metadata, "data": encoded}
+def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
+def _secret(plan: JobPlan, name: str, *, kind: str, data: Mapping[str, str], written: str | None) -> dict[str, Any]:
+    annotations = {} if written is None else {ANNOTATION_WRITTEN: written}
+    made = plan.object("v1", "Secret", name, type=kind, data=dict(data))
+    return made | {"metadata": made["metadata"] | {"annotations": annotations}}
 
 
 def _remade(plan: JobPlan, secret: Secret) -> dict[str, Any]:
     """The same Secret with the metadata that it should have; its certificates are as old as they were."""
-    metadata = plan.metadata(secret["metadata"]["name"])
-    stamp = (secret["metadata"].get("annotations") or {}).get(ANNOTATION_WRITTEN)  # a CA does without
-    annotations = {} if stamp is None else {ANNOTATION_WRITTEN: stamp}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": secret["type"],
-        "metadata": metadata | {"annotations": annotations},
-        "data": dict(secret["data"]),
-    }
+    metadata = secret["metadata"]
+    written = (metadata.get("annotations") or {}).get(ANNOTATION_WRITTEN)  # a CA does without
+    return _secret(plan, metadata["name"], kind=secret["type"], data=secret["data"], written=written)
 
 
 def _is_astray(plan: JobPlan, secret: Secret) -> bool:

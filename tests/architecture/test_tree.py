@@ -98,3 +98,17 @@ def test_text_leaves_by_one_door() -> None:
         if leaves.search(line) and str(path.relative_to(ROOT)) not in doors
     ]
     assert found == []
+
+
+def test_every_test_that_a_text_names_is_there() -> None:
+    files = [str(path.relative_to(ROOT)) for path in all_sources()]
+    named = re.compile(r"`([\w./-]*\btest_\w+\.py)\b")
+    gone = [
+        (place(text, number), name)
+        for text in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        if text.name != "CHANGELOG.md"
+        for number, line in enumerate(text.read_text(encoding="utf-8").splitlines(), start=1)
+        for name in named.findall(line)
+        if not any(f"/{file}".endswith(f"/{name}") for file in files)
+    ]
+    assert gone == []

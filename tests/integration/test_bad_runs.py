@@ -16,11 +16,14 @@ import pytest
 from streamrl.spec import parse_job
 from streamrl_cli.runner.workers import last_line
 from streamrl_workers.tasks.dataset import open_dataset
+from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, streamrl
 
 MIDDLE = 100
 """A train prompt that is not among the first that are asked for."""
+STEPS = 40
+"""Of a run that is stopped in its midst."""
 Change = Callable[[dict[str, Any], Path], None]
 
 
@@ -46,7 +49,7 @@ def refused(job: dict[str, Any], base: Path, *args: str) -> str:
 
 
 def rewards(job: dict[str, Any], reward: dict[str, Any]) -> None:
-    job["spec"]["task"]["rewards"] = [{"name": "answer", "timeoutSeconds": 0.3, **reward}]
+    job["spec"]["task"]["rewards"] = [{"name": "answer", "timeoutSeconds": 60.0, **reward}]
 
 
 def write_module(base: Path, body: str) -> None:
@@ -109,7 +112,7 @@ def reward_that_always_raises(job: dict[str, Any], base: Path) -> None:
 
 def reward_that_always_hangs(job: dict[str, Any], base: Path) -> None:
     write_module(base, "\n    while True: pass")
-    rewards(job, {"python": {"function": "mine:score"}})
+    rewards(job, {"timeoutSeconds": 0.3, "python": {"function": "mine:score"}})
 
 
 @pytest.mark.parametrize(
@@ -170,9 +173,12 @@ def test_a_folder_in_use_is_kept(base: Path) -> None:
 
 def stopped_run(base: Path) -> LocalRun:
     """A run with two checkpoints, stopped by Ctrl-C."""
-    run = LocalRun.start(simulated_job(steps=400), folder=base / "run", base_dir=base)
+    job = simulated_job(steps=STEPS)
+    hold = Hold.on(job, base, step=12)
+    run = LocalRun.start(job, folder=base / "run", base_dir=base)
     run.wait_steps(12)
     assert run.interrupt() == 130, run.logs()
+    hold.let_go()
     return run
 
 
@@ -186,7 +192,7 @@ def test_a_damaged_newest_checkpoint_costs_only_the_steps_behind_it(base: Path) 
     damage(sorted((run.folder / "checkpoints").iterdir())[-1])
     run.resume()
     assert run.wait_end() == 0, run.logs()
-    assert run.steps() == 400
+    assert run.steps() == STEPS
     check = run.check()
     assert check.returncode == 0, check.stdout + check.stderr
 
@@ -215,7 +221,7 @@ def test_damaged_samples_are_refused_until_they_are_given_up(base: Path) -> None
     assert streamrl("journal", "repair", str(run.folder)).returncode == 0
     run.resume()
     assert run.wait_end() == 0, run.logs()
-    assert run.steps() == 400
+    assert run.steps() == STEPS
     run.assert_exact()
 
 
@@ -228,9 +234,9 @@ def test_a_lost_journal_is_refused(base: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_with_its_name_and_loses_nothing(base: Path) -> None:
-    job = simulated_job(steps=400)
+    job = simulated_job(steps=100)
     job["spec"]["failurePolicy"]["maxRestarts"] = 1
-    run = LocalRun.start(job, folder=base / "run", base_dir=base, file_size_limit_bytes=400_000)
+    run = LocalRun.start(job, folder=base / "run", base_dir=base, file_size_limit_bytes=200_000)
     assert run.wait_end() in (1, 2), run.logs()
     assert "journal" in last_line(base / "run.out"), run.logs()
     stored = json.loads((run.folder / "job.json").read_text())

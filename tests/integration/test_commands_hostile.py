@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from streamrl_operator.kube.kinds import POD, RLJOB
 from support import hostile_server as hostile
+from support.runs import DEADLINE_S
 
 MOST_BYTES = 2**31
 """Address space of a command; its own code takes a fifth."""
@@ -35,6 +35,8 @@ async def command(folder: Path, server: str, *args: str) -> tuple[int, str, str]
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
     process = await asyncio.create_subprocess_exec(
+        "prlimit",
+        f"--as={MOST_BYTES}",
         sys.executable,
         "-m",
         "streamrl_cli.main",
@@ -42,9 +44,8 @@ async def command(folder: Path, server: str, *args: str) -> tuple[int, str, str]
         f"--kubeconfig={folder / 'kubeconfig'}",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
     )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), DEADLINE_S)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl_workers.scheduler.journal.store import open_for_writing
+from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
 
@@ -198,9 +199,12 @@ def test_the_whole_campaign(case: Case, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_run_whose_own_check_fails_has_failed(tmp_path: Path) -> None:
     """Whatever took a group out of the journal: the run says so, and never that it is done."""
     write_prompts(tmp_path / "prompts.jsonl")
-    started = LocalRun.start(simulated_job(steps=40), folder=tmp_path / "run", base_dir=tmp_path)
+    document = simulated_job(steps=20)
+    hold = Hold.on(document, tmp_path, step=12)
+    started = LocalRun.start(document, folder=tmp_path / "run", base_dir=tmp_path)
     started.wait_steps(12)
     assert started.interrupt() == 130, started.logs()
+    hold.let_go()
     with closing(open_for_writing(tmp_path / "run" / "journal.sqlite")) as journal:
         journal.execute("DELETE FROM groups WHERE group_id = 3")
     for _ in range(2):  # and says it again

@@ -16,9 +16,9 @@ from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import connect
 from streamrl_workers.stream.messages import Joiner, frames
 from support.jobs import simulated_job, write_prompts
+from support.runs import DEADLINE_S
 from support.worker_processes import Workers
 
-DEADLINE_S = 60.0
 GENERATE, TRAIN = "/streamrl.v1alpha1.Scheduler/Generate", "/streamrl.v1alpha1.Scheduler/Train"
 
 

@@ -24,8 +24,9 @@ from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.process.environment_variables import WorkerVariables
 from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.packing import pack_int32
-from support.generator_process import DEADLINE_S, NAME, TOKEN, generator_bench, start_generator
+from support.generator_process import NAME, TOKEN, generator_bench, start_generator
 from support.jobs import simulated_job
+from support.runs import DEADLINE_S
 
 SLOW = ({"batch": 1, "milliseconds": 20.0},)
 """A latency curve by which 50 tokens take a second."""
@@ -78,7 +79,7 @@ async def _get(address: str, path: str) -> str:
 
 async def test_requests_wait_for_the_first_weights(tmp_path: Path):
     async with generator_bench(tmp_path) as bench:
-        await bench.greet()
+        await bench.greet(lease_s=1.0)
         await bench.issue(1, pinned=[1])
         while (await bench.hear("heartbeat")).waiting != 1:
             bench.order.clear()
@@ -90,22 +91,26 @@ async def test_requests_wait_for_the_first_weights(tmp_path: Path):
 
 
 async def test_a_swap_waits_for_pinned_requests_only(tmp_path: Path):
-    async with generator_bench(tmp_path, latency=SLOW) as bench:
+    async with generator_bench(tmp_path, latency=SLOW, meanTokens=9000.0) as bench:
         await bench.greet()
         await bench.announce(0)
         await bench.hear("loaded 0")
-        await bench.issue(1, pinned=[1])
-        await bench.hear("progress 1")
-        await bench.issue(2)
+        await bench.issue(2)  # for longer than the test
+        await bench.hear("progress 2")
+        await bench.issue(1, prefix=pack_int32(range(8950)), pinned=[1])
         await bench.announce(1)
         await bench.hear("loaded 1")
-        await bench.hear("end 2")
-    order = bench.order
-    assert order.index("end 1") < order.index("loaded 1") < order.index("end 2")
+        assert bench.order.index("end 1") < bench.order.index("loaded 1")
+        other = bench.leases[2]
+        while other.spans[-1][0] == 0:
+            bench.order.clear()
+            await bench.hear("progress 2")
     assert {step for step, _ in bench.leases[1].spans} == {0}
-    assert [step for step, _ in bench.leases[2].spans] == sorted(step for step, _ in bench.leases[2].spans)
-    assert {step for step, _ in bench.leases[2].spans} == {0, 1}
-    assert sum(count for _, count in bench.leases[2].spans) == len(bench.leases[2].tokens) == 50
+    assert len(bench.leases[1].tokens) == 50
+    assert sorted({step for step, _ in other.spans}) == [0, 1]
+    assert [step for step, _ in other.spans] == sorted(step for step, _ in other.spans)
+    assert sum(count for _, count in other.spans) == len(other.tokens)
+    assert other.end is None
 
 
 async def test_a_newer_announcement_ends_a_pull_under_way(tmp_path: Path):
@@ -165,17 +170,17 @@ async def test_cancelled_requests_are_silent_and_free_their_slots(tmp_path: Path
 
 
 async def test_while_it_generates_heartbeats_do_not_wait_for_the_lease(tmp_path: Path):
-    async with generator_bench(tmp_path, latency=({"batch": 1, "milliseconds": 200.0},)) as bench:
+    async with generator_bench(tmp_path, latency=SLOW, meanTokens=9000.0) as bench:
         await bench.greet(lease_s=3600.0)
         await bench.announce(0)
-        await bench.issue(1)
-        tokens: list[int] = []
-        while len(tokens) < 2:
-            bench.order.clear()
-            heartbeat = await bench.hear("heartbeat")
-            if heartbeat.active:
-                tokens.append(heartbeat.tokens)
-        assert tokens[0] < tokens[1]
+        await bench.issue(1)  # for longer than the test
+        tokens: set[int] = set()
+        async with asyncio.timeout(DEADLINE_S):
+            while len(tokens) < 2:
+                bench.order.clear()
+                heartbeat = await bench.hear("heartbeat")
+                if heartbeat.active:
+                    tokens.add(heartbeat.tokens)
 
 
 async def test_drain_ends_what_was_accepted(tmp_path: Path):
@@ -197,8 +202,8 @@ async def test_a_term_signal_lets_it_finish_what_it_has_and_go(tmp_path: Path):
         bench.process.terminate()
         await bench.hear("leaving")
         await bench.issue(7)  # it crosses the word of leaving
-        await bench.scheduler.say(drain=pb.Drain())
         assert bench.process.returncode is None
+        await bench.scheduler.say(drain=pb.Drain())
         await bench.hear("drained")
         assert await bench.exit_code() == EXIT_DONE
         assert all(len(bench.leases[lease].tokens) == 50 for lease in range(1, 8))

@@ -1,8 +1,8 @@
 """The engine `hf` against transformers itself: `generate`, plain forwards, log-probs."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,18 +10,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines import create_hf
-from streamrl_workers.generator.engines.base import Delta, EngineOptions, SampleRequest, SamplingParams, TensorBytes
+from streamrl_workers.generator.engines.base import Delta, EngineOptions
 from streamrl_workers.generator.engines.hf import runner
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.kv_cache import LengthBucket
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.stream.packing import count_32, unpack_int32
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from support import engine_requests
+from support.engine_requests import sampling
 
 CHARS = "0123456789+-= abcdefgh\n"
 END = len(CHARS)
-GREEDY = SamplingParams(temperature=0.0, top_p=1.0, top_k=None, max_tokens=20, stop=())
-WARM = replace(GREEDY, temperature=1.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,19 +75,17 @@ def model() -> Qwen2ForCausalLM:
 
 
 def engine_for(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4, max_total_tokens: int | None = None
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4, positions: int | None = None
 ) -> HfEngine:
-    structure = AutoModelForCausalLM.from_config(model.config)
-    engine = build(model=structure, tokenizer=tokenizer, slots=slots, max_total_tokens=max_total_tokens)
+    config = copy.copy(model.config)
+    config.max_position_embeddings = positions or config.max_position_embeddings
+    engine = HfEngine(model=AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, slots=slots)
     engine.load_weights(version=1, tensors=published(model))
     return engine
 
 
-def request(request_id: int, prompt: str, **changes: object) -> SampleRequest:
-    base = SampleRequest(
-        request_id=request_id, group_id=0, prompt=prompt, prefix_tokens=(), sampling=WARM, seed=request_id, pinned=False
-    )
-    return replace(base, **changes)
+def request(number: int, prompt: str, **changes: object) -> pb.SampleRequest:
+    return engine_requests.request(number, prompt, **{"seed": number, **changes})
 
 
 class Collected:
@@ -100,7 +100,7 @@ class Collected:
 
     def take(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
-            rid = delta.request_id
+            rid = delta.lease
             assert rid not in self.last, "a delta after the last"
             assert len(delta.tokens) == len(delta.logprobs)
             assert (delta.prompt_tokens is not None) == (rid not in self.prompt)
@@ -113,7 +113,7 @@ class Collected:
                 self.last[rid] = delta
 
 
-def finish(engine: HfEngine, requests: Sequence[SampleRequest], into: Collected | None = None) -> Collected:
+def finish(engine: HfEngine, requests: Sequence[pb.SampleRequest], into: Collected | None = None) -> Collected:
     """Generate all, refilling every slot as it frees."""
     collected, waiting = into or Collected(), list(requests)
     while waiting or engine.active():
@@ -137,8 +137,8 @@ PROMPTS = ["1", "12+3=", "a b c d e f g h", "0-1", "7", "123456789+123456789=", 
 
 
 def test_greedy_tokens_equal_generates(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    samplings = [replace(GREEDY, max_tokens=5 + 6 * i) for i in range(len(PROMPTS))]
-    requests = [request(i, p, sampling=s) for i, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
+    samplings = [sampling(temperature=0.0, max_tokens=5 + 6 * i) for i in range(len(PROMPTS))]
+    requests = [request(i, p, limits=s) for i, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
     collected = finish(engine_for(model, tokenizer, slots=3), requests)
     for req in requests:
         ids = tokenizer(req.prompt, return_tensors="pt")["input_ids"]
@@ -146,16 +146,16 @@ def test_greedy_tokens_equal_generates(model: Qwen2ForCausalLM, tokenizer: PreTr
         whole = model.generate(
             ids, do_sample=False, max_new_tokens=req.sampling.max_tokens, attention_mask=torch.ones_like(ids), **ends
         )
-        assert collected.tokens[req.request_id] == whole[0, ids.shape[1] :].tolist()
-        assert collected.prompt[req.request_id] == tuple(ids[0].tolist())
+        assert collected.tokens[req.lease] == whole[0, ids.shape[1] :].tolist()
+        assert collected.prompt[req.lease] == tuple(ids[0].tolist())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
 def test_logprobs_equal_a_plain_forward(
     model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, temperature: float
 ) -> None:
-    sampling = replace(WARM, temperature=temperature, top_p=0.8, top_k=9, max_tokens=40)
-    collected = finish(engine_for(model, tokenizer), [request(i, p, sampling=sampling) for i, p in enumerate(PROMPTS)])
+    limits = sampling(temperature=temperature, top_p=0.8, top_k=9, max_tokens=40)
+    collected = finish(engine_for(model, tokenizer), [request(i, p, limits=limits) for i, p in enumerate(PROMPTS)])
     for i in range(len(PROMPTS)):
         expected = plain_logprobs(model, collected.prompt[i], collected.tokens[i], temperature=temperature)
         assert collected.logprobs[i] == pytest.approx(expected, abs=1e-4)
@@ -164,7 +164,7 @@ def test_logprobs_equal_a_plain_forward(
 def test_logprobs_belong_to_their_version_after_a_load_in_between(tokenizer: PreTrainedTokenizerFast) -> None:
     versions = {1: tiny(1), 2: tiny(2), 3: tiny(3)}
     engine, collected = engine_for(versions[1], tokenizer, slots=8), Collected()
-    collected.take(engine.add([request(i, p, sampling=replace(WARM, max_tokens=30)) for i, p in enumerate(PROMPTS)]))
+    collected.take(engine.add([request(i, p, limits=sampling(max_tokens=30)) for i, p in enumerate(PROMPTS)]))
     for version in (2, 3):
         for _ in range(7):
             collected.take(engine.step())
@@ -192,15 +192,15 @@ def test_logprobs_stay_right_while_rows_change_places_by_length(
     monkeypatch.setattr(runner, "_bucket_attention", spy)
     limits = [3, 130, 9, 70, 4, 140, 20, 80, 5, 6, 90, 2]
     requests = [
-        request(i, PROMPTS[i % 8], sampling=replace(WARM, max_tokens=limit), prefix_tokens=(2,) * 65 if i == 7 else ())
+        request(i, PROMPTS[i % 8], limits=sampling(max_tokens=limit), prefix=(2,) * 65 if i == 7 else ())
         for i, limit in enumerate(limits)
     ]
     collected = finish(engine_for(model, endless, slots=5), requests)
     assert min(widths) <= 64 < max(widths)
     for req in requests:
-        i, tokens = req.request_id, [*req.prefix_tokens, *collected.tokens[req.request_id]]
+        i, tokens = req.lease, [*unpack_int32(req.prefix_tokens), *collected.tokens[req.lease]]
         assert len(tokens) == req.sampling.max_tokens
-        expected = plain_logprobs(model, collected.prompt[i], tokens)[len(req.prefix_tokens) :]
+        expected = plain_logprobs(model, collected.prompt[i], tokens)[count_32(req.prefix_tokens) :]
         assert collected.logprobs[i] == pytest.approx(expected, abs=1e-4)
 
 
@@ -216,13 +216,12 @@ def test_a_prompt_cached_under_old_weights_is_not_used(tokenizer: PreTrainedToke
 
 def test_a_seed_decides_whatever_the_batch(model: Qwen2ForCausalLM, endless: PreTrainedTokenizerFast) -> None:
     requests = [
-        request(i, PROMPTS[i % 8], seed=2**64 - 1 - 7 * i, sampling=replace(WARM, max_tokens=3 + 5 * i))
-        for i in range(12)
+        request(i, PROMPTS[i % 8], seed=2**64 - 1 - 7 * i, limits=sampling(max_tokens=3 + 5 * i)) for i in range(12)
     ]
     together = finish(engine_for(model, endless, slots=5), requests)
     alone = finish(engine_for(model, endless, slots=1), list(reversed(requests)))
     assert together.tokens == alone.tokens
-    other_seed = finish(engine_for(model, endless), [replace(requests[11], seed=5)])
+    other_seed = finish(engine_for(model, endless), [request(11, PROMPTS[3], seed=5, limits=requests[11].sampling)])
     assert other_seed.tokens[11] != together.tokens[11]
 
 
@@ -232,7 +231,7 @@ def test_a_prefix_continues_to_the_same_tokens(
 ) -> None:
     whole = finish(engine_for(model, endless), [request(0, "12+3=", seed=3)])
     assert len(whole.tokens[0]) == 20
-    again = request(7, "12+3=", seed=3, prefix_tokens=tuple(whole.tokens[0][:held]))
+    again = request(7, "12+3=", seed=3, prefix=tuple(whole.tokens[0][:held]))
     rest = finish(engine_for(model, endless), [request(1, "abc"), again])
     assert rest.tokens[7] == whole.tokens[0][held:]
     assert rest.logprobs[7] == pytest.approx(whole.logprobs[0][held:], abs=1e-4)
@@ -241,15 +240,15 @@ def test_a_prefix_continues_to_the_same_tokens(
 
 def test_a_complete_prefix_ends_at_once(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     engine = engine_for(model, tokenizer)
-    full = request(0, "1", prefix_tokens=(1, 2), sampling=replace(WARM, max_tokens=2))
-    ended = engine.add([full, request(1, "1", prefix_tokens=(1, END))])
+    full = request(0, "1", prefix=(1, 2), limits=sampling(max_tokens=2))
+    ended = engine.add([full, request(1, "1", prefix=(1, END))])
     assert [(d.finish_reason, d.tokens, d.text) for d in ended] == [("length", (), "12"), ("stop", (), "1")]
     assert engine.active() == 0
 
 
 def test_the_end_token_ends_and_is_among_the_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     collected = finish(
-        engine_for(tiny(0), tokenizer), [request(i, "1", sampling=replace(WARM, max_tokens=150)) for i in range(8)]
+        engine_for(tiny(0), tokenizer), [request(i, "1", limits=sampling(max_tokens=150)) for i in range(8)]
     )
     stopped = [i for i, last in collected.last.items() if last.finish_reason == "stop"]
     assert stopped
@@ -259,11 +258,11 @@ def test_the_end_token_ends_and_is_among_the_tokens(tokenizer: PreTrainedTokeniz
 
 
 def test_stop_strings_end_and_are_cut_from_the_text(model: Qwen2ForCausalLM, endless: PreTrainedTokenizerFast) -> None:
-    free = finish(engine_for(model, endless), [request(0, "1", sampling=replace(WARM, max_tokens=60))])
+    free = finish(engine_for(model, endless), [request(0, "1", limits=sampling(max_tokens=60))])
     text = free.last[0].text or ""
     stop = text[10:13]
-    sampling = replace(WARM, max_tokens=60, stop=("zzz", stop))
-    cut = finish(engine_for(model, endless), [request(0, "1", sampling=sampling)])
+    limits = sampling(max_tokens=60, stop=["zzz", stop])
+    cut = finish(engine_for(model, endless), [request(0, "1", limits=limits)])
     assert cut.last[0].finish_reason == "stop"
     assert cut.last[0].text == text[: text.index(stop)]
     assert cut.tokens[0] == free.tokens[0][: text.index(stop) + len(stop)]
@@ -286,11 +285,9 @@ def test_cancel_frees_slots_and_leaves_the_others_alone(
 
 
 def test_what_cannot_run_comes_back_as_an_error(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = engine_for(model, tokenizer, max_total_tokens=30)
-    ended = engine.add(
-        [request(0, "1" * 30), request(1, ""), request(2, "1", prefix_tokens=(999,)), request(3, "1" * 29)]
-    )
-    assert [(d.request_id, d.finish_reason) for d in ended] == [(0, "error"), (1, "error"), (2, "error")]
+    engine = engine_for(model, tokenizer, positions=30)
+    ended = engine.add([request(0, "1" * 30), request(1, ""), request(2, "1", prefix=(999,)), request(3, "1" * 29)])
+    assert [(d.lease, d.finish_reason) for d in ended] == [(0, "error"), (1, "error"), (2, "error")]
     assert "30 tokens" in (ended[0].error or "")
     collected = finish(engine, [])
     assert (collected.last[3].finish_reason, len(collected.tokens[3])) == ("length", 1)
@@ -324,7 +321,7 @@ def test_a_group_shares_one_prefill(
 
 def test_the_cache_grows_while_sequences_run(endless: PreTrainedTokenizerFast) -> None:
     model = tiny(4)
-    requests = [request(i, "12+3=", sampling=replace(WARM, max_tokens=500)) for i in range(6)]
+    requests = [request(i, "12+3=", limits=sampling(max_tokens=500)) for i in range(6)]
     collected = finish(engine_for(model, endless), requests)
     longest = max(collected.tokens, key=lambda i: len(collected.tokens[i]))
     assert len(collected.tokens[longest]) > 128
@@ -380,7 +377,7 @@ REFUSED = {
 def test_unsupported_architectures_are_refused_by_name(model_type: str, tokenizer: PreTrainedTokenizerFast) -> None:
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**REFUSED[model_type]))
     with pytest.raises(ValueError, match=f"{model_type}.*not supported by engine hf"):
-        build(model=model, tokenizer=tokenizer, slots=2, max_total_tokens=32)
+        HfEngine(model=model, tokenizer=tokenizer, slots=2)
 
 
 def test_weights_that_do_not_fit_change_nothing(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -1,19 +1,21 @@
 """Turns behind a context in the engine `hf`: tokens, log-probs and text against plain forwards of the whole sequence."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.model import ScratchModel
-from streamrl_workers.generator.engines.base import Delta, SampleRequest, SamplingParams, TensorBytes
-from streamrl_workers.generator.engines.hf.engine import HfEngine, build
+from streamrl_workers.generator.engines.base import Delta
+from streamrl_workers.generator.engines.hf.engine import HfEngine
+from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.scratch import build_model, build_tokenizer
+from support import engine_requests
 
 POSITIONS = 96
-SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=7, stop=("\n",))
+SAMPLING = engine_requests.sampling(max_tokens=7, stop=["\n"])
 OBSERVATIONS = ("up\n", "go down\n", "")
 
 
@@ -37,18 +39,10 @@ def model(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     return made.eval()
 
 
-def weights(model: PreTrainedModel) -> dict[str, TensorBytes]:
-    raw = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    return {
-        name: TensorBytes(str(t.dtype)[6:], tuple(t.shape), memoryview(t.view(-1).view(torch.uint8).numpy().tobytes()))
-        for name, t in raw.items()
-    }
-
-
 def engine_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4) -> HfEngine:
     structure = AutoModelForCausalLM.from_config(model.config)
-    engine = build(model=structure, tokenizer=tokenizer, slots=slots, max_total_tokens=None)
-    engine.load_weights(version=1, tensors=weights(model))
+    engine = HfEngine(model=structure, tokenizer=tokenizer, slots=slots)
+    engine.load_weights(version=1, tensors=Parameters(model).snapshot())
     return engine
 
 
@@ -57,21 +51,18 @@ def engine(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> HfEngi
     return engine_for(model, tokenizer)
 
 
-def request(number: int = 0, prompt: str = "say a number?", **changes: object) -> SampleRequest:
-    base = SampleRequest(
-        request_id=number, group_id=0, prompt=prompt, prefix_tokens=(), sampling=SAMPLING, seed=5, pinned=False
-    )
-    return replace(base, **changes)
+def request(number: int = 0, prompt: str = "say a number?", **changes: object) -> pb.SampleRequest:
+    return engine_requests.request(number, prompt, **{"limits": SAMPLING, "seed": 5, **changes})
 
 
-def run(engine: HfEngine, *requests: SampleRequest) -> dict[int, list[Delta]]:
+def run(engine: HfEngine, *requests: pb.SampleRequest) -> dict[int, list[Delta]]:
     """All deltas of each request."""
-    deltas: dict[int, list[Delta]] = {one.request_id: [] for one in requests}
+    deltas: dict[int, list[Delta]] = {one.lease: [] for one in requests}
     for delta in engine.add(requests):
-        deltas[delta.request_id].append(delta)
+        deltas[delta.lease].append(delta)
     while engine.active():
         for delta in engine.step():
-            deltas[delta.request_id].append(delta)
+            deltas[delta.lease].append(delta)
     return deltas
 
 
@@ -98,7 +89,7 @@ def test_logprobs_of_later_turns_equal_a_plain_forward(
         text = tokenizer.decode(tokens_of(deltas), skip_special_tokens=True)
         assert deltas[-1].text == text.split("\n")[0], "the text of a turn is its own"
         assert deltas[-1].finish_reason in ("stop", "length")
-        turn = request(number + 1, prefix_tokens=tuple(whole), context_tokens=len(whole), observation=observation)
+        turn = request(number + 1, prefix=tuple(whole), context_tokens=len(whole), observation=observation)
     with torch.inference_mode():
         logprobs = model(input_ids=torch.tensor([[*prompt, *whole]])).logits[0].log_softmax(-1)
     for place, logprob in made:
@@ -107,8 +98,8 @@ def test_logprobs_of_later_turns_equal_a_plain_forward(
 
 def test_max_tokens_counts_behind_the_context(engine: HfEngine, tokenizer: PreTrainedTokenizerFast) -> None:
     context = tuple(tokenizer("0123456789012345678")["input_ids"])
-    endless = replace(SAMPLING, stop=(), max_tokens=3)
-    first = run(engine, request(prefix_tokens=context, context_tokens=19, observation="ab", sampling=endless))[0]
+    endless = engine_requests.sampling(max_tokens=3)
+    first = run(engine, request(prefix=context, context_tokens=19, observation="ab", limits=endless))[0]
     assert len(tokens_of(first)) <= 3
 
 
@@ -116,7 +107,7 @@ def test_a_stop_string_of_an_earlier_turn_does_not_end_this_one(
     engine: HfEngine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     context = tuple(tokenizer("7\n")["input_ids"])
-    deltas = run(engine, request(prefix_tokens=context, context_tokens=2, observation="up\n"))[0]
+    deltas = run(engine, request(prefix=context, context_tokens=2, observation="up\n"))[0]
     assert tokens_of(deltas)
     assert "up" not in (deltas[-1].text or "")
 
@@ -125,17 +116,17 @@ def test_a_turn_lost_in_its_midst_goes_on_to_the_same_tokens(
     engine: HfEngine, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     context = tuple(tokenizer("7\n")["input_ids"])
-    endless = replace(SAMPLING, stop=())
-    deltas = run(engine, request(prefix_tokens=context, context_tokens=2, observation="up\n", sampling=endless))[0]
+    endless = engine_requests.sampling(max_tokens=7)
+    deltas = run(engine, request(prefix=context, context_tokens=2, observation="up\n", limits=endless))[0]
     observed, tokens = deltas[0].observation_tokens, tokens_of(deltas)
     assert len(observed) == 3
     for had in range(1, len(tokens)):
         prefix = (*context, *observed, *tokens[:had])
-        again = run(engine, request(prefix_tokens=prefix, context_tokens=5, sampling=endless))[0]
+        again = run(engine, request(prefix=prefix, context_tokens=5, limits=endless))[0]
         assert tokens_of(again) == tokens[had:]
         assert again[-1].text == deltas[-1].text, "the text holds what came before the loss"
         assert not again[0].observation_tokens
-    ended = run(engine, request(prefix_tokens=(*context, *observed, *tokens), context_tokens=5, sampling=endless))[0]
+    ended = run(engine, request(prefix=(*context, *observed, *tokens), context_tokens=5, limits=endless))[0]
     assert [(delta.tokens, delta.finish_reason) for delta in ended] == [((), deltas[-1].finish_reason)]
 
 
@@ -145,21 +136,21 @@ def test_without_room_the_turn_ends_before_its_first_token(
 ) -> None:
     """The prompt has 13 tokens, the observation 3."""
     context = tuple(tokenizer("0" * prefix)["input_ids"])
-    deltas = run(engine, request(prefix_tokens=context, context_tokens=prefix, observation="up\n"))[0]
+    deltas = run(engine, request(prefix=context, context_tokens=prefix, observation="up\n"))[0]
     assert [(d.tokens, d.finish_reason, d.error, d.observation_tokens) for d in deltas] == [((), "length", None, ())]
 
 
 def test_the_last_position_is_used(engine: HfEngine, tokenizer: PreTrainedTokenizerFast) -> None:
     prefix = POSITIONS - 17
     context = tuple(tokenizer("0" * prefix)["input_ids"])
-    deltas = run(engine, request(prefix_tokens=context, context_tokens=prefix, observation="up\n"))[0]
+    deltas = run(engine, request(prefix=context, context_tokens=prefix, observation="up\n"))[0]
     assert len(tokens_of(deltas)) == 1
     assert len(deltas[0].observation_tokens) == 3
 
 
 def test_an_observation_that_cannot_be_tokenized_says_so(engine: HfEngine, tokenizer: PreTrainedTokenizerFast) -> None:
     context = tuple(tokenizer("7\n")["input_ids"])
-    (delta,) = run(engine, request(prefix_tokens=context, context_tokens=2, observation="\N{SNOWMAN}"))[0]
+    (delta,) = run(engine, request(prefix=context, context_tokens=2, observation="\N{SNOWMAN}"))[0]
     assert delta.finish_reason == "error"
     assert delta.error is not None
     assert delta.error.startswith("the observation cannot be tokenized")
@@ -172,11 +163,11 @@ def test_turns_of_many_samples_beside_first_turns(
     context = tuple(tokenizer("12\nup\n")["input_ids"])
     requests = [
         request(0),
-        request(1, seed=6, prefix_tokens=context, context_tokens=6, observation="down\n"),
-        request(2, seed=7, prefix_tokens=context, context_tokens=6),
-        request(3, seed=8, prefix_tokens=context, context_tokens=3),
+        request(1, seed=6, prefix=context, context_tokens=6, observation="down\n"),
+        request(2, seed=7, prefix=context, context_tokens=6),
+        request(3, seed=8, prefix=context, context_tokens=3),
     ]
     together = run(engine, *requests)
     alone = engine_for(model, tokenizer, slots=1)
     for one in requests:
-        assert tokens_of(together[one.request_id]) == tokens_of(run(alone, one)[one.request_id])
+        assert tokens_of(together[one.lease]) == tokens_of(run(alone, one)[one.lease])

@@ -18,7 +18,8 @@ from streamrl_workers.stream.channel import PEER_LOST_S, bind, keepalive_options
 TOKEN, METHOD = "t", "/streamrl.test/Hang"
 LATE_S = 60.0
 """gRPC's own minute for an answer: who waits for that has not set what governs."""
-SCALED_S = 3.0
+SCALED_S = 10.0
+"""Of which half is for the answer to a ping: a peer that is only slow is not taken for lost."""
 PEER = """
 import asyncio, sys, grpc.aio
 sys.path.insert(0, sys.argv[1])

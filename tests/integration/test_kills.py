@@ -9,21 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
 
 STEPS = 60
 STEP_S = 0.1
-"""Long enough that a run lives through all its kills."""
+HELD_AT = 40
+"""The run waits here for its last kill."""
 KILLS_PER_RUN = 6
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 
 
-def start(tmp_path: Path, *, staleness: int, steps: int = STEPS, step_s: float = STEP_S) -> LocalRun:
+def start(
+    tmp_path: Path, *, staleness: int, held_at: int, steps: int = STEPS, step_s: float = STEP_S
+) -> tuple[LocalRun, Hold]:
     write_prompts(tmp_path / "prompts.jsonl")
     job = simulated_job(steps=steps, staleness=staleness)
     job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": step_s}
-    return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    hold = Hold.on(job, tmp_path, step=held_at)
+    return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path), hold
 
 
 def assert_parts_make_the_wall(run: LocalRun) -> None:
@@ -38,8 +43,8 @@ def assert_parts_make_the_wall(run: LocalRun) -> None:
 @pytest.mark.parametrize(("seed", "staleness"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 4)])
 def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, staleness: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    run = start(tmp_path, staleness=staleness)
-    moments = sorted(rng.sample(range(STEPS - 20), KILLS_PER_RUN))
+    run, hold = start(tmp_path, staleness=staleness, held_at=HELD_AT)
+    moments = sorted(rng.sample(range(HELD_AT), KILLS_PER_RUN))
     victims = [rng.choice([*WORKERS, "all"]) for _ in moments]
     for moment, victim in zip(moments, victims, strict=True):
         run.wait_steps(moment)
@@ -50,6 +55,7 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
             run.resume()
         else:
             run.kill_one(victim)
+    hold.let_go()
     assert run.wait_end() == 0, run.logs()
     assert run.result()["status"] == "succeeded"
     assert run.steps() == STEPS
@@ -60,11 +66,13 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
 @pytest.mark.timeout(300)
 def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> None:
     rng = random.Random(7)
-    run = start(tmp_path, staleness=1, steps=40, step_s=0.02)
-    for moment in sorted(rng.sample(range(38), 10)):
+    moments = sorted(rng.sample(range(38), 10))
+    run, hold = start(tmp_path, staleness=1, held_at=moments[0], steps=40, step_s=0.02)
+    for moment, following in zip(moments, [*moments[1:], 40], strict=True):
         run.wait_steps(moment)
         assert run.interrupt() == 130, run.logs()
         run.assert_exact()
+        hold.move(following)
         run.resume()
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == 40

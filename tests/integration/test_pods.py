@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,17 +11,24 @@ import pytest
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR
 from streamrl_workers.scheduler.journal.store import open_for_writing
+from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.pods import Pods
 from support.runs import wait_for
 
 STEPS = 12
+LEASE_S = 60.0
+"""No generator is given up on a busy machine."""
 
 
-def make(base: Path, *, secure: bool = True, steps: int = STEPS, step_s: float = 0.02) -> Pods:
-    job = simulated_job(steps=steps)
+def make(base: Path, *, secure: bool = True, held: bool = False) -> Pods:
+    """`held`: by a gate in its run folder."""
+    job = simulated_job(steps=STEPS)
     job["metadata"]["namespace"] = "team"
-    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": step_s}
+    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 0.02}
+    if held:
+        job["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
+        job["spec"]["task"]["rewards"] = [REWARD]
     pods = Pods.make(job, base=base, secure=secure)
     write_prompts(pods.run_dir / "prompts.jsonl")
     return pods
@@ -41,10 +48,22 @@ def secure(tmp_path: Path) -> Iterator[Pods]:
     made.close()
 
 
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[Pods, Gate]]:
+    """A job that is trained as far as the gate lets it."""
+    made = make(tmp_path / "pods", held=True)
+    yield made, Gate.shut(made.run_dir)
+    made.close()
+
+
+def reaches(pods: Pods, step: int) -> Callable[[], bool]:
+    return lambda: pods.numbers().get("step", 0) >= step
+
+
 def test_a_job_runs_and_its_processes_stay_until_they_are_told_to_end(pods: Pods) -> None:
     pods.start_all(generators=2)
-    wait_for(lambda: len(pods.numbers().get("generators", ())) == 2, what=f"two generators; {pods.logs()}")
-    assert {line["id"] for line in pods.numbers()["generators"]} == {"generator-sim-0", "generator-sim-1"}
+    both = {"generator-sim-0", "generator-sim-1"}
+    wait_for(lambda: {line["id"] for line in pods.numbers()["generators"]} == both, what=f"both; {pods.logs()}")
     result = pods.wait_result()
     assert (result["status"], result["steps"]) == ("succeeded", STEPS)
     assert result["checkpoint"] == f"checkpoints/step-{STEPS:08d}"
@@ -91,42 +110,47 @@ def test_killed_containers_cost_nothing(secure: Pods) -> None:
     secure.assert_exact()
 
 
-def test_a_suspended_pod_goes_on_from_its_volumes(secure: Pods) -> None:
+def test_a_suspended_pod_goes_on_from_its_volumes(held: tuple[Pods, Gate]) -> None:
+    secure, gate = held
     secure.start_all()
-    secure.wait_step(3)
+    gate.until(reaches(secure, 3), what=f"step 3; {secure.logs()}")
     assert secure.terminate("trainer") == EXIT_DONE, secure.text("trainer")
     assert secure.terminate("scheduler") == EXIT_RETRY, secure.text("scheduler")
     assert not (secure.run_dir / keys.FILE_RESULT).exists()
     assert "checkpoint step-" in secure.assert_exact()
+    gate.open()
     secure.start("scheduler")
     secure.start("trainer")
     assert secure.wait_result()["steps"] == STEPS
     secure.assert_exact()
 
 
-def test_a_run_whose_own_check_fails_is_a_failed_job(tmp_path: Path) -> None:
+def test_a_run_whose_own_check_fails_is_a_failed_job(held: tuple[Pods, Gate]) -> None:
     """Exit code 2 for the failure policy, and a result for the operator, also once the container is started again."""
-    with closing(make(tmp_path / "pods", steps=3 * STEPS)) as pods:
-        pods.start_all()
-        pods.wait_step(8)
-        assert pods.terminate("scheduler") == EXIT_RETRY, pods.text("scheduler")
-        with closing(open_for_writing(pods.run_dir / keys.FILE_JOURNAL)) as journal:
-            journal.execute("DELETE FROM groups WHERE group_id = 3")
-        pods.start("scheduler")
-        assert pods.wait("scheduler") == EXIT_USER_ERROR, pods.text("scheduler")
-        assert "own check fails: group 3 " in pods.last_line("scheduler")
-        pods.start("scheduler")
-        result = pods.wait_result()
-        assert result["status"] == "failed"
-        assert all("group 3 " in violation for violation in result["check"]["violations"])
-        assert result["check"]["violations"]
+    pods, gate = held
+    pods.start_all()
+    gate.until(reaches(pods, 8), what=f"step 8; {pods.logs()}")
+    assert pods.terminate("scheduler") == EXIT_RETRY, pods.text("scheduler")
+    with closing(open_for_writing(pods.run_dir / keys.FILE_JOURNAL)) as journal:
+        journal.execute("DELETE FROM groups WHERE group_id = 3")
+    gate.open()
+    pods.start("scheduler")
+    assert pods.wait("scheduler") == EXIT_USER_ERROR, pods.text("scheduler")
+    assert "own check fails: group 3 " in pods.last_line("scheduler")
+    pods.start("scheduler")
+    result = pods.wait_result()
+    assert result["status"] == "failed"
+    assert all("group 3 " in violation for violation in result["check"]["violations"])
+    assert result["check"]["violations"]
 
 
-def test_a_generator_that_is_told_to_end_finishes_what_it_has(secure: Pods) -> None:
+def test_a_generator_that_is_told_to_end_finishes_what_it_has(held: tuple[Pods, Gate]) -> None:
+    secure, gate = held
     secure.start_all(generators=2)
-    secure.wait_step(2)
+    gate.until(reaches(secure, 2), what=f"step 2; {secure.logs()}")
     assert secure.terminate("simulated-sim-1") == EXIT_DONE, secure.text("simulated-sim-1")
     assert "generator generator-sim-1 is leaving" in secure.text("scheduler")
+    gate.open()
     assert secure.wait_result()["status"] == "succeeded"
     assert secure.numbers()["reissued"] == 0, secure.logs()
     secure.assert_exact()

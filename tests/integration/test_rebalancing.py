@@ -13,10 +13,10 @@ import pytest
 from streamrl.errors import EXIT_DONE
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
 from streamrl_workers.generator.engines.simulated import draw_sample
 from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
+from support.engine_requests import request, sampling
 from support.jobs import simulated_job, write_prompts
 from support.journals import trajectories
 from support.runs import streamrl, wait_for
@@ -80,17 +80,13 @@ def until_moved(workers: Workers) -> int:
 def check(trajectory: pb.Sample) -> None:
     """Tokens and log-probs are those of one generator alone, and each is of a version that is named."""
     job = parse_job(long_tails()).spec
-    limits = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=400, stop=())
-    request = SampleRequest(
-        request_id=1,
-        group_id=trajectory.group_id,
-        prompt=bytes(list(unpack_int32(trajectory.prompt_tokens))).decode(),
-        prefix_tokens=(),
-        sampling=limits,
+    issued = request(
+        1,
+        bytes(list(unpack_int32(trajectory.prompt_tokens))).decode(),
+        limits=sampling(max_tokens=400),
         seed=sample_seed(job.seed, group_id=trajectory.group_id, sample_index=trajectory.sample_index),
-        pinned=False,
     )
-    alone = draw_sample(request, spec=job.generators[0].engine.value, seed=job.seed)
+    alone = draw_sample(issued, spec=job.generators[0].engine.value, seed=job.seed)
     tokens = unpack_int32(trajectory.tokens)
     assert tuple(tokens) == alone.tokens(first=0, count=alone.length)
     assert list(unpack_float32(trajectory.logprobs)) == pytest.approx(alone.logprobs(first=0, count=alone.length))

@@ -7,17 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
-from support.runs import streamrl, wait_for
+from support.runs import DEADLINE_S, streamrl, wait_for
 from support.worker_processes import Workers
 
 STEPS = 12
+LEASE_S = 60.0
+"""No generator is given up on a busy machine."""
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
+def gate(tmp_path: Path) -> Gate:
+    return Gate.shut(tmp_path)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, gate: Gate) -> Iterator[Workers]:
+    """Nothing is trained before the gate lets it through."""
     write_prompts(tmp_path / "prompts.jsonl")
-    started = Workers.prepare(simulated_job(steps=STEPS), folder=tmp_path / "run")
+    job = simulated_job(steps=STEPS)
+    job["spec"]["task"]["rewards"] = [REWARD]
+    job["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
+    started = Workers.prepare(job, folder=tmp_path / "run")
     yield started
     started.close()
 
@@ -28,13 +40,13 @@ def assert_exact(workers: Workers) -> str:
     return check.stdout
 
 
-def test_whole_run(workers: Workers) -> None:
+def test_whole_run(workers: Workers, gate: Gate) -> None:
     workers.start_scheduler()
     for number in range(2):
         workers.start(f"generator-sim-{number}")
     wait_for(lambda: len(workers.numbers().get("generators", ())) == 2, what="both generators")
-    workers.start("trainer-0")  # last: so short a run would end without a generator that starts slowly
-    wait_for(lambda: len(workers.lines("steps.jsonl")) >= 2 or workers.ended("scheduler"), what="two steps")
+    workers.start("trainer-0")
+    gate.until(lambda: len(workers.lines("steps.jsonl")) >= 2, what="two steps")
     assert workers.page("healthz").strip() == "ok"
     numbers = workers.numbers()
     assert len(numbers["generators"]) == 2
@@ -42,6 +54,7 @@ def test_whole_run(workers: Workers) -> None:
     assert "streamrl_step" in workers.page("metrics")
     live = streamrl("journal", "check", str(workers.folder))
     assert "verdict" in live.stdout
+    gate.open()
     for process in ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1"):
         assert workers.wait(process) == 0, workers.text(process) + workers.text("scheduler")
     result = json.loads((workers.folder / "result.json").read_text())
@@ -56,35 +69,38 @@ def test_whole_run(workers: Workers) -> None:
     assert "consumed by step" in shown.stdout
 
 
-def test_scheduler_killed_and_started_again(workers: Workers) -> None:
+def test_scheduler_killed_and_started_again(workers: Workers, gate: Gate) -> None:
     workers.start_all()
     for steps in (2, 5, 8):
-        wait_for(lambda steps=steps: len(workers.lines("steps.jsonl")) >= steps, what=f"{steps} steps")
+        gate.until(lambda steps=steps: len(workers.lines("steps.jsonl")) >= steps, what=f"{steps} steps")
         workers.kill("scheduler")
         assert_exact(workers)
         workers.start_scheduler()
+    gate.open()
     for process in ("scheduler", "trainer-0", "generator-sim-0"):
         assert workers.wait(process) == 0, workers.text(process) + workers.text("scheduler")
     assert_exact(workers)
 
 
-def test_asked_to_end_it_goes_on_later(workers: Workers) -> None:
+def test_asked_to_end_it_goes_on_later(workers: Workers, gate: Gate) -> None:
     workers.start_all()
-    wait_for(lambda: len(workers.lines("steps.jsonl")) >= 2, what="two steps")
+    gate.until(lambda: len(workers.lines("steps.jsonl")) >= 2, what="two steps")
     assert workers.terminate("scheduler") == os.EX_TEMPFAIL
     assert "asked to end" in workers.text("scheduler")
     assert_exact(workers)
+    gate.open()
     workers.start_scheduler()
     assert workers.wait("scheduler") == 0, workers.text("scheduler")
     assert_exact(workers)
 
 
-def test_started_after_the_end_it_tells_everybody(workers: Workers) -> None:
+def test_started_after_the_end_it_tells_everybody(workers: Workers, gate: Gate) -> None:
+    gate.open()
     workers.start_all()
     assert workers.wait("scheduler") == 0, workers.text("scheduler")
     workers.wait("trainer-0")
     workers.start_scheduler()
     trainer = workers.start("trainer-0")
     assert workers.wait("scheduler") == 0
-    assert trainer.wait(60) == 0, workers.text("trainer-0")
+    assert trainer.wait(DEADLINE_S) == 0, workers.text("trainer-0")
     assert_exact(workers)

@@ -9,7 +9,7 @@ import grpc.aio
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Announced, Puller, pull
+from streamrl_workers.weights.pull import Puller, pull
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
 DEADLINE_S = 60.0
@@ -70,7 +70,7 @@ class Trainer:
         self.puller = Puller(self._pull, wake=self._woken, failed=lambda _, error: self.failures.append(error))
         self.failures: list[str] = []
 
-    async def _pull(self, target: Announced) -> dict[str, TensorBytes]:
+    async def _pull(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
         return await pull(
             target.address, version=target.version, timeout_s=DEADLINE_S, chunk_bytes=CHUNK_BYTES, token="t"
         )
@@ -84,7 +84,7 @@ class Trainer:
 
     def publish(self, step: int, *, attempt: int = 1) -> None:
         version = self.store.publish(attempt=attempt, step=step, tensors=tensors(step))
-        self.puller.announce(Announced(version=version, address=self.address))
+        self.puller.announce(pb.WeightsAvailable(version=version, address=self.address))
 
     async def until_loaded(self, step: int) -> None:
         async with asyncio.timeout(DEADLINE_S):

@@ -14,9 +14,9 @@ from streamrl.errors import UserError
 from streamrl_workers.tasks.values import Score, ScoreSample
 from support.runs import wait_for
 from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool
+from support.task_pools import AskedPool, fork_servers
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 FLOOD_BYTES = 64 << 20
 
 REWARDS = f'''
@@ -105,7 +105,7 @@ def started(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("end", ["die", "hang", "the pool closes"])
 async def test_what_a_reward_starts_ends_with_its_process_whatever_session_it_is_in(tmp_path: Path, end: str) -> None:
-    limit_s = 3.0 if end == "hang" else WAIT_S
+    limit_s = 10.0 if end == "hang" else WAIT_S
     async with running(tmp_path, timeout_s=limit_s) as pool:
         word = "" if end == "the pool closes" else end
         (score,) = await scored(pool, f"session daemon command wait-pids {word}")
@@ -163,7 +163,7 @@ async def test_a_fork_server_that_is_killed_leaves_no_helpers_of_its_session(tmp
     act = {"name": "act", "timeoutSeconds": WAIT_S, "python": {"function": "helped:act"}}
     pool = AskedPool(make_job(dataset=write_lines(tmp_path / "lines.jsonl", count=3), rewards=[act]), base_dir=tmp_path)
     await pool.start()
-    (server,) = psutil.Process().children()
+    (server,) = fork_servers()
     child, daemon = started(tmp_path)
     try:
         assert [score.kind for score in await scored(pool, "fine")] == [None]

@@ -16,7 +16,7 @@ from streamrl_workers.stream.messages import frames
 from streamrl_workers.stream.services import SCHEDULER, serve
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
-from streamrl_workers.trainer.session import Session, StoppedError, TrainerIdentity
+from streamrl_workers.trainer.session import Session, StoppedError
 
 TOKEN = "secret"
 
@@ -51,7 +51,7 @@ async def scheduler() -> AsyncIterator[tuple[Scheduler, str]]:
 
 
 def _link(address: str, *, token: str = TOKEN, lost_after_s: float = 60.0) -> tuple[Session, SchedulerConnection]:
-    identity = TrainerIdentity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
+    identity = pb.TrainerHello(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
     session = Session(identity, step=0, window_bytes=1000)
     where = SchedulerAddress(scheduler=address, token=token, lost_after_s=lost_after_s)
     return session, SchedulerConnection(session, address=where, recorder=Recorder(sink=None, metrics=None))

@@ -9,17 +9,27 @@ from pathlib import Path
 
 import pytest
 
+from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.runs import streamrl, wait_for
 from support.worker_processes import Workers
 
 STEPS = 12
+SAMPLES_BEFORE_LAST_EVALUATION = STEPS * 4 * 4 + 2 * 8
+"""Of groups and of the two evaluations before it."""
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[Workers]:
+def gate(tmp_path: Path) -> Gate:
+    return Gate.shut(tmp_path)
+
+
+@pytest.fixture
+def workers(tmp_path: Path, gate: Gate) -> Iterator[Workers]:
+    """Nothing is trained before the gate lets it through."""
     write_prompts(tmp_path / "prompts.jsonl")
     job = simulated_job(steps=STEPS)
+    job["spec"]["task"]["rewards"] = [REWARD]
     job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 0.1}
     job["spec"]["storage"]["checkpoints"] = {"intervalSteps": 3, "keepLast": 2}
     started = Workers.prepare(job, folder=tmp_path / "run")
@@ -31,9 +41,9 @@ def _checkpoints(workers: Workers) -> list[str]:
     return sorted(path.name for path in (workers.folder / "checkpoints").glob("step-*"))
 
 
-def _wait_checkpoint(workers: Workers, step: int) -> Path:
+def _until_checkpoint(workers: Workers, gate: Gate, step: int) -> Path:
     directory = workers.folder / "checkpoints" / f"step-{step:08d}"
-    wait_for(lambda: directory.exists() or workers.ended("trainer-0"), what=f"{directory}; {workers.text('trainer-0')}")
+    gate.until(directory.exists, what=f"{directory}; {workers.text('trainer-0')}")
     return directory
 
 
@@ -56,7 +66,8 @@ def _finish(workers: Workers) -> None:
     _assert_exact(workers)
 
 
-def test_a_whole_run_leaves_checkpoints_an_export_and_a_bubble_partition(workers: Workers) -> None:
+def test_a_whole_run_leaves_checkpoints_an_export_and_a_bubble_partition(workers: Workers, gate: Gate) -> None:
+    gate.open()
     workers.start_all()
     _finish(workers)
     assert _checkpoints(workers) == ["step-00000009", "step-00000012"]
@@ -69,22 +80,23 @@ def test_a_whole_run_leaves_checkpoints_an_export_and_a_bubble_partition(workers
     assert last["parts"]["busy"] >= STEPS * 0.1
 
 
-def test_sigterm_keeps_the_steps_that_are_done(workers: Workers) -> None:
+def test_sigterm_keeps_the_steps_that_are_done(workers: Workers, gate: Gate) -> None:
     workers.start_all()
-    _wait_checkpoint(workers, 3)
-    wait_for(lambda: len(workers.lines("steps.jsonl")) >= 4, what="a step behind the checkpoint")
+    _until_checkpoint(workers, gate, 3)
+    gate.until(lambda: len(workers.lines("steps.jsonl")) >= 4, what="a step behind the checkpoint")
     assert workers.terminate("trainer-0") == 0, workers.text("trainer-0")
     saved = int(_checkpoints(workers)[-1].removeprefix("step-"))
     assert saved >= 4
     assert "asked to end: checkpoint of step" in workers.text("trainer-0") or saved % 3 == 0
     _assert_exact(workers)
+    gate.open()
     workers.start("trainer-0")
     _finish(workers)
 
 
-def test_killed_with_a_damaged_checkpoint_it_names_the_damage(workers: Workers) -> None:
+def test_killed_with_a_damaged_checkpoint_it_names_the_damage(workers: Workers, gate: Gate) -> None:
     workers.start_all()
-    directory = _wait_checkpoint(workers, 3)
+    directory = _until_checkpoint(workers, gate, 3)
     workers.kill("trainer-0")
     for newer in _checkpoints(workers):
         (workers.folder / "checkpoints" / newer / "simulated.json").write_text("{")
@@ -95,20 +107,25 @@ def test_killed_with_a_damaged_checkpoint_it_names_the_damage(workers: Workers) 
     assert f"{directory.name}: simulated.json is not what was written" in last_line
 
 
-def test_a_killed_trainer_goes_on_and_repeats_the_recorded_steps(workers: Workers) -> None:
+def test_a_killed_trainer_goes_on_and_repeats_the_recorded_steps(workers: Workers, gate: Gate) -> None:
     workers.start_all()
-    _wait_checkpoint(workers, 6)
+    _until_checkpoint(workers, gate, 6)
     workers.kill("trainer-0")
     before = _history(workers, _checkpoints(workers)[-1])
+    gate.open()
     workers.start("trainer-0")
     _finish(workers)
     assert _history(workers, f"step-{STEPS:08d}")[: len(before)] == before
 
 
-def test_started_when_all_is_done_it_only_serves_until_stopped(workers: Workers) -> None:
+def test_started_when_all_is_done_it_only_serves_until_stopped(workers: Workers, gate: Gate) -> None:
+    """The last evaluation is still to be scored: the scheduler has not ended."""
+    gate.let(SAMPLES_BEFORE_LAST_EVALUATION)
     workers.start_all()
-    _wait_checkpoint(workers, STEPS)
+    directory = workers.folder / "checkpoints" / f"step-{STEPS:08d}"
+    wait_for(directory.exists, what=f"{directory}; {workers.text('trainer-0')}")
     workers.kill("trainer-0")
+    gate.open()
     workers.start("trainer-0")
     _finish(workers)
 

@@ -21,10 +21,13 @@ from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.server import WeightsService, WeightStore
 from support.jobs import simulated_job
+from support.ports import free_port
+from support.runs import DEADLINE_S
 
 TOKEN = "secret"
 NAME = "generator-sim-0"
-DEADLINE_S = 60.0
+LEASE_S = 120.0
+"""A link waits so long for its welcome, which is as late as the test that gives it."""
 
 
 class TinyScheduler:
@@ -87,7 +90,7 @@ class Bench:
             raise AssertionError(f"waited {DEADLINE_S} s for {what!r}, heard {self.order}") from None
         return self.last[what.split(maxsplit=1)[0]]
 
-    async def greet(self, *, lease_s: float = 1.0) -> pb.GeneratorHello:
+    async def greet(self, *, lease_s: float = LEASE_S) -> pb.GeneratorHello:
         """Hear a new hello and welcome it."""
         self.order.clear()
         hello = await self.hear("hello")
@@ -152,7 +155,7 @@ class Bench:
             self.order.append(f"end {item.lease}")
 
 
-async def _serve(*, scheduler: TinyScheduler, port: int = 0) -> tuple[grpc.aio.Server, str]:
+async def _serve(*, scheduler: TinyScheduler, port: int) -> tuple[grpc.aio.Server, str]:
     server = make_server(TOKEN)
     serve(server, SCHEDULER, scheduler)
     address = bind(server, port=port)
@@ -183,7 +186,7 @@ async def start_generator(
 async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
     """A generator of `engine` (fields of the simulated engine), dialled in or about to."""
     document = simulated_job(**{"slots": 4, "sigma": 0.0, "meanTokens": 50.0, **engine})
-    document["spec"]["scheduling"]["leaseSeconds"] = 1.0
+    document["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
     (run_dir / keys.FILE_JOB).write_text(json.dumps(document))
     store = WeightStore()
     weights = make_server(TOKEN)
@@ -191,7 +194,7 @@ async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
     weights_address = bind(weights, port=0)
     await weights.start()
     scheduler = TinyScheduler()
-    server, address = await _serve(scheduler=scheduler)
+    server, address = await _serve(scheduler=scheduler, port=free_port())
     process = await start_generator(run_dir, address=address)
     bench = Bench(
         scheduler=scheduler,

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 _CHUNK = b"x" * 2**16
 
@@ -57,19 +57,28 @@ def whole(status: int, body: bytes, *, more: str = "") -> bytes:
 async def serve(answer: Callable[[str, asyncio.StreamWriter], object]) -> AsyncIterator[str]:
     """Answers each request by `answer(first line, writer)`; gives the address."""
 
+    calls: set[asyncio.Task[None]] = set()
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        calls.add(asyncio.current_task())
+        try:
             asked = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = next((line for line in asked.splitlines() if line.lower().startswith("content-length:")), ":0")
             await reader.readexactly(int(length.partition(":")[2]))
             told = answer(asked.partition("\r\n")[0], writer)
             if asyncio.iscoroutine(told):
                 await told
-            await writer.drain()
-        writer.close()
+            writer.close()
+            await writer.wait_closed()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            writer.transport.abort()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+        for call in calls:  # an answer without end, or one that nobody has read
+            call.cancel()
+        await asyncio.gather(*calls)
+        await asyncio.sleep(0)  # connections that are aborted close in the next round of the loop

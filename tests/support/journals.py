@@ -12,8 +12,7 @@ from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS, read_samples
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.stream.packing import pack_int32
-
-DEADLINE_S = 30.0
+from support.runs import DEADLINE_S
 
 
 def trajectory(group_id: int, index: int, *, tokens: int = 3, padding: int = 0) -> bytes:

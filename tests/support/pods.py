@@ -183,7 +183,9 @@ class Pods:
     def page(self, container: str, name: str) -> tuple[int, str]:
         """Status and text of a page of the scheduler's or the trainer's signals port; (0, why) if nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.ports[container]}/{name}", timeout=10) as response:
+            with urllib.request.urlopen(
+                f"http://{HOST}:{self.ports[container]}/{name}", timeout=DEADLINE_S
+            ) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -196,9 +198,9 @@ class Pods:
         status, text = self.page(container, "numbers")
         return dict(json.loads(text)) if status == 200 else {}
 
-    def wait_result(self) -> dict[str, Any]:
+    def wait_result(self, *, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """What the operator waits for."""
-        found = wait_for(lambda: self.numbers().get("result"), what=f"the result; {self.logs()}")
+        found = wait_for(lambda: self.numbers().get("result"), what=f"the result; {self.logs()}", deadline_s=deadline_s)
         return dict(found)
 
     def wait_step(self, step: int) -> None:

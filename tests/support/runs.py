@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamrl_workers.metrics.jsonl import read_jsonl
+
 DEADLINE_S = 120.0
 """A busy machine may be slow; a hang must still be a failure that says what it waited for."""
 POLL_S = 0.02
@@ -99,8 +101,8 @@ class LocalRun:
 
     def kill_one(self, name: str) -> None:
         """Kill a worker (once it is there) and wait until a new one has taken its place."""
-        old = wait_for(lambda: self.pid_of(name), what=f"{name} to be alive; {self.logs()}")
-        assert self.kill(name), self.logs()
+        old = int(wait_for(lambda: self.pid_of(name), what=f"{name} to be alive; {self.logs()}"))
+        os.kill(old, signal.SIGKILL)
         self.wait_replaced(name, pid=old)
 
     def said(self) -> str:
@@ -162,11 +164,7 @@ class LocalRun:
 
     def walls(self) -> list[dict[str, Any]]:
         """The bubble lines of every generator and trainer, all instances."""
-        return [
-            line
-            for file in (self.folder / "metrics").glob("*-[0-9].jsonl")
-            for line in (json.loads(text) for text in file.read_text().split("\n")[:-1] if text)
-        ]
+        return [line for file in (self.folder / "metrics").glob("*-[0-9].jsonl") for line in read_jsonl(file)]
 
     def result(self) -> dict[str, Any]:
         """How the run ended."""
@@ -179,10 +177,7 @@ class LocalRun:
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / "metrics" / name
-        if not path.exists():
-            return []
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1] if line]
+        return list(read_jsonl(self.folder / "metrics" / name))
 
 
 def streamrl(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,11 @@
 """Asks a task pool as tests think: a question, and its answers in order."""
 
 import asyncio
+import contextlib
 from collections.abc import Hashable, Sequence
 from typing import Any
+
+import psutil
 
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
@@ -15,6 +18,16 @@ def _key(value: Request | Result) -> Hashable:
         case PlayTurn() | TurnAnswer():
             return "turn", value.group_id, value.sample_index, value.lease
     return "score", value.group_id, value.sample_index
+
+
+def fork_servers() -> list[psutil.Process]:
+    """Of the pools of this process, which may have other children: those of multiprocessing outlive their test."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "streamrl_workers.tasks.fork_server_process" in child.cmdline():
+                found.append(child)
+    return found
 
 
 class AskedPool(TaskPool):
@@ -43,16 +56,20 @@ class AskedPool(TaskPool):
     async def _all(self, wanted: Sequence[Request], *, put: Sequence[Request]) -> list[Any]:
         if self._matching is None or self._matching.done():
             self._matching = asyncio.create_task(self._match(), name="match results")
-        futures = [self._waiting.setdefault(_key(one), asyncio.get_running_loop().create_future()) for one in wanted]
         for request in put:
             self.put(request)
-        return [await future for future in futures]
+        return await asyncio.gather(*(self._result(one) for one in wanted))
+
+    def _result(self, of: Request) -> "asyncio.Future[Any]":
+        return self._waiting.setdefault(_key(of), asyncio.get_running_loop().create_future())
 
     async def _match(self) -> None:
         try:
             while True:
                 for result in await self.results():
-                    self._waiting.pop(_key(result)).set_result(result)
+                    future = self._waiting.pop(_key(result))
+                    if not future.done():  # nobody waits any more
+                        future.set_result(result)
         except Exception as error:  # noqa: BLE001 - of the pool: whoever waits gets it
             for future in self._waiting.values():
                 if not future.done():  # nobody waits any more
@@ -63,4 +80,4 @@ class AskedPool(TaskPool):
         """Those who wait hear of it before this returns."""
         await super().close()
         if self._matching is not None:
-            await asyncio.wait([self._matching], timeout=10)
+            await self._matching

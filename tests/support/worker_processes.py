@@ -14,6 +14,8 @@ from typing import Any
 
 from streamrl import keys
 from streamrl.spec import parse_job
+from streamrl_workers.metrics.jsonl import read_jsonl
+from support.ports import free_port
 from support.runs import DEADLINE_S, wait_for
 
 MODULES = {"scheduler": "scheduler", "trainer": "trainer", "generator": "generator"}
@@ -25,7 +27,8 @@ class Workers:
 
     folder: Path
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    scheduler_port: int = 0
+    scheduler_port: int = field(default_factory=free_port)
+    """Its own also while no scheduler lives."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @classmethod
@@ -69,9 +72,9 @@ class Workers:
         }
 
     def start_scheduler(self) -> subprocess.Popen[bytes]:
-        """Start the scheduler (on its old port, if it had one) and learn where it listens."""
+        """Start the scheduler and wait until it listens."""
         child = self.start("scheduler")
-        self.scheduler_port = int(self.endpoint("scheduler")["grpc"].rpartition(":")[2])
+        self.endpoint("scheduler")
         return child
 
     def start_all(self, *, generators: int = 1) -> None:
@@ -118,7 +121,7 @@ class Workers:
         """A page of the scheduler's signals port."""
         try:
             with urllib.request.urlopen(
-                f"http://{self.endpoint('scheduler')['signals']}/{name}", timeout=10
+                f"http://{self.endpoint('scheduler')['signals']}/{name}", timeout=DEADLINE_S
             ) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:
@@ -127,9 +130,7 @@ class Workers:
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Whole lines of a metrics file."""
-        path = self.folder / keys.DIR_METRICS / name
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return list(read_jsonl(self.folder / keys.DIR_METRICS / name))
 
     def log(self, process: str) -> Path:
         """Its log file."""

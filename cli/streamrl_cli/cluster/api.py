@@ -9,37 +9,30 @@ Every request has a deadline; only a followed log has none between its lines. Ev
 
 import argparse
 import errno
-import importlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from streamrl.errors import UserError
+from streamrl import API_GROUP
+from streamrl.errors import UserError, UserErrors
 from streamrl_cli.cluster.kubeconfig import choose
 from streamrl_operator.kube import answers
-from streamrl_operator.kube.answers import split_lines
-from streamrl_operator.kube.kinds import SCALE, Kind
+from streamrl_operator.kube.answers import Cause, read_status, split_lines
+from streamrl_operator.kube.kinds import POD, SCALE, Kind
 
 if TYPE_CHECKING:
     import aiohttp
 
     from streamrl_operator.kube.connections import ApiResponse
     from streamrl_operator.kube.rest_config import RestConfig
-
-
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from http import HTTPStatus
-
-from streamrl import API_GROUP
-from streamrl.errors import UserErrors
-from streamrl_operator.kube.answers import Cause, read_status
 
 MANAGER = "streamrl-cli"
 """Field manager of all that the commands write."""
@@ -87,8 +80,8 @@ class Call:
     @property
     def plural(self) -> str:
         """The kind with its group: `rljobs.streamrl.io`."""
-        group = self.kind.api_version.partition("/")[0] if "/" in self.kind.api_version else ""
-        return f"{self.kind.plural}.{group}" if group else self.kind.plural
+        group, slash, _ = self.kind.api_version.partition("/")
+        return f"{self.kind.plural}.{group}" if slash else self.kind.plural
 
     @property
     def resource(self) -> str:
@@ -118,13 +111,12 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     Raises `UserError`: the client is not installed, or there is no such context.
     """
     try:
-        connections = importlib.import_module("streamrl_operator.kube.connections")
-        access_module = importlib.import_module("streamrl_operator.kube.rest_config")
+        from streamrl_operator.kube import connections, rest_config
     except ModuleNotFoundError as error:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
     chosen = choose(kubeconfig=args.kubeconfig, context=args.context)
-    access = access_module.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
+    access = rest_config.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
     async with connections.session(access, agent=MANAGER, trust_env=trust_env) as session:
@@ -189,8 +181,6 @@ class ApiClient:
 
     async def log(self, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with `follow` in `query` until the container ends."""
-        from streamrl_operator.kube.kinds import POD
-
         call = self._call("get", POD, pod, "log")
         async with self._answer(call, query={"container": container, **query}, total_s=None) as response:
             chunks = response.at_most().content.iter_chunked(_CHUNK_BYTES)

@@ -4,7 +4,6 @@ Asks first, unless --yes.
 """
 
 import argparse
-import asyncio
 import contextlib
 import sys
 
@@ -28,12 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace) -> int:
     """Delete the job."""
-    return asyncio.run(_cancel(args))
-
-
-async def _cancel(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         job = await cluster.get(RLJOB, args.job)
         claim, keep = _checkpoints(job, keep=args.keep_checkpoints)

@@ -13,7 +13,7 @@ from streamrl import names
 from streamrl.errors import EXIT_DONE, EXIT_FAULT
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
-from streamrl_cli.cluster.output import age, columns, percent, text
+from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import EVENT, RLJOB
 
 SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
@@ -28,6 +28,7 @@ INTERVAL_S = 2.0
 _OPERATOR_LATE_S = 20.0
 """An operator that has not looked at a new job after so long is probably not there."""
 Say = Callable[[str], None]
+Row = tuple[str, ...]
 
 
 def conditions(job: Object) -> dict[str, Object]:
@@ -63,7 +64,7 @@ def why(job: Object) -> str:
     return ""
 
 
-def row(job: Object, *, now: datetime) -> tuple[str, ...]:
+def row(job: Object, *, now: datetime) -> Row:
     """The job's line in the table."""
     status = job.get("status", {})
     return (
@@ -116,11 +117,11 @@ def describe(
 ) -> Iterator[str]:
     """Lines about one job."""
     yield from _head(job, now=now)
-    yield from _block("CONDITIONS", _conditions(job, now=now))
-    yield from _block("POOLS", _pools(pools))
-    yield from _block("PODS", _pods(pods, now=now))
-    yield from _block("SCALING", _changes(pools, now=now))
-    yield from _block("EVENTS", _events(events, now=now))
+    yield from section("CONDITIONS", ("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), _conditions(job, now=now))
+    yield from section("POOLS", ("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), _pools(pools))
+    yield from section("PODS", ("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), _pods(pods, now=now))
+    yield from section("SCALING", ("AGO", "POOL", "CHANGE", "REASON"), _changes(pools, now=now))
+    yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), _events(events, now=now))
 
 
 def _head(job: Object, *, now: datetime) -> Iterator[str]:
@@ -137,47 +138,38 @@ def _head(job: Object, *, now: datetime) -> Iterator[str]:
         yield f"  checkpoint {status['checkpointPath']}"
 
 
-def _block(title: str, lines: list[str]) -> Iterator[str]:
-    if lines:
-        yield ""
-        yield title
-        yield from (f"  {line}" for line in lines)
-
-
-def _conditions(job: Object, *, now: datetime) -> list[str]:
-    found = job.get("status", {}).get("conditions", [])
-    rows = [
+def _conditions(job: Object, *, now: datetime) -> list[Row]:
+    return [
         (one["type"], one["status"], one["reason"], age(one.get("lastTransitionTime"), now=now), one["message"])
-        for one in found
+        for one in job.get("status", {}).get("conditions", [])
     ]
-    return columns(("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), rows) if rows else []
 
 
-def _pools(pools: Sequence[Object]) -> list[str]:
+def _pools(pools: Sequence[Object]) -> list[Row]:
     rows = []
     for pool in pools:
         spec, status = pool["spec"], pool.get("status", {})
         numbers = (spec.get("replicas"), status.get("desiredReplicas"), status.get("readyReplicas"))
         rows.append((spec["poolName"], spec["scaling"], *map(text, numbers), text(status.get("reason"))))
-    return columns(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), rows) if rows else []
+    return rows
 
 
-def _pods(pods: Sequence[Object], *, now: datetime) -> list[str]:
-    rows = [
+def _pods(pods: Sequence[Object], *, now: datetime) -> list[Row]:
+    return [
         (
             pod["metadata"]["name"],
             pod["metadata"].get("labels", {}).get(names.LABEL_ROLE, text(None)),
             _pod_state(pod),
-            str(sum(container.get("restartCount", 0) for container in _containers(pod))),
+            str(sum(container.get("restartCount", 0) for container in container_statuses(pod))),
             text(pod["spec"].get("nodeName")),
             age(pod["metadata"].get("creationTimestamp"), now=now),
         )
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
     ]
-    return columns(("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), rows) if rows else []
 
 
-def _containers(pod: Object) -> list[Object]:
+def container_statuses(pod: Object) -> list[Object]:
+    """What is known of the pod's containers, those that prepare it first."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
@@ -186,7 +178,7 @@ def _pod_state(pod: Object) -> str:
     """As `kubectl get pods` has it: what a container waits for, else whether the pod is ready, else its phase."""
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
-    for container in _containers(pod):
+    for container in container_statuses(pod):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
             return str(waiting["reason"])
@@ -196,7 +188,7 @@ def _pod_state(pod: Object) -> str:
     return str(pod.get("status", {}).get("reason") or pod.get("status", {}).get("phase") or text(None))
 
 
-def _changes(pools: Sequence[Object], *, now: datetime) -> list[str]:
+def _changes(pools: Sequence[Object], *, now: datetime) -> list[Row]:
     changes = [
         (
             change["time"],
@@ -208,16 +200,14 @@ def _changes(pools: Sequence[Object], *, now: datetime) -> list[str]:
         for change in pool.get("status", {}).get("scalingHistory", [])
     ]
     newest = sorted(changes)[-MOST_CHANGES:]
-    rows = [(age(time, now=now), pool, change, reason) for time, pool, change, reason in newest]
-    return columns(("AGO", "POOL", "CHANGE", "REASON"), rows) if rows else []
+    return [(age(time, now=now), pool, change, reason) for time, pool, change, reason in newest]
 
 
-def _events(events: Sequence[Object], *, now: datetime) -> list[str]:
+def _events(events: Sequence[Object], *, now: datetime) -> list[Row]:
     newest = sorted(events, key=event_time)[-MOST_EVENTS:]
-    rows = [
+    return [
         (age(event_time(one), now=now), one.get("type", ""), one.get("reason", ""), event_text(one)) for one in newest
     ]
-    return columns(("AGO", "TYPE", "REASON", "MESSAGE"), rows) if rows else []
 
 
 def event_time(event: Object) -> str:
@@ -235,6 +225,12 @@ def event_time(event: Object) -> str:
 def event_text(event: Object) -> str:
     """Its message on one line."""
     return " ".join(str(event.get("note") or event.get("message") or "").split())
+
+
+async def events_of(job: Object, *, cluster: ApiClient) -> list[Object]:
+    """What was told of this very job."""
+    meta = job["metadata"]
+    return await cluster.find(EVENT, fields=f"regarding.name={meta['name']},regarding.uid={meta['uid']}")
 
 
 async def follow(name: str, *, cluster: ApiClient, interval_s: float = INTERVAL_S, say: Say = console.out) -> int:
@@ -288,9 +284,7 @@ class _JobFollower:
         return EXIT_DONE if now == SUCCEEDED else EXIT_FAULT
 
     async def _show_events(self, job: Object) -> None:
-        fields = f"regarding.name={self.name},regarding.uid={job['metadata']['uid']}"
-        events = await self.cluster.find(EVENT, fields=fields)
-        for event in sorted(events, key=event_time):
+        for event in sorted(await events_of(job, cluster=self.cluster), key=event_time):
             seen = (event["metadata"]["name"], event_time(event))
             if seen not in self.seen_events and event_time(event) >= self.began:
                 self.say(f"  {event.get('type', '')} {event.get('reason', '')}: {event_text(event)}")

@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
@@ -23,7 +22,7 @@ from streamrl_cli.cluster.api import (
     add_connection,
     connect,
 )
-from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
+from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, container_statuses, state
 from streamrl_operator.kube.kinds import POD, RLJOB
 
 CONTAINERS = {
@@ -68,16 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace) -> int:
     """Print the logs."""
     if args.follow and args.previous:
         raise UserError(field="--previous", rule="has ended: it cannot be followed", fix="leave out --follow")
     if args.tail is not None and args.tail < 0:
         raise UserError(field="--tail", rule="must be at least 0", got=args.tail)
-    return asyncio.run(_logs(args))
-
-
-async def _logs(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         await cluster.get(RLJOB, args.job)  # says so if there is none
         if args.follow:
@@ -120,7 +115,7 @@ def sources(pods: Sequence[Object], containers: Sequence[str]) -> Iterator[LogSo
 
 def _source(pod: Object, container: str) -> LogSource:
     name = pod["metadata"]["name"]
-    status = _container_status(pod, container)
+    status = next((one for one in container_statuses(pod) if one["name"] == container), {})
     restarts = status.get("restartCount", 0)
     return LogSource(
         pod=name,
@@ -129,12 +124,6 @@ def _source(pod: Object, container: str) -> LogSource:
         has_log=bool(restarts) or any(kind in status.get("state", {}) for kind in ("running", "terminated")),
         prefix=name if container == names.CONTAINER_GENERATOR else f"{name}/{container}",
     )
-
-
-def _container_status(pod: Object, container: str) -> Mapping[str, Any]:
-    status = pod.get("status", {})
-    known = (*status.get("initContainerStatuses", []), *status.get("containerStatuses", []))
-    return next((one for one in known if one["name"] == container), {})
 
 
 async def _print(source: LogSource, query: Mapping[str, str], *, cluster: ApiClient) -> None:

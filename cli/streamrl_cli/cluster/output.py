@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,14 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [tuple(head), *(tuple(plain(cell.replace("\n", " ")) for cell in row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table under its title, with a line before; nothing without rows."""
+    if rows:
+        yield ""
+        yield title
+        yield from (f"  {line}" for line in columns(head, rows))
 
 
 def age(since: str | None, *, now: datetime) -> str:

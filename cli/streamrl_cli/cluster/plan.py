@@ -16,7 +16,7 @@ from streamrl.spec import RLJob, parse_job
 from streamrl_cli import console
 from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
-from streamrl_cli.cluster.output import FORMS, columns, dump, text
+from streamrl_cli.cluster.output import FORMS, dump, section, text
 from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
 from streamrl_operator.planning.objects import plan_objects
@@ -101,18 +101,12 @@ def summary(job: RLJob, *, objects: list[Object], known: ResourceEstimate) -> It
     """The plan for people."""
     name = job.metadata.name
     yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"
-    yield from _block("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
-    yield from _block("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
-    yield from _block("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
+    yield from section("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
+    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
+    yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
-
-
-def _block(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    yield ""
-    yield title
-    yield from (f"  {line}" for line in columns(head, rows))
 
 
 def _containers(objects: list[Object]) -> list[tuple[str, ...]]:

@@ -107,10 +107,9 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(field="--optimize", rule="needs a profile of the job", fix=fix)
     two = (args.generator_devices is not None, args.trainer_devices is not None)
     if (args.devices is not None) == any(two) or any(two) != all(two):
-        rule = "needs the devices that there are"
         raise UserError(
             field="--optimize",
-            rule=rule,
+            rule="needs the devices that there are",
             fix="give --devices N, or --generator-devices M and --trainer-devices N where they are of two kinds",
         )
     for field, value in (("--tolerance-percent", args.tolerance_percent), ("--length-factor", args.length_factor)):
@@ -142,7 +141,7 @@ def optimise(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] 
         chosen = two_datacenters(*both, **devices, tolerance=tolerance, fixed_cost_per_hour=cost)
     beside = neighbours(chosen, *both, fixed_cost_per_hour=cost)
     changes = _changes(job, stages=stages, chosen=chosen)
-    flags = " ".join(f"--set {shlex.quote(f'{path}={_text(value)}')}" for path, value in changes.items())
+    flags = " ".join(f"--set {shlex.quote(f'{path}={json.dumps(value)}')}" for path, value in changes.items())
     told = [*_why(stages, chosen=chosen, beside=beside, args=args), *_extrapolated(stages, chosen, file=args.file)]
     return _changed(job, changes), [*told, f"to use it: streamrl submit {args.file} {flags}"]
 
@@ -230,17 +229,19 @@ def _check_mode(job: RLJob) -> None:
 def _pool_profile(profile: Profile, pool: GeneratorPool, *, file: Path) -> PoolProfile:
     found = profile.pool(pool.name)
     if found is None or found.engine != pool.engine.key:
-        rule = f"has nothing of pool {pool.name} with engine {pool.engine.key}"
-        raise UserError(field="--profile", rule=rule, fix=_MEASURE.format(file=file))
+        raise _not_measured(f"pool {pool.name} with engine {pool.engine.key}", file=file)
     return found
 
 
 def _trainer_profile(profile: Profile, job: RLJob, *, file: Path) -> TrainerProfile:
     key = job.spec.trainer.engine.key
     if profile.trainer is None or profile.trainer.engine != key:
-        rule = f"has nothing of the trainer with engine {key}"
-        raise UserError(field="--profile", rule=rule, fix=_MEASURE.format(file=file))
+        raise _not_measured(f"the trainer with engine {key}", file=file)
     return profile.trainer
+
+
+def _not_measured(what: str, *, file: Path) -> UserError:
+    return UserError(field="--profile", rule=f"has nothing of {what}", fix=_MEASURE.format(file=file))
 
 
 def _replica(pool: GeneratorPool, measured: PoolProfile) -> Replica:
@@ -299,13 +300,8 @@ def _changes(job: RLJob, *, stages: Stages, chosen: Allocation) -> dict[str, Any
 
 def _changed(job: RLJob, changes: Mapping[str, Any]) -> RLJob:
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    apply_overrides(document, [f"{path}={_text(value)}" for path, value in changes.items()])
+    apply_overrides(document, [f"{path}={json.dumps(value)}" for path, value in changes.items()])
     return parse_job(document)
-
-
-def _text(value: object) -> str:
-    """As `--set` reads it."""
-    return json.dumps(value)
 
 
 def _gpus(amounts: Mapping[str, str]) -> int:

@@ -4,7 +4,6 @@ Of a `static` pool it changes the job; of an `external` pool it writes /scale of
 """
 
 import argparse
-import asyncio
 from typing import Any
 
 from streamrl import names
@@ -27,15 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace) -> int:
     """Scale the pool."""
     if not 1 <= args.replicas <= MOST:
         fix = "`streamrl suspend` takes all pods away" if args.replicas == 0 else ""
         raise UserError(field="N", rule=f"must be 1 to {MOST}", got=args.replicas, fix=fix)
-    return asyncio.run(_scale(args))
-
-
-async def _scale(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         job = await cluster.get(RLJOB, args.job)
         if state(job) in (*ENDED, DELETING):

@@ -8,9 +8,9 @@ from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, add_connection, connect
-from streamrl_cli.cluster.jobs import HEAD, INTERVAL_S, describe, row
+from streamrl_cli.cluster.jobs import HEAD, INTERVAL_S, describe, events_of, row
 from streamrl_cli.cluster.output import FORMS, columns, dump
-from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, POD, RLJOB
+from streamrl_operator.kube.kinds import GENERATOR_POOL, POD, RLJOB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace) -> int:
     """Show the jobs."""
     if args.watch and args.output:
         raise UserError(field="--watch", rule="goes without --output", fix="use kubectl get --watch for objects")
-    return asyncio.run(_status(args))
-
-
-async def _status(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         if args.output:
             job = await cluster.get(RLJOB, args.job) if args.job else await cluster.find(RLJOB)
@@ -75,10 +71,9 @@ async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
 
 async def _look(name: str, *, cluster: ApiClient) -> dict[str, list[Object]]:
     job, labels = await cluster.get(RLJOB, name), f"{names.LABEL_JOB}={name}"
-    regarding = f"regarding.name={name},regarding.uid={job['metadata']['uid']}"
     return {
         "job": [job],
         "pools": await cluster.find(GENERATOR_POOL, labels=labels),
         "pods": await cluster.find(POD, labels=labels),
-        "events": await cluster.find(EVENT, fields=regarding),
+        "events": await events_of(job, cluster=cluster),
     }

@@ -6,7 +6,6 @@ may not: pods that start again later would go on with it. Nothing is written bef
 """
 
 import argparse
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+async def run(args: argparse.Namespace) -> int:
     """Submit the jobs of the file."""
     jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
     if mistakes:
         raise UserErrors(mistakes)
     if args.follow and len(jobs) > 1:
         raise UserError(field="--follow", rule=f"takes one job, {args.file} has {len(jobs)}")
-    return asyncio.run(_submit(jobs, args))
-
-
-async def _submit(jobs: list[RLJob], args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         for job in jobs:
             _check_namespace(job, args, cluster=cluster)

@@ -1,7 +1,6 @@
 """`streamrl suspend JOB`: take the job's pods away, its volumes stay. `streamrl resume JOB`: let it go on from its last checkpoint and journal."""
 
 import argparse
-import asyncio
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
@@ -16,13 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Suspend the job, or resume it."""
-    return asyncio.run(_set_suspend(args, suspend=args.command == "suspend"))
-
-
-async def _set_suspend(args: argparse.Namespace, *, suspend: bool) -> int:
-    """Write `spec.suspend` of a job that has not ended."""
+async def run(args: argparse.Namespace) -> int:
+    """Suspend the job, or resume it: write `spec.suspend` of a job that has not ended."""
+    suspend = args.command == "suspend"
     word = "suspended" if suspend else "resumed"
     async with connect(args) as cluster:
         job = await cluster.get(RLJOB, args.job)

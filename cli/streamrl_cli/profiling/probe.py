@@ -21,11 +21,12 @@ from typing import Any, TextIO
 
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
 from streamrl_cli import console
 from streamrl_cli.profiling import timing
-from streamrl_workers.generator.engines.base import Engine, EngineOptions, SamplingParams
+from streamrl_workers.generator.engines.base import Engine, EngineOptions
 from streamrl_workers.process.environment_variables import integer, pin_to_cpus, required
 from streamrl_workers.process.shutdown import watch_parent
 
@@ -98,7 +99,8 @@ def decode(task: DecodeTask, *, say: Say) -> None:
     pool = next(pool for pool in spec.generators if pool.name == task.pool)
     clock = timing.WallClock(now_s=_clock(spec), sleep=time.sleep)
     prompts = _prompts(spec, base_dir=Path(task.base_dir))
-    source = timing.RequestSource(prompts=prompts, sampling=_sampling(spec), seed=spec.seed)
+    sampling = pb.Sampling(**spec.task.sampling.model_dump())
+    source = timing.RequestSource(prompts=prompts, sampling=sampling, seed=spec.seed)
     engine = _answering_engine(spec, pool)
     answers = timing.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
     lengths = [len(answer) for answer in answers.tokens]
@@ -184,22 +186,11 @@ def _prompts(spec: RLJobSpec, *, base_dir: Path) -> list[str]:
     return [dataset.item("train", index).prompt for index in range(_PROMPTS)]
 
 
-def _sampling(spec: RLJobSpec) -> SamplingParams:
-    given = spec.task.sampling
-    return SamplingParams(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        max_tokens=given.max_tokens,
-        stop=tuple(given.stop),
-    )
-
-
 def _endless(source: timing.RequestSource) -> timing.RequestSource:
-    given = source.sampling
-    sampling = SamplingParams(
-        temperature=given.temperature, top_p=given.top_p, top_k=given.top_k, max_tokens=_ENDLESS_TOKENS, stop=()
-    )
+    sampling = pb.Sampling()
+    sampling.CopyFrom(source.sampling)
+    sampling.max_tokens = _ENDLESS_TOKENS
+    sampling.ClearField("stop")
     return timing.RequestSource(prompts=source.prompts, sampling=sampling, seed=source.seed)
 
 

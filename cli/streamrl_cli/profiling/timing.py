@@ -21,7 +21,7 @@ from statistics import median
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_operator.allocation.stage_times import spread
-from streamrl_workers.generator.engines.base import Delta, Engine, SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.base import Delta, Engine
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.engines.engine import TrainEngine
 
@@ -44,7 +44,7 @@ class RequestSource:
     """Requests without end: the prompts over and over, each time with another seed."""
 
     prompts: Sequence[str]
-    sampling: SamplingParams
+    sampling: pb.Sampling
     seed: int
     beginnings: Sequence[tuple[int, ...]] = ()
     """Answers; a request begins with a random part of one of them. None: at the beginning."""
@@ -56,7 +56,7 @@ class RequestSource:
         self._random = Random(self.seed)
         self._turns = cycle(self.prompts)
 
-    def take(self, number: int) -> list[SampleRequest]:
+    def take(self, number: int) -> list[pb.SampleRequest]:
         """The next ones."""
         return list(islice(iter(self._next, None), number))
 
@@ -64,20 +64,19 @@ class RequestSource:
         """The same, in the midst of answers; ids go on."""
         return replace(self, beginnings=[answer for answer in answers if answer], _ids=self._ids)
 
-    def _next(self) -> SampleRequest:
+    def _next(self) -> pb.SampleRequest:
         number = next(self._ids)
         prefix: tuple[int, ...] = ()
         if self.beginnings:
             answer = self._random.choice(self.beginnings)
             prefix = answer[: self._random.randrange(len(answer))]
-        return SampleRequest(
-            request_id=number,
+        return pb.SampleRequest(
+            lease=number,
             group_id=number,
             prompt=next(self._turns),
-            prefix_tokens=prefix,
+            prefix_tokens=pack_int32(prefix),
             sampling=self.sampling,
             seed=self.seed + number,
-            pinned=False,
         )
 
 
@@ -113,7 +112,7 @@ def measure_answers(
     """Generate so many answers, from their beginning to their end or to the deadline."""
     end_s = clock.now_s() + deadline_s
     waiting = source.take(samples)
-    tokens: dict[int, list[int]] = {request.request_id: [] for request in waiting}
+    tokens: dict[int, list[int]] = {request.lease: [] for request in waiting}
     open_ids = set(tokens)
     fills: list[float] = []
     while open_ids and clock.now_s() < end_s:
@@ -145,7 +144,7 @@ def measure_batch(
     all_steps = 0
     for _ in range(WARM_STEPS):
         _refill(engine, source, batch=batch, active=active)
-        active -= {delta.request_id for delta in _step(engine, clock=clock) if delta.finish_reason is not None}
+        active -= {delta.lease for delta in _step(engine, clock=clock) if delta.finish_reason is not None}
     while len(found) < windows and clock.now_s() < end_s:
         elapsed_s, steps = 0.0, 0
         while (steps < WINDOW_STEPS or elapsed_s < WINDOW_S) and clock.now_s() < end_s:
@@ -154,7 +153,7 @@ def measure_batch(
             deltas = _step(engine, clock=clock)
             elapsed_s += clock.now_s() - began_s
             steps += max((len(delta.tokens) for delta in deltas), default=0)
-            active -= {delta.request_id for delta in deltas if delta.finish_reason is not None}
+            active -= {delta.lease for delta in deltas if delta.finish_reason is not None}
         whole = steps >= WINDOW_STEPS and elapsed_s >= WINDOW_S
         if steps and (whole or not found):  # one that the deadline cut short counts where there is no other
             found.append(elapsed_s / steps)
@@ -172,7 +171,7 @@ def _refill(engine: Engine, source: RequestSource, *, batch: int, active: set[in
         requests = source.take(batch - engine.active())
         ended = engine.add(requests)
         _refuse_errors(ended)
-        active |= {request.request_id for request in requests} - {delta.request_id for delta in ended}
+        active |= {request.lease for request in requests} - {delta.lease for delta in ended}
     raise UserError(field="prompts", rule="must leave room for an answer: all of them end at once", got=_TRIES)
 
 
@@ -188,9 +187,9 @@ def _step(engine: Engine, *, clock: WallClock) -> list[Delta]:
 def _collect(deltas: Sequence[Delta], *, tokens: dict[int, list[int]], open_ids: set[int]) -> None:
     _refuse_errors(deltas)
     for delta in deltas:
-        tokens[delta.request_id].extend(delta.tokens)
+        tokens[delta.lease].extend(delta.tokens)
         if delta.finish_reason is not None:
-            open_ids.discard(delta.request_id)
+            open_ids.discard(delta.lease)
 
 
 def _refuse_errors(deltas: Sequence[Delta]) -> None:

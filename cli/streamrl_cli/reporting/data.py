@@ -17,6 +17,7 @@ from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec.schema import path_text
 from streamrl_cli.runner.folder import RunFolder, open_folder
+from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.runner.scaling import FILE_SCALING
 from streamrl_workers.metrics.bubbles import Part, ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
@@ -27,8 +28,6 @@ Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 ResizeRecord = TypedDict("ResizeRecord", {"time_s": Seconds, "pool": str, "from": Count, "to": Count, "reason": str})
 """A line of `scaling.jsonl`."""
-PARTS = ("busy", "pipeline", "weights", "skew", "other")
-"""The parts that a wall is made of, in the order in which they are drawn."""
 MOST_PROCESSES = 1000
 _NO_PROCESSES = frozenset(("steps.jsonl", "evaluations.jsonl", FILE_SCALING))
 MOST_BINS = 120
@@ -211,14 +210,13 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins) -> Timeline:
 def _growth(lines: list[WallRecord]) -> list[tuple[float, float, dict[Part, float]]]:
     """(from, until, growth of each part) between consecutive lines of the same instance."""
     rows: list[tuple[float, float, dict[Part, float]]] = []
-    before: WallRecord | None = None
+    instance, wall_s, parts = "", 0.0, dict[Part, float]()
     for line in lines:
-        fresh = before is None or before["instance"] != line["instance"]
-        base = {} if fresh or before is None else before["parts"]
-        base_wall_s = 0.0 if fresh or before is None else before["wall_s"]
-        grown = {part: value - base.get(part, 0.0) for part, value in line["parts"].items()}
-        rows.append((line["t"] - (line["wall_s"] - base_wall_s), line["t"], grown))
-        before = line
+        if line["instance"] != instance:
+            wall_s, parts = 0.0, {}
+        grown = {part: value - parts.get(part, 0.0) for part, value in line["parts"].items()}
+        rows.append((line["t"] - (line["wall_s"] - wall_s), line["t"], grown))
+        instance, wall_s, parts = line["instance"], line["wall_s"], line["parts"]
     return rows
 
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from streamrl_cli.reporting.data import PARTS, ResizeRecord, RunData, Timeline, weighted_bubbles
-from streamrl_cli.runner.progress import bubble_shares, format_count, format_number, format_seconds
+from streamrl_cli.reporting.data import RunData, Timeline, weighted_bubbles
+from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
 
 Figure = dict[str, Any]
 DRAW_JS = (
@@ -153,7 +153,11 @@ def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
     charts = [
         ("Reward", "Mean reward of the step's samples, and of greedy answers to held-out prompts.", reward(run)),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
-        ("Length of completions", "Tokens: mean and longest of each step.", lengths(run)),
+        (
+            "Length of completions",
+            "Tokens: mean and longest of each step.",
+            _lines_of(run, {"mean": "length_mean", "longest": "length_max"}),
+        ),
         ("Throughput", "Tokens trained a second.", _lines_of(run, {"tokens/s": "tokens_per_s"})),
         (
             "Staleness",
@@ -202,27 +206,34 @@ def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
 
 
-def lengths(run: RunData) -> Figure:
-    """Mean and longest completion by step."""
-    return _lines_of(run, {"mean": "length_mean", "longest": "length_max"})
-
-
 def replicas(run: RunData) -> Figure:
     """Wanted replicas of each elastic pool over time in minutes, as stairs, with the reason of each change."""
     if not run.scaling:
         return figure([])
     start_s, end_s = run.scaling[0]["time_s"], max(line.get("time_s", 0.0) for line in (*run.steps[-1:], *run.scaling))
-    pools = dict.fromkeys(line["pool"] for line in run.scaling)
-    traces = [
-        _stairs(
-            [line for line in run.scaling if line["pool"] == pool], name=pool, colour=colour, within=(start_s, end_s)
-        )
-        for pool, colour in zip(pools, cycle(SEVERAL), strict=False)
-    ]
-    found = figure(traces, x_title="minutes")
+    rows = [((line["time_s"] - start_s), line["pool"], line["to"], line["reason"]) for line in run.scaling]
+    found = size_chart(rows, end_s=end_s - start_s)
     found["layout"]["yaxis"] |= {"dtick": 1} if max(line["to"] for line in run.scaling) <= FEW_REPLICAS else {}
     found["layout"] |= {"hovermode": "closest", "showlegend": True}
     return found
+
+
+def size_chart(changes: Sequence[tuple[float, str, int, str]], *, end_s: float) -> Figure:
+    """Of changes (seconds, pool, replicas from then on, reason): a line of stairs for each pool, in minutes."""
+    pools = dict.fromkeys(pool for _, pool, _, _ in changes)
+    traces = []
+    for name, colour in zip(pools, cycle(SEVERAL), strict=False):
+        rows = [(at_s, replicas, reason) for at_s, pool, replicas, reason in changes if pool == name]
+        rows.append((end_s, rows[-1][1], ""))
+        stairs = {
+            "text": ["<br>".join(map(label, wrap(reason, REASON_CHARS))) for _, _, reason in rows],
+            "hovertemplate": "%{y} generators<br>%{text}",
+            "mode": "lines+markers",
+            "line": {"color": colour, "width": 2, "shape": "hv"},
+        }
+        x, y = [round(at_s / 60, 4) for at_s, _, _ in rows], [replicas for _, replicas, _ in rows]
+        traces.append(trace(x, y, name=name, colour=colour) | stairs)
+    return figure(traces, x_title="minutes")
 
 
 def label(text: str) -> str:
@@ -230,40 +241,39 @@ def label(text: str) -> str:
     return escape(text, quote=False)
 
 
-def _stairs(changes: Sequence[ResizeRecord], *, name: str, colour: str, within: tuple[float, float]) -> Figure:
-    start_s, end_s = within
-    rows = [(line["time_s"], line["to"], line["reason"]) for line in changes]
-    rows.append((end_s, rows[-1][1], ""))
-    return {
-        "x": [round((at_s - start_s) / 60, 4) for at_s, _, _ in rows],
-        "y": [replicas for _, replicas, _ in rows],
-        "text": ["<br>".join(map(label, wrap(reason, REASON_CHARS))) for _, _, reason in rows],
-        "hovertemplate": "%{y} generators<br>%{text}",
-        "name": label(name),
-        "mode": "lines+markers",
-        "line": {"color": colour, "width": 2, "shape": "hv"},
-    }
-
-
 def timeline(line: Timeline) -> Figure:
     """Stacked shares of the wall over time for one process."""
-    shared = {"type": "bar", "x": line.minutes, "width": line.bin_minutes, "showlegend": False}
-    bars = [{**shared, "y": line.shares[part], "name": part, "marker": {"color": COLOURS[part]}} for part in PARTS]
-    found = figure(bars, x_title="minutes", height_px=TIMELINE_HEIGHT_PX)
-    found["layout"] |= {"barmode": "stack", "bargap": 0}
-    found["layout"]["yaxis"] |= {"range": [0, 1], "tickformat": ".0%", "nticks": 3}
+    found = stacked(line.minutes, line.shares, x_title="minutes", height_px=TIMELINE_HEIGHT_PX)
+    for bar in found["data"]:
+        bar |= {"width": line.bin_minutes, "showlegend": False}
+    found["layout"] |= {"bargap": 0}
+    found["layout"]["yaxis"] |= {"nticks": 3}
+    return found
+
+
+def stacked(x: Sequence[object], shares: Mapping[str, Sequence[float]], *, x_title: str, height_px: int) -> Figure:
+    """Shares of the wall at each place of `x`, a bar a part."""
+    bars = [
+        {"type": "bar", "x": x, "y": shares[part], "name": part, "marker": {"color": COLOURS[part]}} for part in PARTS
+    ]
+    found = figure(bars, x_title=x_title, height_px=height_px)
+    found["layout"] |= {"barmode": "stack"}
+    found["layout"]["yaxis"] |= {"range": [0, 1], "tickformat": ".0%"}
     return found
 
 
 def _lines_of(run: RunData, columns: Mapping[str, str]) -> Figure:
-    steps = [line["step"] + 1 for line in run.steps]
-    colours = (LINE, "#d98a2b")
+    series = {name: [cast(float | None, line.get(column)) for line in run.steps] for name, column in columns.items()}
+    return lines_by_step([line["step"] for line in run.steps], series)
+
+
+def lines_by_step(steps: Sequence[int], series: Mapping[str, Sequence[float | None]]) -> Figure:
+    """A line for each name, with its value at each step."""
+    x = [step + 1 for step in steps]
     return figure(
         [
-            trace(
-                steps, [cast(float | None, line.get(column)) for line in run.steps], name=name, colour=colour, width=1.8
-            )
-            for (name, column), colour in zip(columns.items(), colours, strict=False)
+            trace(x, values, name=name, colour=colour)
+            for (name, values), colour in zip(series.items(), cycle(SEVERAL), strict=False)
         ]
     )
 
@@ -271,14 +281,12 @@ def _lines_of(run: RunData, columns: Mapping[str, str]) -> Figure:
 def _gradient_norm(run: RunData) -> Figure:
     if run.folder.job.spec.trainer.engine.simulated is not None:
         return figure([])  # it says 0 at each step, since it has no gradient
-    return _trainer_line(run, "gradient_norm")
-
-
-def _trainer_line(run: RunData, column: str) -> Figure:
-    rows = [(line["step"] + 1, line["trainer"][column]) for line in run.steps if column in line.get("trainer", {})]
-    return figure(
-        [trace([step for step, _ in rows], [value for _, value in rows], name=column, colour=LINE, width=1.5)]
-    )
+    norms = {
+        line["step"]: line["trainer"]["gradient_norm"]
+        for line in run.steps
+        if "gradient_norm" in line.get("trainer", {})
+    }
+    return lines_by_step(list(norms), {"gradient_norm": list(norms.values())})
 
 
 def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:

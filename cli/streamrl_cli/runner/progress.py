@@ -21,6 +21,8 @@ from streamrl import keys
 from streamrl.files import MissingFileError, open_regular, parse_json
 from streamrl_cli.runner.folder import RunFolder
 
+PARTS = ("busy", "pipeline", "weights", "skew", "other")
+"""The parts that a wall is made of, in the order in which they are drawn."""
 MOST_POINTS = 1000
 """Of a curve that is kept for the eyes: far more than a terminal is wide."""
 RECENT_STEPS = 10
@@ -206,7 +208,7 @@ def failures_text(failures: Mapping[str, int]) -> str:
 
 def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, float]:
     """Shares of the wall by part, causes of `pipeline` put together."""
-    shares = dict.fromkeys(("busy", "pipeline", "weights", "skew", "other"), 0.0)
+    shares = dict.fromkeys(PARTS, 0.0)
     if wall_s <= 0:
         return shares
     for part, seconds in parts.items():

@@ -13,11 +13,10 @@ the time of as many tokens of a full batch; in others that takes no time.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.simulation.engine import ModelledEngine
-from streamrl_cli.simulation.pool_model import PoolModel
+from streamrl_cli.simulation.engine import ModelledEngine, PoolModel
 from streamrl_cli.simulation.shell import Shell
 from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts
@@ -387,15 +386,7 @@ class ModelledGenerator:
         self.wall.enter(generator_wall(situation), now_s=self._now_s)
 
 
-_CACHED_UNITS = 4096
-_CACHE: dict[int, bytes] = {}
-
-
+@lru_cache(maxsize=4096)
 def _zeros(units: int) -> bytes:
-    """Tokens and log-probs that say nothing: short ones are shared."""
-    found = _CACHE.get(units)
-    if found is None:
-        found = bytes(4 * units)
-        if len(_CACHE) < _CACHED_UNITS:
-            _CACHE[units] = found
-    return found
+    """Tokens and log-probs that say nothing: those of equal length are shared."""
+    return bytes(4 * units)

@@ -14,12 +14,11 @@ from pydantic import ValidationError
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob
-from streamrl.spec.base import SpecModel
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.parse import parse_document, parse_job
-from streamrl_cli.jobfile import SourceLines
+from streamrl_cli.jobfile import SourceLines, documents_in
 from streamrl_cli.simulation.scenario import MOST_TOKENS, Scenario
-from streamrl_cli.yaml_document import Document, YamlError, read_documents
+from streamrl_cli.yaml_document import Document
 
 MAX_FILE_BYTES = 16 * 2**20
 """A scenario may hold a table of lengths."""
@@ -73,10 +72,7 @@ def _is_length(value: object) -> bool:
 
 
 def _document(path: Path) -> Document:
-    try:
-        documents = read_documents(read_text(path, most_bytes=MAX_FILE_BYTES))
-    except YamlError as error:
-        raise UserError(field=f"{path}:{error.line}", rule=error.rule, fix=error.fix) from None
+    documents = documents_in(read_text(path, most_bytes=MAX_FILE_BYTES), path=path)
     if len(documents) != 1:
         raise UserError(field=str(path), rule=f"must hold one scenario, holds {len(documents)}", fix=_EXAMPLE)
     return documents[0]
@@ -147,13 +143,9 @@ def _mistakes(job: RLJob) -> list[UserError]:
         found.append(UserError(field="spec.generators", rule="must have a timeScale above 0", got=0))
     if spec.task.environment is not None:
         found.append(UserError(field="spec.task.environment", rule="is not simulated: samples have one turn"))
-    if _wants_draws(spec.algorithm.value):
+    if getattr(spec.algorithm.value, "dynamic_sampling", None) is not None:
         found.append(UserError(field="spec.algorithm", rule="must be without dynamicSampling: rewards are all equal"))
     if spec.scheduling.ranker is not None:
         rule = "reads real prompts, which a simulation does not have"
         found.append(UserError(field="spec.scheduling.ranker", rule=rule, fix="write a scenario with its ranker"))
     return found
-
-
-def _wants_draws(algorithm: SpecModel) -> bool:
-    return getattr(algorithm, "dynamic_sampling", None) is not None

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from streamrl_cli.runner.scaling import POLL_S
+from streamrl_cli.simulation.engine import PoolModel
 from streamrl_cli.simulation.generator import ModelledGenerator
-from streamrl_cli.simulation.pool_model import PoolModel
 from streamrl_cli.simulation.results import SizeChange
 from streamrl_cli.simulation.scenario import Scenario, ScenarioPool, pool_of
 from streamrl_cli.simulation.shell import Shell
@@ -81,17 +81,8 @@ class Replicas:
             self._wall_ends(generator)
         self._replicas.clear()
 
-    # ---- from outside
-
-    def kill(self, name: str, *, returns: bool) -> None:
-        """The replica dies, if there is one."""
-        self._go(name, returns=returns, how=ModelledGenerator.die)
-
-    def leave(self, name: str, *, returns: bool) -> None:
-        """The replica is told to go, if there is one."""
-        self._go(name, returns=returns, how=ModelledGenerator.leave)
-
-    def _go(self, name: str, *, returns: bool, how: Callable[[ModelledGenerator], None]) -> None:
+    def end(self, name: str, *, returns: bool, how: Callable[[ModelledGenerator], None]) -> None:
+        """The replica dies or is told to go, if there is one."""
         pool, generator = self._pools[pool_of(name) or ""], self._replicas.get(name)
         if not returns:
             pool.missing.add(name)
@@ -123,7 +114,7 @@ class Replicas:
             parts=generator.wall.parts(now_s=now_s),
             cost_per_hour=generator.pool.cost_per_hour,
         )
-        self._shell.measures.process_ended(generator.pool.name, wall)
+        self._shell.measures.walls[generator.pool.name].append(wall)
 
     def _fill(self, pool: _Sized) -> None:
         """Start what is missing, tell what is too much to go: the highest ordinals."""
@@ -186,7 +177,7 @@ class Replicas:
         change = SizeChange(
             at_s=self._shell.timeline.now_s, pool=pool.spec.name, replicas=pool.state.wanted, reason=reason
         )
-        self._shell.measures.resized(change)
+        self._shell.measures.sizes.append(change)
 
 
 def _alive(generator: ModelledGenerator, core: Core, now_s: float) -> list[Effect]:

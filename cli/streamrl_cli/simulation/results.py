@@ -9,12 +9,13 @@ trainer; a track for each slot, one for weights; times in microseconds.
 """
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
@@ -23,8 +24,8 @@ from streamrl_workers.scheduler.components import StepSummary
 _US = 1e6
 _WEIGHTS_TRACK = 0
 """Slots are the tracks from 1 on."""
-TRAINER = "trainer"
 _HOUR_S = 3600.0
+_Key = TypeVar("_Key", int, str)
 
 
 class ChromeTrace:
@@ -117,7 +118,7 @@ class Measures:
     """Of ended samples."""
     steps: list[StepRow] = field(default_factory=list)
     sizes: list[SizeChange] = field(default_factory=list)
-    walls: dict[str, list[ProcessWall]] = field(default_factory=dict)
+    walls: dict[str, list[ProcessWall]] = field(default_factory=lambda: defaultdict(list))
     """Pool, or `trainer` -> its processes."""
     compositions: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Step -> groups, as last recorded."""
@@ -158,10 +159,6 @@ class Measures:
         if self.trace is not None and seconds > 0:
             self.trace.span(process, what, begun_s=now_s, seconds=seconds)
 
-    def composed(self, step: int, group_ids: Sequence[int]) -> None:
-        """A step's record is written."""
-        self.compositions[step] = tuple(group_ids)
-
     def recorded(self, summary: StepSummary | None, *, trusted: bool, dispatch: str, now_s: float) -> None:
         """The newest recorded step may be another than before."""
         if summary is None or summary is self._last:
@@ -178,14 +175,6 @@ class Measures:
             dispatch=dispatch,
         )
         self.steps.append(row)
-
-    def resized(self, change: SizeChange) -> None:
-        """A pool's size is decided."""
-        self.sizes.append(change)
-
-    def process_ended(self, kind: str, wall: ProcessWall) -> None:
-        """A process is no more, or the run is over."""
-        self.walls.setdefault(kind, []).append(wall)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,17 +207,13 @@ class SimulationResult:
         kinds = list(self.measures.walls) if kind is None else [kind]
         return bubble_ratios(wall for name in kinds for wall in self.measures.walls[name])
 
-    def process_walls(self) -> Mapping[str, Sequence[ProcessWall]]:
-        """Pool or `trainer` -> walls of its processes."""
-        return self.measures.walls
-
 
 def summary(outcome: SimulationResult) -> dict[str, Any]:
     """Everything, as plain data: the JSON file."""
     rows = _history(outcome.steps)
     samples = sum(row.summary.stats.samples for row in rows)
     tokens = sum(row.tokens for row in rows)
-    trained_s = outcome.trained_s
+    trained_s, walls = outcome.trained_s, outcome.measures.walls
     return {
         "steps": len(rows),
         "virtual_s": outcome.wall_s,
@@ -240,20 +225,15 @@ def summary(outcome: SimulationResult) -> dict[str, Any]:
         "step_s": trained_s / len(rows),
         "steady_step_s": steady_step_s(rows),
         "makespan_s": sum(row.makespan_s for row in rows) / len(rows),
-        "cost": sum(
-            wall.wall_s * wall.cost_per_hour / _HOUR_S for walls in outcome.process_walls().values() for wall in walls
-        ),
-        "bubbles": {"all": outcome.ratios()} | {kind: outcome.ratios(kind) for kind in outcome.process_walls()},
-        "seconds": {kind: _seconds(walls) for kind, walls in outcome.process_walls().items()},
-        "staleness": _staleness(rows),
-        "dropped_groups": _dropped(outcome.steps),
+        "cost": sum(wall.wall_s * wall.cost_per_hour / _HOUR_S for wall in chain(*walls.values())),
+        "bubbles": {"all": outcome.ratios()} | {kind: outcome.ratios(kind) for kind in walls},
+        "seconds": {kind: _seconds(those) for kind, those in walls.items()},
+        "staleness": {str(age): count for age, count in _total(row.summary.staleness_histogram for row in rows)},
+        "dropped_groups": dict(_total(row.summary.dropped_groups for row in outcome.steps)),
         "reissued_samples": outcome.reissued_samples,
         "moved_samples": outcome.moved_samples,
         "lost_samples": max(0, outcome.measures.lost_samples - outcome.moved_samples),
-        "sizes": [
-            {"at_s": change.at_s, "pool": change.pool, "replicas": change.replicas, "reason": change.reason}
-            for change in outcome.measures.sizes
-        ],
+        "sizes": [asdict(change) for change in outcome.measures.sizes],
         "by_step": [_row(row) for row in outcome.steps],
         "sample_events": outcome.measures.sample_events,
         "events": outcome.events,
@@ -288,18 +268,12 @@ def _row(row: StepRow) -> dict[str, Any]:
     }
 
 
-def _staleness(rows: Sequence[StepRow]) -> dict[str, int]:
-    counts: Counter[int] = Counter()
-    for row in rows:
-        counts.update(row.summary.staleness_histogram)
-    return {str(age): counts[age] for age in sorted(counts)}
-
-
-def _dropped(rows: Sequence[StepRow]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts.update(row.summary.dropped_groups)
-    return {reason: counts[reason] for reason in sorted(counts) if counts[reason]}
+def _total(counts: Iterable[Mapping[_Key, int]]) -> list[tuple[_Key, int]]:
+    """All together, by rising key."""
+    total: Counter[_Key] = Counter()
+    for more in counts:
+        total.update(more)
+    return sorted((key, count) for key, count in total.items() if count)
 
 
 def _seconds(walls: Sequence[ProcessWall]) -> dict[str, float]:

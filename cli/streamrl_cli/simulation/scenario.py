@@ -9,7 +9,15 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different, demand_rising
+from streamrl.spec.base import (
+    NAME_PATTERN,
+    ByteQuantity,
+    CostQuantity,
+    OneOf,
+    SpecModel,
+    demand_different,
+    demand_rising,
+)
 from streamrl.spec.generators import PoolName, PtlPoint, Scaling
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.training import Pipeline
@@ -106,7 +114,7 @@ class ScenarioLengths(OneOf):
         return self
 
 
-ReplicaName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=64)]
+ReplicaName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=64)]
 _DAY_S = 86_400.0
 
 

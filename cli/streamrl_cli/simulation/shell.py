@@ -13,25 +13,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
-from streamrl_cli.simulation.lengths import LengthModel
-from streamrl_cli.simulation.ranker import ModelledRanker
+from streamrl_cli.simulation.lengths import LengthModel, ModelledRanker
 from streamrl_cli.simulation.results import Measures
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
-from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.records import Recovered, StepTaken
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
+
+if TYPE_CHECKING:
+    from streamrl_cli.simulation.generator import ModelledGenerator
+    from streamrl_cli.simulation.trainer import ModelledTrainer
 
 Act = Callable[[Any], None]
 _Entry = tuple[float, int, Act, Any, bool]
@@ -139,38 +141,6 @@ def _plain(model: SpecModel) -> dict[str, Any]:
     return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-class ModelledPeer(Protocol):
-    """Somebody who is told commands."""
-
-    name: str
-
-    def settle(self) -> None:
-        """Act on what this moment brought."""
-
-
-class GeneratorPeer(ModelledPeer, Protocol):
-    """A replica, as the shell knows it."""
-
-    link_s: float
-
-    @property
-    def step(self) -> int | None:
-        """Version in the engine; None: none yet."""
-
-    def take(self, command: pb.GeneratorCommand) -> None:
-        """A command has arrived."""
-
-
-class TrainerPeer(ModelledPeer, Protocol):
-    """The trainer, as the shell knows it."""
-
-    def take(self, command: pb.TrainerCommand) -> None:
-        """A command has arrived."""
-
-    def deliver(self, group: fx.DeliverGroup) -> None:
-        """A group has arrived."""
-
-
 class Shell:
     """The core and everything between it and its peers."""
 
@@ -188,10 +158,10 @@ class Shell:
         self.calls = 0
         """Events that the core was told."""
         self.finished = False
-        self.generators: dict[str, GeneratorPeer] = {}
+        self.generators: dict[str, ModelledGenerator] = {}
         """Those that are connected."""
-        self.trainer: TrainerPeer | None = None
-        self.touched: dict[str, ModelledPeer] = {}
+        self.trainer: ModelledTrainer | None = None
+        self.touched: dict[str, ModelledGenerator | ModelledTrainer] = {}
         """Peers that this moment has brought something to."""
         self._reward_s = scenario.rewards.seconds
         self._commit_s = scenario.journal.commit_seconds
@@ -227,12 +197,12 @@ class Shell:
         for effect in call(self.core, self.timeline.now_s):
             self._carry_out[type(effect)](effect)
 
-    def join(self, generator: GeneratorPeer, hello: pb.GeneratorHello) -> None:
+    def join(self, generator: "ModelledGenerator", hello: pb.GeneratorHello) -> None:
         """A replica says hello."""
         self.generators[generator.name] = generator
         self.tell(lambda core, now_s: core.generator_joined(hello, now_s=now_s))
 
-    def part(self, generator: GeneratorPeer) -> None:
+    def part(self, generator: "ModelledGenerator") -> None:
         """Its link is closed."""
         if self.generators.get(generator.name) is generator:
             del self.generators[generator.name]
@@ -323,8 +293,8 @@ class Shell:
 
     def _write(self, effect: fx.Write) -> None:
         self._written = effect.sequence
-        if isinstance(effect.record, rec.StepTaken):
-            self.measures.composed(effect.record.step, effect.record.group_ids)
+        if isinstance(effect.record, StepTaken):
+            self.measures.compositions[effect.record.step] = tuple(effect.record.group_ids)
 
     def _finish(self, _: fx.Finished) -> None:
         self.finished = True

@@ -6,6 +6,7 @@ Owns the loop. Does not own what happens in it.
 from functools import partial
 
 from streamrl.errors import UserError
+from streamrl_cli.simulation.generator import ModelledGenerator
 from streamrl_cli.simulation.lengths import LengthModel, Rows
 from streamrl_cli.simulation.replicas import Replicas
 from streamrl_cli.simulation.results import ChromeTrace, Measures, SimulationResult
@@ -82,9 +83,9 @@ class World:
     def _happen(self, event: ScenarioEvent, _: object) -> None:
         match event.value:
             case Kill() as kill:
-                self._replicas.kill(kill.generator, returns=kill.returns)
+                self._replicas.end(kill.generator, returns=kill.returns, how=ModelledGenerator.die)
             case Leave() as leave:
-                self._replicas.leave(leave.generator, returns=leave.returns)
+                self._replicas.end(leave.generator, returns=leave.returns, how=ModelledGenerator.leave)
             case RestartTrainer() as restart:
                 self._trainer.restart(restart.down_seconds)
 
@@ -93,9 +94,8 @@ class World:
         self._replicas.close()
         wall = self._trainer.wall
         cost = float(self._scenario.trainer.cost_per_hour)
-        self.measures.process_ended(
-            "trainer", ProcessWall(wall_s=wall.wall_s(now_s=now_s), parts=wall.parts(now_s=now_s), cost_per_hour=cost)
-        )
+        found = ProcessWall(wall_s=wall.wall_s(now_s=now_s), parts=wall.parts(now_s=now_s), cost_per_hour=cost)
+        self.measures.walls["trainer"].append(found)
 
     def _stuck(self, why: str) -> UserError:
         """Names who is waited for."""

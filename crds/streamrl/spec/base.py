@@ -124,6 +124,7 @@ _SUFFIX_BYTES = {
 }
 
 BYTES_PATTERN = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 COST_PATTERN = r"^[0-9]+(\.[0-9]{1,6})?$"
 
 ByteQuantity = Annotated[str, StringConstraints(pattern=BYTES_PATTERN, max_length=16)]

@@ -4,10 +4,10 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import CostQuantity, OneOf, SpecModel, demand_rising
+from streamrl.spec.base import NAME_PATTERN, CostQuantity, OneOf, SpecModel, demand_rising
 from streamrl.spec.pod import Pod
 
-PoolName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=11)]
+PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=11)]
 
 
 class HfEngineSpec(SpecModel):

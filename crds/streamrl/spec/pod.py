@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from streamrl.spec.base import OneOf, SpecModel, demand_different, map_by
+from streamrl.spec.base import NAME_PATTERN, OneOf, SpecModel, demand_different, map_by
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
@@ -131,8 +131,8 @@ class Volume(OneOf):
 
     one_of: ClassVar[tuple[str, ...]] = ("persistent_volume_claim", "config_map", "secret", "empty_dir")
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=40)] = (
-        Field(description="Name of the volume; those that begin with streamrl- are the operator's.")
+    name: Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=40)] = Field(
+        description="Name of the volume; those that begin with streamrl- are the operator's."
     )
     persistent_volume_claim: ClaimVolume | None = Field(default=None, description="A persistent volume claim.")
     config_map: ConfigMapVolume | None = Field(default=None, description="A ConfigMap as files.")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import SpecModel, map_by
+from streamrl.spec.base import NAME_PATTERN, SpecModel, demand_different, map_by
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
@@ -18,7 +18,7 @@ from streamrl.spec.training import (
     Weights,
 )
 
-JobName = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32)]
+JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=32)]
 
 
 class Metadata(SpecModel):
@@ -67,9 +67,7 @@ class RLJobSpec(SpecModel):
 
     @model_validator(mode="after")
     def _pools_differ(self) -> Self:
-        names = [pool.name for pool in self.generators]
-        if len(set(names)) != len(names):
-            raise ValueError(f"names of generators must differ, got {', '.join(names)}")
+        demand_different("names of generators", (pool.name for pool in self.generators))
         return self
 
     @model_validator(mode="after")

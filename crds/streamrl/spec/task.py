@@ -4,12 +4,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import OneOf, PythonFunction, SpecModel, map_by
+from streamrl.spec.base import NAME_PATTERN, OneOf, PythonFunction, SpecModel, demand_different, map_by
 from streamrl.spec.pod import ObjectName
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-Pattern = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
 
 VARIABLE_PATTERN = r"^REWARD_TOKEN(_[A-Z0-9_]+)?$"
 """A job file may come from somebody else: it cannot name just any secret of the environment for just any address."""
@@ -135,7 +133,7 @@ class Sampling(SpecModel):
 class VerifierReward(SpecModel):
     """The data set's own verifier (reasoning-gym) or equality with the reference answer (JSONL)."""
 
-    answer_pattern: Pattern | None = Field(
+    answer_pattern: Text | None = Field(
         default=None,
         description="Regular expression; its first group (or the whole match) of the last match is the answer. Absent = the whole completion.",
     )
@@ -144,14 +142,14 @@ class VerifierReward(SpecModel):
 class ExactMatchReward(SpecModel):
     """1 if the answer equals the reference after trimming, else 0."""
 
-    answer_pattern: Pattern | None = Field(default=None, description="As in `verifier`.")
+    answer_pattern: Text | None = Field(default=None, description="As in `verifier`.")
     ignore_case: bool = Field(default=False, description="Compare without regard to case.")
 
 
 class RegexReward(SpecModel):
     """1 if the pattern is found in the completion, else 0."""
 
-    pattern: Pattern = Field(description="Regular expression in Python's syntax.")
+    pattern: Text = Field(description="Regular expression in Python's syntax.")
 
 
 class MathVerifyReward(SpecModel):
@@ -193,9 +191,7 @@ class Reward(OneOf):
         "environment",
     )
 
-    name: str = Field(
-        description="Name in metrics.", pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=32
-    )
+    name: str = Field(description="Name in metrics.", pattern=NAME_PATTERN, min_length=1, max_length=32)
     weight_percent: int = Field(default=100, ge=1, le=100, description="Weight in percent; all weights sum to 100.")
     timeout_seconds: float = Field(
         default=5.0, gt=0, le=3600, description="Longest time for one sample, in seconds; then it counts as failed."
@@ -268,9 +264,7 @@ class Task(SpecModel):
         total = sum(reward.weight_percent for reward in self.rewards)
         if total != WHOLE_PERCENT:
             raise ValueError(f"weightPercent of rewards must sum to {WHOLE_PERCENT}, got {total}")
-        names = [reward.name for reward in self.rewards]
-        if len(set(names)) != len(names):
-            raise ValueError(f"names of rewards must differ, got {', '.join(names)}")
+        demand_different("names of rewards", (reward.name for reward in self.rewards))
         return self
 
     @model_validator(mode="after")

@@ -4,7 +4,16 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from streamrl.spec.base import ByteQuantity, CostQuantity, OneOf, SpecModel, demand_different, map_by, parse_bytes
+from streamrl.spec.base import (
+    NAME_PATTERN,
+    ByteQuantity,
+    CostQuantity,
+    OneOf,
+    SpecModel,
+    demand_different,
+    map_by,
+    parse_bytes,
+)
 from streamrl.spec.pod import ObjectName, Pod
 
 MAX_CHUNK = "3Mi"
@@ -398,7 +407,7 @@ class Storage(SpecModel):
 class FailureRule(SpecModel):
     """What happens when a container of a pod ends with an error, or a pod is lost, on Kubernetes."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=32)] = Field(
+    name: Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=32)] = Field(
         description="Name of the rule; events name it."
     )
     role: Literal["Generator", "Trainer", "Scheduler"] | None = Field(

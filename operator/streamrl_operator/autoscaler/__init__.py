@@ -12,22 +12,22 @@ from dataclasses import replace
 
 from streamrl.spec.generators import Scaling
 from streamrl_operator.autoscaler import balance
-from streamrl_operator.autoscaler.values import Curve, Decision, PoolObservation, ScalingPolicy, ScalingState, inverse
+from streamrl_operator.autoscaler.values import Decision, PoolObservation, ScalingPolicy, ScalingState
 
 
 def _static(
-    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float
 ) -> tuple[Decision, ScalingState]:
     """The number of the specification, whatever is seen."""
-    del seen, now_s, curve
+    del seen, now_s
     return Decision(replicas=scaling.initial, reason="scaling.static.replicas"), replace(state, wanted=scaling.initial)
 
 
 def _external(
-    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float
 ) -> tuple[Decision, ScalingState]:
     """The number that is wanted already: an HPA, KEDA or a person decides."""
-    del scaling, seen, now_s, curve
+    del scaling, seen, now_s
     return Decision(replicas=state.wanted, reason="scaling.external"), state
 
 

@@ -16,19 +16,11 @@ from dataclasses import replace
 
 from streamrl.spec.generators import AutoScaling, Scaling
 from streamrl_operator.autoscaler.pace import asked, blended, busy_share, has_begun_again, judged, measure
-from streamrl_operator.autoscaler.values import (
-    Curve,
-    Decision,
-    Gains,
-    PoolObservation,
-    ScalingState,
-    StagePace,
-    inverse,
-)
+from streamrl_operator.autoscaler.values import Decision, Gains, PoolObservation, ScalingState, StagePace
 
 
 def decide(
-    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float, curve: Curve = inverse
+    scaling: Scaling, *, state: ScalingState, seen: PoolObservation | None, now_s: float
 ) -> tuple[Decision, ScalingState]:
     """The decision for a pool with `scaling.auto`; see `ScalingPolicy`."""
     auto = scaling.value
@@ -60,7 +52,7 @@ def decide(
         last_s = None if state.pace is None else state.pace.interval_s
         wanted, reason = by_queue(base, seen, interval_s=last_s)
         return _grow(state, auto=auto, now_s=now_s, reason=reason) if wanted else _stay(state, reason)
-    return _by_pace(pace, auto=auto, state=state, now_s=now_s, curve=curve)
+    return _by_pace(pace, auto=auto, state=state, now_s=now_s)
 
 
 def _measured(
@@ -74,19 +66,17 @@ def _measured(
     return pace, replace(state, base=seen, pace=blended(state.pace, pace), looks=0, queued=0)
 
 
-def _by_pace(
-    pace: StagePace, *, auto: AutoScaling, state: ScalingState, now_s: float, curve: Curve
-) -> tuple[Decision, ScalingState]:
+def _by_pace(pace: StagePace, *, auto: AutoScaling, state: ScalingState, now_s: float) -> tuple[Decision, ScalingState]:
     recent = state.pace or pace
     state = replace(state, gains=judged(state.gains, recent))
-    wanted, why = by_pace(pace, curve=curve)
-    held = (state.gains.why or too_little(recent, curve=curve_of(recent))) if wanted else ""
+    wanted, why = by_pace(pace)
+    held = (state.gains.why or too_little(recent)) if wanted else ""
     state = replace(state, held=held)
     if held:
         return _stay(replace(state, slack_windows=0), f"{why}, but {held}")
     if wanted:
         return _grow(replace(state, slack_windows=0), auto=auto, now_s=now_s, reason=why)
-    enough, why_less = has_slack(pace, curve=curve)
+    enough, why_less = has_slack(pace)
     if not enough:
         return _stay(replace(state, slack_windows=0), f"{why}; {why_less}")
     if state.wanted <= auto.min_replicas:
@@ -103,8 +93,8 @@ def _grow(state: ScalingState, *, auto: AutoScaling, now_s: float, reason: str) 
         return _stay(state, f"{reason}, but maxReplicas is {auto.max_replicas}")
     expecting = state.gains
     if state.pace is not None:
-        predicted_s = fall_s(state.pace, curve=curve_of(state.pace))
-        expecting = asked(state.gains, pace=state.pace, fall_s=predicted_s)
+        fall_s = state.pace.t_gen_s - predicted_s(state.pace, replicas=state.pace.replicas + 1)
+        expecting = asked(state.gains, pace=state.pace, fall_s=fall_s)
     return _change(state.wanted + 1, state=state, now_s=now_s, reason=reason, expecting=expecting)
 
 
@@ -133,24 +123,33 @@ LEAST_SHARE = 1 / 3
 """Of what a replica would bring if all work split evenly: with less, its answers cost three times as much as the others'."""
 
 
-def fall_s(pace: StagePace, *, curve: Curve) -> float:
-    """Δ': what one more replica is predicted to take off T_gen."""
-    return pace.t_gen_s - curve(pace.t_gen_s, pace.replicas, pace.replicas + 1)
+def even_s(pace: StagePace, *, replicas: int) -> float:
+    """T_gen with so many replicas where all work splits evenly: the most that another can bring."""
+    return pace.t_gen_s * pace.replicas / replicas
 
 
-def by_pace(pace: StagePace, *, curve: Curve) -> tuple[bool, str]:
+def predicted_s(pace: StagePace, *, replicas: int) -> float:
+    """T_gen with so many replicas, by what was seen of the slots."""
+    if pace.latency is None:
+        return even_s(pace, replicas=replicas)
+    share, batch = pace.replicas / replicas, max(pace.batch, 1.0)
+    slower = pace.latency.at(batch * share) / pace.latency.at(batch)
+    return pace.t_gen_s * (pace.waits * share + (1 - pace.waits) * slower)
+
+
+def by_pace(pace: StagePace) -> tuple[bool, str]:
     """Whether Δ ≥ Δ', and the numbers."""
-    gap_s, falls_s = pace.t_gen_s - pace.t_train_s, fall_s(pace, curve=curve)
+    gap_s, falls_s = pace.t_gen_s - pace.t_train_s, pace.t_gen_s - even_s(pace, replicas=pace.replicas + 1)
     wanted = gap_s > 0 and gap_s >= falls_s
     sign = "≥" if gap_s >= falls_s else "<"
     times = f"T_gen {pace.t_gen_s:.3g} s, T_train {pace.t_train_s:.3g} s"
     return wanted, f"{times}: Δ {gap_s:.3g} s {sign} Δ' {falls_s:.3g} s of replica {pace.replicas + 1}"
 
 
-def too_little(pace: StagePace, *, curve: Curve) -> str:
+def too_little(pace: StagePace) -> str:
     """Why one more replica is not worth its cost although generation is the slower stage; empty: it is."""
-    even_s = fall_s(pace, curve=inverse)
-    if fall_s(pace, curve=curve) >= LEAST_SHARE * even_s:
+    more = pace.replicas + 1
+    if pace.t_gen_s - predicted_s(pace, replicas=more) >= LEAST_SHARE * (pace.t_gen_s - even_s(pace, replicas=more)):
         return ""
     return "one more would bring less than a third of an even split: few samples wait for a slot, the longest answers set the time"
 
@@ -181,27 +180,13 @@ PATIENCE_WINDOWS = 2
 """So many windows in a row must agree: one step of short answers is no reason to let a replica go."""
 
 
-def has_slack(pace: StagePace, *, curve: Curve) -> tuple[bool, str]:
+def has_slack(pace: StagePace) -> tuple[bool, str]:
     """Whether one replica less would be enough, and the numbers."""
     if pace.replicas < 2:  # noqa: PLR2004 - the last one stays
         return False, "the last replica stays"
-    left_s = curve(pace.t_gen_s, pace.replicas, pace.replicas - 1)
+    left_s = even_s(pace, replicas=pace.replicas - 1)
     most_s = (1 - MARGIN) * pace.t_train_s
     enough = left_s <= most_s
     sign = "≤" if enough else ">"
     text = f"T_gen {left_s:.3g} s with {pace.replicas - 1} {sign} {most_s:.3g} s ({1 - MARGIN:.0%} of T_train {pace.t_train_s:.3g} s)"
     return enough, text
-
-
-def curve_of(pace: StagePace) -> Curve:
-    """The curve at this pace."""
-    latency, batch, waits = pace.latency, max(pace.batch, 1.0), pace.waits
-    if latency is None:
-        return inverse
-
-    def predict(t_gen_s: float, replicas: int, others: int) -> float:
-        share = replicas / others
-        slower = latency.at(batch * share) / latency.at(batch)
-        return t_gen_s * (waits * share + (1 - waits) * slower)
-
-    return predict

@@ -1,19 +1,11 @@
 """What goes into a scaling decision and what comes out. Values only."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamrl.latency import LatencyCurve
 from streamrl.spec.generators import Scaling
-
-Curve = Callable[[float, int, int], float]
-"""(T_gen in seconds at n replicas, n, m) -> predicted T_gen in seconds at m replicas; both at least 1."""
-
-
-def inverse(t_gen_s: float, replicas: int, others: int) -> float:
-    """Generation that splits evenly: T_gen · n / m. The most that another replica can bring, so with it Δ ≥ Δ' is asked for surely."""
-    return t_gen_s * replicas / others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +145,6 @@ class ScalingPolicy(Protocol):
         state: ScalingState,
         seen: PoolObservation | None,
         now_s: float,
-        curve: Curve = inverse,
     ) -> tuple[Decision, ScalingState]:
         """The decision and the state for the next call.
 
@@ -162,7 +153,6 @@ class ScalingPolicy(Protocol):
             state: of the last call.
             seen: what is known now; None: nothing.
             now_s: the caller's monotonic clock.
-            curve: how T_gen follows the number of replicas in Δ'.
         """
 
 

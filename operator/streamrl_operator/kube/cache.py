@@ -16,7 +16,7 @@ import json
 import logging
 import random
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,10 +86,9 @@ class Store:
         kept = self._kept.get((namespace, name))
         return None if kept is None else _unpack(kept.text)
 
-    def of_job(self, namespace: str, job: str) -> Iterator[dict[str, Any]]:
+    def of_job(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The objects of a job, by name; copies."""
-        for key in sorted(self._by_job.get((namespace, job), ())):
-            yield _unpack(self._kept[key].text)
+        return [_unpack(self._kept[key].text) for key in sorted(self._by_job.get((namespace, job), ()))]
 
     def versions(self, namespace: str, job: str) -> frozenset[tuple[Key, int]]:
         """Names and versions of the objects of a job: equal where nothing has changed."""

@@ -54,10 +54,6 @@ Count = Callable[[str, str, int, float], None]
 """(verb, resource, HTTP status or 0, seconds): called after every request."""
 
 
-def _uncounted(verb: str, resource: str, status: int, seconds: float) -> None:
-    del verb, resource, status, seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Part of a list."""
@@ -70,7 +66,9 @@ class Page:
 class Client:
     """Requests to one API server."""
 
-    def __init__(self, access: RestConfig, *, count: Count = _uncounted, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, access: RestConfig, *, count: Count = lambda *_: None, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.access = access
         self.count = count
         self._timeout_s = timeout_s

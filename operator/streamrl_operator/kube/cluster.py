@@ -5,7 +5,7 @@ nothing of somebody else is taken over. Does not own: what is to be written (`pl
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +93,7 @@ class CachedCluster:
         """One object, without asking."""
         return self._stores[kind].get(namespace, name)
 
-    def of_job(self, kind: Kind, key: Key) -> Iterator[Object]:
+    def of_job(self, kind: Kind, key: Key) -> list[Object]:
         """The objects of a job, without asking."""
         return self._stores[kind].of_job(*key)
 

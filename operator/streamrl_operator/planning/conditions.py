@@ -77,14 +77,13 @@ def renewed(
     return tuple(_renewed(find(before, aspect.type), aspect, now=now, generation=generation) for aspect in aspects)
 
 
-def _renewed(before: Condition | None, aspect: Aspect, *, now: datetime, generation: int | None) -> Condition:
+def _renewed(was: Condition | None, aspect: Aspect, *, now: datetime, generation: int | None) -> Condition:
     status: Literal["True", "False"] = "True" if aspect.holds else "False"
-    is_same = before is not None and before.status == status
     return Condition(
         type=aspect.type,
         status=status,
         observed_generation=generation,
-        last_transition_time=before.last_transition_time if before is not None and is_same else stamp(now),
+        last_transition_time=was.last_transition_time if was is not None and was.status == status else stamp(now),
         reason=aspect.reason,
         message=aspect.message[:LONGEST_MESSAGE],
     )

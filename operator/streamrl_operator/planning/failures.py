@@ -302,20 +302,11 @@ def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, i
     if ordinal >= desired.get(owner, 0):
         return True
     found = sets.get(owner) or {}
-    if _is_changing(found):
-        return True
-    newest = (found.get("status") or {}).get("updateRevision")
-    made_from = pods.label(pod, _REVISION)
+    told, generation = found.get("status") or {}, (found.get("metadata") or {}).get("generation")
+    seen, newest, made_from = told.get("observedGeneration"), told.get("updateRevision"), pods.label(pod, _REVISION)
+    if isinstance(generation, int) and isinstance(seen, int) and seen < generation:
+        return True  # its controller deletes pods first and tells of our last change of the template after
     return bool(newest and made_from and newest != made_from)
-
-
-def _is_changing(found: Object) -> bool:
-    """Whether our last change of the StatefulSet is not in its status yet: its controller deletes pods first and tells of the template after."""
-    generation, seen = (
-        (found.get("metadata") or {}).get("generation"),
-        (found.get("status") or {}).get("observedGeneration"),
-    )
-    return isinstance(generation, int) and isinstance(seen, int) and seen < generation
 
 
 def _remembered(before: Sequence[str], visible: Sequence[str]) -> tuple[str, ...]:

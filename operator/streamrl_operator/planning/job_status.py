@@ -19,6 +19,7 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.base import SpecModel
 from streamrl.spec.pod import Pod
 from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
+from streamrl_operator.planning import pods
 from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
 
 _Status = TypeVar("_Status", bound=SpecModel)
@@ -58,15 +59,9 @@ def _kept(model: type[SpecModel], key: str, value: object) -> object:
 
 def _valid(model: type[_Status], document: Mapping[str, Any]) -> _Status | None:
     try:
-        return model.model_validate_json(json.dumps(document, default=_plain_mapping))
+        return model.model_validate_json(json.dumps(document))
     except ValidationError:
         return None
-
-
-def _plain_mapping(value: object) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a status is plain data, got {type(value).__name__}")
 
 
 def images_of_job(observed: Observed, *, settings: PlanningSettings, begins: bool) -> Images | None:
@@ -74,7 +69,9 @@ def images_of_job(observed: Observed, *, settings: PlanningSettings, begins: boo
     kept = _kept_images(observed.resolved.get(keys.FILE_IMAGES, ""))
     if kept is not None or not begins:
         return kept
-    return _images_seen(observed, default=settings.images) if _has_trainer(observed) else settings.images
+    trainer = observed.sets.get(names.trainer(str(observed.raw["metadata"]["name"])))
+    # What has no pods may be as old as it likes.
+    return _images_seen(observed, default=settings.images) if pods.asked(trainer) else settings.images
 
 
 def _kept_images(text: str) -> Images | None:
@@ -82,12 +79,6 @@ def _kept_images(text: str) -> Images | None:
         return Images.model_validate_json(text)
     except ValidationError:
         return None
-
-
-def _has_trainer(observed: Observed) -> bool:
-    """What has none may be as old as it likes."""
-    trainer = observed.sets.get(names.trainer(str(observed.raw["metadata"]["name"]))) or {}
-    return bool((trainer.get("spec") or {}).get("replicas"))
 
 
 def _images_seen(observed: Observed, *, default: Images) -> Images:
@@ -120,16 +111,11 @@ def with_progress(
     before: RLJobStatus, page: Mapping[str, Any] | None, *, spec: RLJobSpec, store: str, now: datetime, resync_s: float
 ) -> RLJobStatus:
     """The status with the page's numbers, if it is time and anything differs. `store`: the job's directory on the checkpoints' volume."""
-    if page is None or not is_progress_due(before, now=now, resync_s=resync_s):
+    since_s = seconds_since(before.progress_time, now=now)
+    if page is None or (since_s is not None and 0 <= since_s < resync_s):
         return before
     after = before.model_copy(update=_numbers(page, spec=spec, store=store))
     return before if after == before else after.model_copy(update={"progress_time": stamp(now)})
-
-
-def is_progress_due(before: RLJobStatus, *, now: datetime, resync_s: float) -> bool:
-    """Whether the numbers may be written again."""
-    since_s = seconds_since(before.progress_time, now=now)
-    return since_s is None or since_s < 0 or since_s >= resync_s
 
 
 def checkpoint_path(store: str, path: object) -> str | None:

@@ -1,6 +1,6 @@
 """A job's life: from everything that is observed to everything that is to be done about it.
 
-    not ours ─▶ nothing            ended before ─▶ no pods, for ever; deleted when its time is over
+    ended before ─▶ no pods, for ever; deleted when its time is over
     being deleted ─▶ no pods       result is there ─▶ ended now
     invalid ─▶ what runs stays     suspended ─▶ no pods; the clock stands
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
@@ -30,7 +30,6 @@ from streamrl_operator.planning.values import (
     stamp,
 )
 
-MANAGED_BY_US = "streamrl.io/operator"
 AUTO_RECONCILE_S = 5.0
 """Between two reconciles where a pool is scaled by us: what it is decided from, heartbeats, comes every few seconds."""
 _SUSPEND_REASONS = ("Suspending", "Suspended")
@@ -86,8 +85,6 @@ class _JobView:
 def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     """What is to be done about the job now."""
     view = _JobView(observed=observed, settings=settings, before=job_status.read_job_status(observed.raw))
-    if (view.spec.get("managedBy") or MANAGED_BY_US) != MANAGED_BY_US:
-        return JobDecision(ours=False, wanted=DesiredRun(trainers=0, generators={}), status={}, pool_statuses={})
     end = termination.end_of_status(view.before)
     if end is not None:
         return _after_the_end(view, end)
@@ -117,6 +114,7 @@ def _after_the_end(view: _JobView, end: End) -> JobDecision:
     )
     return replace(
         decision,
+        has_ended=True,
         delete_job=left_s is not None and left_s <= 0,
         requeue_after_s=None if left_s is None else max(left_s, 0.0),
     )
@@ -144,7 +142,8 @@ def _terminated(
     plans = replicas.stopped(view.observed, why="the job has ended")
     decision = _decision(view, after, plans, aspects=termination.end_aspects(end), running=False)
     left_s = termination.seconds_to_deletion(after, view.spec, now=view.now)
-    return replace(decision, events=(*reported, termination.end_event(end)), requeue_after_s=left_s)
+    events = (*reported, termination.end_event(end))
+    return replace(decision, has_ended=True, events=events, requeue_after_s=left_s)
 
 
 def _invalid(view: _JobView) -> JobDecision:
@@ -173,14 +172,9 @@ def _invalid(view: _JobView) -> JobDecision:
             pool: job_status.plain_status(job_status.read_pool_status(found)) for pool, found in observed.pools.items()
         },
         events=(conditions.warning(wrong.reason, wrong.message),) if is_news else (),
-        requeue_after_s=_soonest(view, deadline_s) if trainers else None,
+        requeue_after_s=_next_reconcile_s(view, view.before, deadline_s=deadline_s) if trainers else None,
         scaling=observed.scaling,
     )
-
-
-def _soonest(view: _JobView, deadline_s: int | None) -> float:
-    left_s = termination.seconds_left(view.before, deadline_s=deadline_s, now=view.now)
-    return view.settings.resync_s if left_s is None else min(left_s, view.settings.resync_s)
 
 
 def _suspended(view: _JobView) -> JobDecision:
@@ -240,13 +234,12 @@ def _running(view: _JobView) -> JobDecision:
         readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=view.settings.resync_s
     )
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=True)
-    left_s = termination.seconds_left(status, deadline_s=deadline_s, now=view.now)
     return replace(
         decision,
         events=(*_started(before), *_scaled(plans), *reported, *unreadable),
         delete_pods=counted.delete_pods,
         unreachable=ready.reason == readiness.UNREACHABLE,
-        requeue_after_s=_next_reconcile_s(view, plans, left_s=left_s),
+        requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
     )
 
 
@@ -273,14 +266,14 @@ def _scaled(plans: Sequence[PoolPlan]) -> Sequence[JobEvent]:
     return [event for plan in plans for event in plan.events]
 
 
-def _next_reconcile_s(view: _JobView, plans: Sequence[PoolPlan], *, left_s: float | None) -> float:
-    is_scaled_by_us = any(plan.state is not None for plan in plans)
-    delays_s = [
-        view.settings.resync_s,
-        *([AUTO_RECONCILE_S] if is_scaled_by_us else []),
-        *([] if left_s is None else [left_s]),
-    ]
-    return min(delays_s)
+def _next_reconcile_s(
+    view: _JobView, status: RLJobStatus, *, deadline_s: int | None, plans: Sequence[PoolPlan] = ()
+) -> float:
+    left_s = termination.seconds_left(status, deadline_s=deadline_s, now=view.now)
+    resync_s = view.settings.resync_s
+    if any(plan.state is not None for plan in plans):  # we scale one
+        resync_s = min(resync_s, AUTO_RECONCILE_S)
+    return resync_s if left_s is None else min(left_s, resync_s)
 
 
 def _decision(

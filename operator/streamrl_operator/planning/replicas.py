@@ -9,9 +9,8 @@ once when a pool becomes external and the field is not known to be ours already;
 clamped to the pool's bounds. A job that does not run wants no pods: that overrides the number, it never changes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
 from streamrl.names import pool as pool_name
@@ -94,7 +93,8 @@ def stopped(observed: Observed, *, why: str) -> list[PoolPlan]:
 
 def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted: bool) -> _Asked:
     found, kind = observed.pools.get(pool.name), pool.scaling.key
-    now = _replicas(found)
+    spec = {} if found is None else found.get("spec") or {}
+    now = spec["replicas"] if isinstance(spec.get("replicas"), int) else None
     have = now if now is not None else _remembered(pool.name, before) or pool.scaling.initial
     decision, state = _decide(pool, observed=observed, have=have, halted=halted)
     within = clamped(decision.replicas, pool.scaling)
@@ -104,9 +104,11 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
         least, most = bounds(pool.scaling)
         reason = f"{reason}; bounds are {least} to {most}"
     if kind == "external":
-        write = now is None or (_was(found) != kind and not _is_held(found))
+        write = now is None or (
+            spec.get("scaling") != kind and not _is_held(found)
+        )  # by its kind when it was last applied
     else:
-        write = decision.replicas != now or (_has_managers(found) and not _is_held(found))
+        write = decision.replicas != now or _is_held(found) is False
     return _Asked(
         replicas=within,
         reason=reason,
@@ -128,38 +130,18 @@ def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool)
     return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
 
 
-def _replicas(found: Object | None) -> int | None:
-    value = None if found is None else (found.get("spec") or {}).get("replicas")
-    return value if isinstance(value, int) else None
-
-
-def _was(found: Object | None) -> str | None:
-    """Kind of scaling when the pool was last applied."""
-    return None if found is None else (found.get("spec") or {}).get("scaling")
-
-
 def _remembered(name: str, before: RLJobStatus) -> int | None:
     """What the job's status says of a pool whose object is not seen: a lost object is no reason to begin again."""
     return next((pool.desired or None for pool in before.pools if pool.name == name), None)
 
 
-def _managed(found: Object | None) -> Sequence[Mapping[str, Any]]:
-    return ((found or {}).get("metadata") or {}).get("managedFields") or ()
-
-
-def _has_managers(found: Object | None) -> bool:
-    """Whether it is known who holds which field; a cache may leave that out."""
-    return bool(_managed(found))
-
-
-def _is_held(found: Object | None) -> bool:
-    """Whether our manager is known to hold `spec.replicas`."""
-    return any(_holds_replicas(entry) for entry in _managed(found))
-
-
-def _holds_replicas(entry: Mapping[str, Any]) -> bool:
-    fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-    return entry.get("manager") == REPLICAS_MANAGER and entry.get("operation") == "Apply" and "f:replicas" in fields
+def _is_held(found: Object | None) -> bool | None:
+    """Whether our manager holds `spec.replicas`; None: nobody knows who holds which field, since a cache may leave that out."""
+    managed = ((found or {}).get("metadata") or {}).get("managedFields") or ()
+    ours = [one for one in managed if (one.get("manager"), one.get("operation")) == (REPLICAS_MANAGER, "Apply")]
+    if not managed:
+        return None
+    return any("f:replicas" in ((one.get("fieldsV1") or {}).get("f:spec") or {}) for one in ours)
 
 
 def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: str) -> PoolPlan:

@@ -4,13 +4,13 @@ An end is final: the conditions Succeeded and Failed are the memory, whatever is
 only somebody else can clear is its condition Ready (`with_blocked_condition`), never over an end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from streamrl.spec.training import FailurePolicy
-from streamrl.status import Condition, RLJobStatus
+from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
 from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect, warning
 from streamrl_operator.planning.failures import NO_RULE, RestartAccounting, first_fatal
@@ -102,12 +102,7 @@ def end_aspects(end: End) -> tuple[Aspect, ...]:
     return (
         Aspect(type=READY, holds=False, reason=end.reason, message="the job has ended"),
         Aspect(type=SUSPENDED, holds=False, reason="NotSuspended"),
-        Aspect(
-            type=SUCCEEDED,
-            holds=end.succeeded,
-            reason=end.reason,
-            message=end.message,
-        ),
+        Aspect(type=SUCCEEDED, holds=end.succeeded, reason=end.reason, message=end.message),
         Aspect(type=FAILED, holds=not end.succeeded, reason=end.reason, message="" if end.succeeded else end.message),
     )
 
@@ -133,12 +128,13 @@ def _result(page: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return result if isinstance(result, Mapping) else {}
 
 
-def with_blocked_condition(
-    status: RLJobStatus, blocked: Aspect, *, before: Sequence[Condition], now: datetime, generation: int | None
-) -> RLJobStatus:
-    """The status with `blocked` as its condition Ready. An end is never written over. `before`: the conditions as stored."""
-    if end_of_status(status) is not None:
+def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now: datetime) -> Object:
+    """The status as it is written with `blocked` as its condition Ready. An end is never written over. `raw`: the job as stored."""
+    found = job_status.read_job_status({"status": status})
+    if end_of_status(found) is not None:
         return status
-    aspects = conditions.of_job(blocked, suspended=conditions.kept(status.conditions, SUSPENDED))
+    before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
+    aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
     renewed = conditions.renewed(before, aspects, now=now, generation=generation)
-    return status.model_copy(update={"observed_generation": generation, "conditions": renewed})
+    update = {"observed_generation": generation, "conditions": renewed}
+    return job_status.plain_status(found.model_copy(update=update))

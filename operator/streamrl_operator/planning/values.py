@@ -65,8 +65,6 @@ class Observed:
     sets: Mapping[str, Object] = field(default_factory=dict)
     """StatefulSets, by name."""
     pods: Sequence[Object] = ()
-    claims: Mapping[str, Object] = field(default_factory=dict)
-    """PersistentVolumeClaims, by name."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
@@ -123,10 +121,10 @@ class JobDecision:
     events: Sequence[JobEvent] = ()
     delete_pods: Sequence[str] = ()
     """Names of pods to be deleted (a restart of the trainer as a group)."""
-    ours: bool = True
-    """False: another controller brings this job about (`managedBy`). Nothing is applied or written."""
     unreachable: bool = False
     """It is told that the scheduler's numbers cannot be read."""
+    has_ended: bool = False
+    """As its status says."""
     delete_job: bool = False
     """Its time after the end is over."""
     requeue_after_s: float | None = None

@@ -173,7 +173,7 @@ class Station:
         """What the operator did last, for a failure's text."""
         state = "runs" if self.operator.runs else "has ended by itself"
         looks, quiet_s = await self.metric("reconciles_total"), time.monotonic() - self.proxy.last_write_s
-        return f"the operator {state}, {looks:g} looks, last write {quiet_s:.0f} s ago; its log: {self.operator.last_line()}"
+        return f"the operator {state}, {looks:g} looks, last write {quiet_s:.0f} s ago; its log: {self.operator.lines()[-1:]}"
 
     async def wait_until_right(self, wrong: Callable[[Objects], str]) -> None:
         """Until nothing is wrong any more.

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.campaign.bench import DEADLINE_S, Bench, Station, WrongError, until
@@ -47,12 +47,6 @@ class Case:
     def name(self) -> str:
         """By which it can be run again."""
         return f"{self.scenario}/{self.kind}/{self.number}"
-
-    @staticmethod
-    def of(name: str) -> "Case":
-        """The case of that name."""
-        scenario, kind, number = name.split("/")
-        return Case(scenario=scenario, kind=kind, number=int(number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +91,7 @@ class Book:
             station.proxy.mark()
             await scenario.act(station.lab)
             await station.wait_until_right(scenario.wrong)
-            found = await _at_rest(lambda: station.stays(None, looks=scenario.looks))
+            found = await at_rest(lambda: station.stays(None, looks=scenario.looks))
             writes = tuple(call.text for call in station.proxy.writes)
             return Undisturbed(picture=found, told=Counter(await station.lab.told()) - before, writes=writes)
 
@@ -108,7 +102,7 @@ class Book:
             await station.wait_until_equal((await self.of(step.name)).picture, but=step.forgiven)
 
 
-async def _at_rest(stays: Callable[[], Awaitable[Picture]], *, attempts: int = _ATTEMPTS) -> Picture:
+async def at_rest(stays: Callable[[], Awaitable[Picture]], *, attempts: int = _ATTEMPTS) -> Picture:
     """Its end, once it has found rest: the first look after all seems right may be followed by another write."""
     for _ in range(attempts - 1):
         with contextlib.suppress(WrongError):
@@ -116,19 +110,26 @@ async def _at_rest(stays: Callable[[], Awaitable[Picture]], *, attempts: int = _
     return await stays()
 
 
-async def run(case: Case, *, bench: Bench, book: Book) -> Result:
-    """One case; its result, whatever happens in it."""
-    begun_s, result = time.monotonic(), Result(name=case.name)
+async def judged(name: str, story: Callable[[Result], Awaitable[None]]) -> Result:
+    """The result of a story, whatever happens in it."""
+    begun_s, result = time.monotonic(), Result(name=name)
     try:
-        undisturbed = await book.of(case.scenario)
-        begun_s = time.monotonic()
-        await _STORIES[case.kind](case, bench, book, undisturbed, result)
+        await story(result)
     except WrongError as error:
         result.wrong = str(error)
     except Exception as error:  # noqa: BLE001 - one case must not end the campaign
         result.wrong = f"{type(error).__name__}: {error}"
     result.seconds = time.monotonic() - begun_s
     return result
+
+
+async def run(case: Case, *, bench: Bench, book: Book) -> Result:
+    """One case; its result. The undisturbed run, which the first case waits for, is in its seconds."""
+
+    async def story(result: Result) -> None:
+        await _STORIES[case.kind](case, bench, book, await book.of(case.scenario), result)
+
+    return await judged(case.name, story)
 
 
 async def _crash(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
@@ -145,7 +146,7 @@ async def _crash(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed,
             await _until_fired(station, fault, undisturbed, result)
         station.proxy.faults = ()
         await station.restart()
-        await _end(station, scenario, undisturbed, told, result)
+        await _end(station, scenario, undisturbed, told)
 
 
 async def _until_fired(station: Station, fault: KillAt, undisturbed: Undisturbed, result: Result) -> None:
@@ -170,7 +171,7 @@ async def _lose(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, 
         station.proxy.mark()
         station.proxy.faults = (fault,)
         await scenario.act(station.lab)
-        await _end(station, scenario, undisturbed, told, result)
+        await _end(station, scenario, undisturbed, told)
         if not fault.fired:
             result.notes.append("so many writes were not made")
 
@@ -181,7 +182,7 @@ async def _disturb(case: Case, bench: Bench, book: Book, undisturbed: Undisturbe
         station.operator.start()
         await book.lead_to(station, scenario)
         mixture = drawn(random.Random(case.name), writes=len(undisturbed.writes))
-        result.notes.append("; ".join(mixture.texts))
+        result.notes.append("; ".join(map(str, mixture.faults)))
         past = await _lists(station) if mixture.travels else {}
         station.proxy.mark()
         station.proxy.faults = _with_death(mixture, past, station)
@@ -193,7 +194,7 @@ async def _disturb(case: Case, bench: Bench, book: Book, undisturbed: Undisturbe
                 await station.lab.steal_lease()
             await asyncio.sleep(mixture.window_s / 2)
             station.proxy.faults = ()
-            await _end(station, scenario, undisturbed, None, result)
+            await _end(station, scenario, undisturbed, None)
         finally:
             nurse.cancel()
 
@@ -238,12 +239,11 @@ async def _end(
     scenario: Scenario,
     undisturbed: Undisturbed,
     told: "Counter[tuple[str, str]] | None",
-    result: Result,
 ) -> None:
     """The oracle. What is forgiven cannot be waited for: it may be all by which the end differs from the beginning."""
     await station.wait_until_right(scenario.left)
     await station.wait_until_equal(undisturbed.picture, but=scenario.forgiven)
-    await _at_rest(
+    await at_rest(
         lambda: station.stays(undisturbed.picture, looks=scenario.looks, but=scenario.forgiven),
         attempts=_ATTEMPTS if scenario.forgiven else 1,
     )
@@ -268,14 +268,6 @@ _Story = Callable[[Case, Bench, Book, Undisturbed, Result], Awaitable[None]]
 _STORIES: dict[str, _Story] = {KILLED: _crash, ANSWERED: _crash, LOST: _lose, FAULTS: _disturb}
 
 
-def crashes(scenario: str, writes: int, *, kinds: Sequence[str] = CRASHES) -> Iterator[Case]:
-    """Every write of a scenario, with every kind of crash."""
-    for number in range(1, writes + 1):
-        for kind in kinds:
-            yield Case(scenario=scenario, kind=kind, number=number)
-
-
-def faults(scenario: str, seeds: range) -> Iterator[Case]:
-    """Seeded mixtures of faults."""
-    for seed in seeds:
-        yield Case(scenario=scenario, kind=FAULTS, number=seed)
+def crashes(scenario: str, writes: int, *, kinds: Sequence[str] = CRASHES) -> list[str]:
+    """Names of the cases of every write of a scenario, with every kind of crash."""
+    return [f"{scenario}/{kind}/{number}" for number in range(1, writes + 1) for kind in kinds]

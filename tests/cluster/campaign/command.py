@@ -84,10 +84,9 @@ async def _chosen(book: Book, options: argparse.Namespace) -> list[str]:
     for scenario, undisturbed in zip(scenarios, calm, strict=True):
         sys.stdout.write(f"{scenario}: {len(undisturbed.writes)} writes\n")
         if "crash" in options.kind:
-            made = cases.crashes(scenario, len(undisturbed.writes), kinds=options.crash)
-            names += [case.name for case in made]
+            names += cases.crashes(scenario, len(undisturbed.writes), kinds=options.crash)
         if "faults" in options.kind:
-            names += [case.name for case in cases.faults(scenario, seeds)]
+            names += [f"{scenario}/{cases.FAULTS}/{seed}" for seed in seeds]
     if SPEC in options.kind:
         names += [f"{SPEC}/pair/{seed}" for seed in seeds] + [f"{SPEC}/mistakes/{seed}" for seed in seeds]
         names += [f"{SPEC}/pod/{place}" for place in range(len(POD_MISTAKES))]

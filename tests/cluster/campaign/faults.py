@@ -60,6 +60,9 @@ class LoseReply(Fault):
         self._number = number
         self.fired = False
 
+    def __str__(self) -> str:
+        return f"answer to write {self._number} lost"
+
     async def after(self, call: Call, reply: Reply) -> Reply:
         """Break the connection instead of the answer."""
         if call.number == self._number and not self.fired:
@@ -74,20 +77,41 @@ class RefuseAt(Fault):
     def __init__(self, number: int, status: int) -> None:
         self._number, self._status = number, status
 
+    def __str__(self) -> str:
+        return f"write {self._number} refused with {self._status}"
+
     async def before(self, call: Call) -> Reply | None:
         """Refuse it."""
         return _error(self._status) if call.number == self._number else None
 
 
-class RefuseShare(Fault):
+class _Share(Fault):
+    """Harm to so many percent of what it sees."""
+
+    what: str
+
+    def __init__(self, percent: int, rng: random.Random) -> None:
+        self._percent, self._rng = percent, rng
+
+    def __str__(self) -> str:
+        return f"{self._percent} % of {self.what}"
+
+    def _is_hit(self) -> bool:
+        return self._rng.uniform(0, 100) < self._percent
+
+
+class RefuseShare(_Share):
     """So many percent of all requests are answered by an error: reads, watches and the Lease too."""
 
+    what = "requests refused"
+
     def __init__(self, percent: int, statuses: Sequence[int], rng: random.Random) -> None:
-        self._percent, self._statuses, self._rng = percent, statuses, rng
+        super().__init__(percent, rng)
+        self._statuses = statuses
 
     async def before(self, call: Call) -> Reply | None:
         """Refuse some."""
-        if self._rng.uniform(0, 100) >= self._percent:
+        if not self._is_hit():
             return None
         status = self._rng.choice(self._statuses)
         # 409 is an answer to writes alone, 410 to reads that go on from somewhere.
@@ -96,16 +120,15 @@ class RefuseShare(Fault):
         return _error(status)
 
 
-class LoseShare(Fault):
+class LoseShare(_Share):
     """So many percent of all requests are done, and the answers lost."""
 
-    def __init__(self, percent: int, rng: random.Random) -> None:
-        self._percent, self._rng = percent, rng
+    what = "answers lost"
 
     async def after(self, call: Call, reply: Reply) -> Reply:
         """Lose some."""
         del call
-        if self._rng.uniform(0, 100) < self._percent:
+        if self._is_hit():
             raise Cut
         return reply
 
@@ -116,6 +139,9 @@ class Delay(Fault):
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
+    def __str__(self) -> str:
+        return f"events {self._seconds} s late, each"
+
     async def event(self, call: Call, line: bytes) -> bytes | None:
         """Hold the watch."""
         del call
@@ -123,44 +149,41 @@ class Delay(Fault):
         return line
 
 
-class Swallow(Fault):
+class Swallow(_Share):
     """With this probability an event, and all after it for a moment, are lost; then the watch ends with 410."""
 
-    def __init__(self, percent: int, rng: random.Random) -> None:
-        self._percent, self._rng = percent, rng
+    what = "events begin a gap that ends with 410"
 
     async def event(self, call: Call, line: bytes) -> bytes | None:
         """What arrives while this waits goes down with the watch."""
         del call
-        if self._rng.uniform(0, 100) >= self._percent:
+        if not self._is_hit():
             return line
         await asyncio.sleep(self._rng.uniform(0.05, 0.8))
         return _GONE
 
 
-class CloseWatches(Fault):
+class CloseWatches(_Share):
     """A watch ends after an event with this probability, without an error."""
 
-    def __init__(self, percent: int, rng: random.Random) -> None:
-        self._percent, self._rng = percent, rng
+    what = "events cut their watch"
 
     async def event(self, call: Call, line: bytes) -> bytes | None:
         """Cut it instead of the event."""
         del call
-        if self._rng.uniform(0, 100) < self._percent:
+        if self._is_hit():
             raise Cut
         return line
 
 
-class ExpireWatches(Fault):
+class ExpireWatches(_Share):
     """A watch that begins is answered by 410 with this probability: as a status, or as its first event."""
 
-    def __init__(self, percent: int, rng: random.Random) -> None:
-        self._percent, self._rng = percent, rng
+    what = "watches begin with 410"
 
     async def before(self, call: Call) -> Reply | None:
         """Refuse it."""
-        if not call.is_watch or self._rng.uniform(0, 100) >= self._percent:
+        if not call.is_watch or not self._is_hit():
             return None
         if self._rng.random() < 0.5:
             return _error(410)
@@ -186,8 +209,12 @@ class Stopped(Fault):
     """Nobody answers: every connection breaks."""
 
     def __init__(self, seconds: float, after_s: float = 0.0) -> None:
+        self._after_s = after_s
         self._from_s = time.monotonic() + after_s
         self._until_s = self._from_s + seconds
+
+    def __str__(self) -> str:
+        return f"API server gone for 3 s after {self._after_s} s"
 
     async def before(self, call: Call) -> Reply | None:
         """Break it."""
@@ -211,8 +238,6 @@ class Stopped(Fault):
 class Mixture:
     """What goes wrong in one case."""
 
-    texts: tuple[str, ...]
-    """For people: what, with its numbers."""
     faults: tuple[Fault, ...]
     window_s: float
     """So long from the mark; then all is well again."""
@@ -227,11 +252,10 @@ class Mixture:
 def drawn(rng: random.Random, *, writes: int) -> Mixture:
     """One to three kinds of harm, which begin now, and in every third case a death. `writes`: of an undisturbed run."""
     kinds = rng.sample(sorted(_KINDS), k=rng.choice((1, 2, 2, 3)))
-    made = [_KINDS[kind](rng, max(writes, 1)) for kind in kinds]
+    made = tuple(_KINDS[kind](rng, max(writes, 1)) for kind in kinds)
     dies = rng.random() < 0.35
     return Mixture(
-        texts=tuple(text for text, _ in made),
-        faults=tuple(fault for _, fault in made),
+        faults=made,
         window_s=round(rng.uniform(1.0, 4.0), 1),
         kill_at=rng.randint(1, max(writes, 1)) if dies else 0,
         travels=dies and rng.random() < 0.5,
@@ -239,72 +263,20 @@ def drawn(rng: random.Random, *, writes: int) -> Mixture:
     )
 
 
-def _refused_writes(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    number, status = rng.randint(1, writes), rng.choice((409, 429, 500, 503))
-    return f"write {number} refused with {status}", RefuseAt(number, status)
-
-
-def _lost_reply(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    number = rng.randint(1, writes)
-    return f"answer to write {number} lost", LoseReply(number)
-
-
-def _refused_share(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    percent = rng.choice((5, 15, 30, 60))
-    return f"{percent} % of requests refused", RefuseShare(percent, sorted(REASONS), _fork(rng))
-
-
-def _lost_share(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    percent = rng.choice((5, 15, 30))
-    return f"{percent} % of answers lost", LoseShare(percent, _fork(rng))
-
-
-def _delayed(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    seconds = rng.choice((0.05, 0.3, 1.0))
-    return f"events {seconds} s late, each", Delay(seconds)
-
-
-def _swallowed(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    percent = rng.choice((5, 20, 50))
-    return f"{percent} % of events begin a gap that ends with 410", Swallow(percent, _fork(rng))
-
-
-def _closed(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    percent = rng.choice((10, 40))
-    return f"{percent} % of events cut their watch", CloseWatches(percent, _fork(rng))
-
-
-def _expired(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    percent = rng.choice((30, 80))
-    return f"{percent} % of watches begin with 410", ExpireWatches(percent, _fork(rng))
-
-
-def _stopped(rng: random.Random, writes: int) -> tuple[str, Fault]:
-    del writes
-    after_s = round(rng.uniform(0, 0.5), 2)
-    return f"API server gone for 3 s after {after_s} s", Stopped(3.0, after_s)
-
-
 def _fork(rng: random.Random) -> random.Random:
     return random.Random(rng.random())
 
 
-_KINDS: Mapping[str, Callable[[random.Random, int], tuple[str, Fault]]] = {
-    "write refused": _refused_writes,
-    "answer lost": _lost_reply,
-    "refusals": _refused_share,
-    "losses": _lost_share,
-    "late events": _delayed,
-    "lost events": _swallowed,
-    "cut watches": _closed,
-    "expired watches": _expired,
-    "stopped": _stopped,
+_KINDS: Mapping[str, Callable[[random.Random, int], Fault]] = {
+    "write refused": lambda rng, writes: RefuseAt(rng.randint(1, writes), rng.choice((409, 429, 500, 503))),
+    "answer lost": lambda rng, writes: LoseReply(rng.randint(1, writes)),
+    "refusals": lambda rng, _: RefuseShare(rng.choice((5, 15, 30, 60)), sorted(REASONS), _fork(rng)),
+    "losses": lambda rng, _: LoseShare(rng.choice((5, 15, 30)), _fork(rng)),
+    "late events": lambda rng, _: Delay(rng.choice((0.05, 0.3, 1.0))),
+    "lost events": lambda rng, _: Swallow(rng.choice((5, 20, 50)), _fork(rng)),
+    "cut watches": lambda rng, _: CloseWatches(rng.choice((10, 40)), _fork(rng)),
+    "expired watches": lambda rng, _: ExpireWatches(rng.choice((30, 80)), _fork(rng)),
+    "stopped": lambda rng, _: Stopped(3.0, round(rng.uniform(0, 0.5), 2)),
 }
 
 

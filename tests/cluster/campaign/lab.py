@@ -93,24 +93,19 @@ class Lab:
 
     async def free_lease(self) -> None:
         """As if the time of a dead operator's Lease were over."""
-        try:
-            await self.ask("DELETE", self._lease)
-        except AskedError as error:
-            if error.code != 404:
-                raise
+        await self._to_lease("DELETE")
 
     async def steal_lease(self) -> None:
         """As if another operator had taken the Lease, and died at once."""
-        stolen = {"holderIdentity": "thief", "leaseDurationSeconds": 2}
+        await self._to_lease("PATCH", {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 2}})
+
+    async def _to_lease(self, method: str, body: Any = None) -> None:
         try:
-            await self.ask("PATCH", self._lease, {"spec": stolen}, content=_CONTENT["merge"])
+            path = f"{LEASES}/namespaces/{self.namespace}/leases/streamrl-operator"
+            await self.ask(method, path, body, content=_CONTENT["merge"])
         except AskedError as error:
             if error.code != 404:
                 raise
-
-    @property
-    def _lease(self) -> str:
-        return f"{LEASES}/namespaces/{self.namespace}/leases/streamrl-operator"
 
     async def everything(self) -> Objects:
         """All objects of the kinds that the operator has to do with."""
@@ -128,16 +123,6 @@ class Lab:
         ours = [each for each in found if each.get("reportingController") == "streamrl.io/operator"]
         ours.sort(key=lambda each: str(each.get("eventTime")))
         return [(each["reason"], each.get("note", "")) for each in ours]
-
-    async def job(self) -> dict[str, Any] | None:
-        """The job; None where there is none."""
-        try:
-            found: dict[str, Any] = await self.ask("GET", self.path("rljobs", JOB))
-        except AskedError as error:
-            if error.code == 404:
-                return None
-            raise
-        return found
 
     async def scale(self, pool: str, replicas: int) -> None:
         """As `kubectl scale` does."""

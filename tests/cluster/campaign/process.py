@@ -57,20 +57,16 @@ class OperatorProcess:
         if self._process is not None and self._process.pid is not None and self._process.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)
 
-    def again(self) -> bool:
-        """As a kubelet: start it again if it has ended by itself; whether it had."""
-        if self._process is None or self._process.is_alive():
-            return False
-        self.codes.append(self._process.exitcode or 0)
-        self.start()
-        return True
+    def again(self) -> None:
+        """As a kubelet: start it again if it has ended by itself."""
+        if self._process is not None and not self._process.is_alive():
+            self.codes.append(self._process.exitcode or 0)
+            self.start()
 
-    def last_line(self) -> str:
+    def lines(self) -> list[str]:
         """Of its log."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return lines[-1] if lines else "empty"
+        return self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
 
     def traces(self) -> list[str]:
         """Lines of its log that show an error of ours."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return [line for line in lines if '"trace"' in line or line.startswith("Traceback")]
+        return [line for line in self.lines() if '"trace"' in line or line.startswith("Traceback")]

@@ -6,13 +6,12 @@ suspended job the certificates and the images, which are made and taken when pod
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from cluster.campaign import specs
 from cluster.campaign.bench import Bench, Station, WrongError
-from cluster.campaign.cases import Result
+from cluster.campaign.cases import Result, at_rest, judged
 from cluster.campaign.lab import JOB, AskedError, Lab, Objects
 from cluster.campaign.mistakes import POD_MISTAKES, Mistake, single
 from cluster.campaign.normal import Picture
@@ -31,15 +30,7 @@ _REFUSED = ("Refused", "InvalidSpec")
 
 async def run(kind: str, number: int, *, bench: Bench) -> Result:
     """One case; its result, whatever happens in it."""
-    begun_s, result = time.monotonic(), Result(name=f"spec/{kind}/{number}")
-    try:
-        await STORIES[kind](number, bench)
-    except WrongError as error:
-        result.wrong = str(error)
-    except Exception as error:  # noqa: BLE001 - one case must not end the campaign
-        result.wrong = f"{type(error).__name__}: {error}"
-    result.seconds = time.monotonic() - begun_s
-    return result
+    return await judged(f"spec/{kind}/{number}", lambda _: STORIES[kind](number, bench))
 
 
 async def _pair(number: int, bench: Bench) -> None:
@@ -70,13 +61,7 @@ async def _begin(station: Station, spec: Spec) -> Picture:
     station.operator.start()
     await station.lab.create("rljobs", document(spec))
     await station.wait_until_right(_unsettled)
-    for attempt in range(4):
-        try:
-            return await station.stays(None, looks=not spec["suspend"])
-        except WrongError:
-            if attempt == 3:
-                raise
-    raise AssertionError
+    return await at_rest(lambda: station.stays(None, looks=not spec["suspend"]))
 
 
 def _unsettled(objects: Objects) -> str:

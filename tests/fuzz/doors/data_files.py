@@ -22,10 +22,7 @@ from support.hostile import ACTS
 def _data_set(path: Path) -> object:
     options = JsonlDataset(path=str(path), promptField="prompt", answerField="answer", heldOutPercent=50)
     source = jsonl.open_jsonl(options, seed=0, base_dir=path.parent)
-    try:
-        return [source.question("held_out", index).question.encode() for index in range(source.held_out_size)]
-    finally:
-        source.close()
+    return [source.question("held_out", index).question.encode() for index in range(source.held_out_size)]
 
 
 READERS: tuple[Callable[[Path], object], ...] = (

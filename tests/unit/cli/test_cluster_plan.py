@@ -104,7 +104,7 @@ def test_a_local_run_names_the_fields_that_it_leaves_out() -> None:
     plain = load_job(ROOT / "tests/corpus/good/minimal.yaml", local=False)
     assert unused_note(plain) == ""
     job = load_job(ROOT / "examples/chain-sum.yaml", overrides=GIVEN_MANY, local=False)
-    assert unused_locally(job) == [
+    assert list(unused_locally(job)) == [
         "spec.task.code",
         "spec.generators[0].pod",
         "spec.generators[0].scaling.external",

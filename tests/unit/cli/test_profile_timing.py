@@ -10,12 +10,13 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
 from streamrl.spec.training import SimulatedTrainer
 from streamrl_cli.profiling import timing
-from streamrl_workers.generator.engines.base import Delta, SampleRequest, SamplingParams
+from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
-from streamrl_workers.stream.packing import count_32
+from streamrl_workers.stream.packing import count_32, pack_int32
 from streamrl_workers.trainer.engines.simulated import SimulatedTrainEngine
+from support.engine_requests import sampling
 
-SAMPLING = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=1000, stop=())
+SAMPLING = sampling(max_tokens=1000)
 LATENCY = [{"batch": 1, "milliseconds": 2.0}, {"batch": 8, "milliseconds": 9.0}]
 
 
@@ -101,10 +102,10 @@ class Refusing:
     def free(self) -> int:
         return 4
 
-    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         return [
             Delta(
-                request_id=one.request_id,
+                lease=one.lease,
                 tokens=(),
                 logprobs=(),
                 version=0,
@@ -127,9 +128,9 @@ def test_requests_begin_within_answers_and_have_ids_of_their_own() -> None:
     asked = source()
     first = asked.take(2)
     later = asked.starting_within([(1, 2, 3), (), (4,)]).take(50)
-    assert [request.prefix_tokens for request in first] == [(), ()]
-    assert {request.prefix_tokens for request in later} == {(), (1,), (1, 2)}
-    ids = [request.request_id for request in (*first, *later)]
+    assert [request.prefix_tokens for request in first] == [b"", b""]
+    assert {request.prefix_tokens for request in later} == {pack_int32(part) for part in ((), (1,), (1, 2))}
+    ids = [request.lease for request in (*first, *later)]
     assert ids == list(range(52))
 
 

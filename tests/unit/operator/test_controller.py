@@ -16,8 +16,8 @@ from streamrl_operator.controller import (
     SETTLE_S,
     WORKERS,
     Controller,
-    ReconcileWorkers,
     WorkQueue,
+    aside,
 )
 from streamrl_operator.kube.answers import ConflictError, KubeError, UnavailableError
 from streamrl_operator.kube.cache import CacheSync, Key, pause_s
@@ -34,7 +34,7 @@ OTHER = ("lab", "other")
 class Jobs:
     """What there is, and looks: those at silent jobs wait for a pod, for ever or until `answers`."""
 
-    workers: ReconcileWorkers
+    workers: asyncio.Semaphore
     answers: asyncio.Event = field(default_factory=asyncio.Event)
     waits: set[Key] = field(default_factory=set)
     reconciled: list[Key] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Jobs:
 
     async def _pod(self) -> None:
         self.at_once -= 1
-        async with self.workers.aside():
+        async with aside(self.workers):
             await self.answers.wait()
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -88,7 +88,7 @@ class Jobs:
 
 @pytest.fixture
 def jobs() -> Jobs:
-    return Jobs(workers=ReconcileWorkers(WORKERS))
+    return Jobs(workers=asyncio.Semaphore(WORKERS))
 
 
 async def until(check: Any, *, deadline_s: float = 20.0) -> None:

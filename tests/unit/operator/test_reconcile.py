@@ -345,6 +345,12 @@ async def test_nothing_is_told_over_an_end(running: World) -> None:
     assert running.status == ended
 
 
+async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> None:
+    world.edit(managedBy="kueue.x-k8s.io/multikueue")
+    assert await world.look() == ReconcileResult()
+    assert world.server.writes == []
+
+
 async def test_at_the_first_visit_too_it_is_told(world: World) -> None:
     await world.reconciler.say((LAB, JOB), Aspect(type="Ready", holds=False, reason="ServerError", message="m"))
     assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]

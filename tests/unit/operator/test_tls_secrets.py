@@ -378,4 +378,4 @@ def test_a_leaf_never_outlives_its_ca() -> None:
     made = tls_secrets.new_leaf(Holder(namespace="lab", job="sums", role="trainer"), ca=pair, now=BEGIN, lives=lives)
     read = tls_secrets.read(made)
     assert read is not None
-    assert read.not_after == BEGIN + timedelta(seconds=3600)
+    assert read.not_valid_after_utc == BEGIN + timedelta(seconds=3600)

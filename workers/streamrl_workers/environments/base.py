@@ -18,7 +18,6 @@ import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from streamrl.errors import shorten
@@ -37,16 +36,6 @@ class Environment(Protocol):
 
 MakeEnvironment = Callable[[Item, int], Environment]
 """(item, seed) -> an environment at its beginning."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentContext:
-    """What an environment is made from, beside its own options."""
-
-    field: str
-    """Path of the options in the job file, for errors."""
-    base_dir: Path
-    """Where the user's modules lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

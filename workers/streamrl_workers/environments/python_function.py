@@ -1,19 +1,19 @@
 """`python`: an environment of the user's own, made by `f(*, question, answer, metadata, seed)`."""
 
+from pathlib import Path
+
 from streamrl.errors import shorten
 from streamrl.spec.base import PythonFunction
-from streamrl_workers.environments.base import Environment, EnvironmentContext, MakeEnvironment
+from streamrl_workers.environments.base import Environment, MakeEnvironment
 from streamrl_workers.rewards.base import Item, load_function
 from streamrl_workers.rewards.registry import BadValueError
 
 KEYWORDS = ("question", "answer", "metadata", "seed")
 
 
-def create(options: PythonFunction, *, context: EnvironmentContext) -> MakeEnvironment:
-    """Maker that calls the user's function."""
-    function = load_function(
-        options.function, base_dir=context.base_dir, keywords=KEYWORDS, field=f"{context.field}.function"
-    )
+def create(options: PythonFunction, *, field: str, base_dir: Path) -> MakeEnvironment:
+    """Maker that calls the user's function; `field`: path of the options in the job file."""
+    function = load_function(options.function, base_dir=base_dir, keywords=KEYWORDS, field=f"{field}.function")
 
     def make(item: Item, seed: int) -> Environment:
         # A copy: items are kept between calls, and an environment that changes its metadata must not change the item.

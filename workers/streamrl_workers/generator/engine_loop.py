@@ -22,12 +22,12 @@ from typing import TypeVar
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, Engine, SampleRequest
+from streamrl_workers.generator.engines.base import Delta, Engine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
 from streamrl_workers.stream.messages import ERROR_CHARS
-from streamrl_workers.weights.pull import Announced, Pull, Pulled, Puller
+from streamrl_workers.weights.pull import Pull, Pulled, Puller
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class EngineLoop:
         self._puller = Puller(pull, wake=self._awake, failed=self._tell_failed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
-        self._waiting: dict[int, SampleRequest] = {}  # by lease, oldest first
+        self._waiting: dict[int, pb.SampleRequest] = {}  # by lease, oldest first
         self._cancelled: set[int] = set()  # in the engine, to be cancelled before its next step
         self._leases: set[int] = set()  # in the engine
         self._version: pb.VersionName | None = None
@@ -85,10 +85,10 @@ class EngineLoop:
         self._cancelled |= self._leases
         self._awake()
 
-    def issue(self, requests: Sequence[SampleRequest]) -> None:
+    def issue(self, requests: Sequence[pb.SampleRequest]) -> None:
         """Take requests in order; they enter the engine when slots are free."""
         self._idle_cause = _DEFAULT_CAUSE
-        self._waiting.update({request.request_id: request for request in requests})
+        self._waiting.update({request.lease: request for request in requests})
         self._awake()
 
     def cancel(self, leases: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ class EngineLoop:
         self._cancelled |= self._leases.intersection(leases)
         self._awake()
 
-    def announce(self, target: Announced) -> None:
+    def announce(self, target: pb.WeightsAvailable) -> None:
         """Pull and swap in these weights; supersedes earlier announcements."""
         if self._version == target.version:
             self._puller.drop()
@@ -183,7 +183,7 @@ class EngineLoop:
         if not self._waiting or not free or self._version is None:
             return
         requests = [self._waiting.pop(lease) for lease in list(self._waiting)[:free]]
-        leases = [request.request_id for request in requests]
+        leases = [request.lease for request in requests]
         self._leases.update(leases)
         self._outbox.admit(leases, now_s=time.monotonic())
         self._note()
@@ -252,7 +252,7 @@ class EngineLoop:
         """Deltas of one engine call go into the outbox; ended requests leave."""
         assert self._version is not None
         self._outbox.take(deltas, version=self._version, now_s=time.monotonic())
-        self._leases.difference_update(delta.request_id for delta in deltas if delta.finish_reason is not None)
+        self._leases.difference_update(delta.lease for delta in deltas if delta.finish_reason is not None)
 
     def _note(self) -> None:
         """Tell the clocks what is the case from now on."""

@@ -26,7 +26,6 @@ import grpc.aio
 from streamrl.liveness import SCHEDULER_LOST_S
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.metrics.bubbles import Recorder
@@ -42,9 +41,7 @@ from streamrl_workers.stream.channel import (
     refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, read, write
-from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.stream.services import SCHEDULER, Client, client
-from streamrl_workers.weights.pull import Announced
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
@@ -227,11 +224,11 @@ class GeneratorLink:
     def _obey(self, command: pb.GeneratorCommand) -> None:
         match command.WhichOneof("command"):
             case "issue":
-                self._loop.issue([to_request(item) for item in command.issue.items])
+                self._loop.issue(command.issue.items)
             case "cancel":
                 self._loop.cancel(command.cancel.leases)
             case "weights":
-                self._loop.announce(Announced(version=command.weights.version, address=command.weights.address))
+                self._loop.announce(command.weights)
             case "idle":
                 self._loop.idle(command.idle.cause)
             case "queue":
@@ -308,25 +305,3 @@ def _unwelcome(text: str) -> grpc.aio.AioRpcError:
     """A break of the link that gRPC itself does not notice."""
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=text)
-
-
-def to_request(message: pb.SampleRequest) -> SampleRequest:
-    """The engine's view of one issued sample; its lease is the request's id."""
-    sampling = message.sampling
-    return SampleRequest(
-        request_id=message.lease,
-        group_id=message.group_id,
-        prompt=message.prompt,
-        prefix_tokens=tuple(unpack_int32(message.prefix_tokens)),
-        sampling=SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k if sampling.HasField("top_k") else None,
-            max_tokens=sampling.max_tokens,
-            stop=tuple(sampling.stop),
-        ),
-        seed=message.seed,
-        pinned=message.pinned,
-        context_tokens=message.context_tokens,
-        observation=message.observation,
-    )

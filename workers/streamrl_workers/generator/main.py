@@ -29,6 +29,7 @@ from typing import Any
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
@@ -48,7 +49,7 @@ from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import ModelSource, fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Announced, Pull, pull
+from streamrl_workers.weights.pull import Pull, pull
 
 _ROLE = "generator"
 
@@ -149,7 +150,7 @@ def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes."""
     transport = settings.spec.weights.value
 
-    async def over_grpc(target: Announced) -> dict[str, TensorBytes]:
+    async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
         return await pull(
             target.address,
             version=target.version,

@@ -84,7 +84,7 @@ class GeneratorOutbox:
     def take(self, deltas: Iterable[Delta], *, version: pb.VersionName, now_s: float) -> None:
         """Add what an engine call gave under `version`, the weights in the engine. Ended requests are sent at once."""
         for delta in deltas:
-            gain = self._running.get(delta.request_id)
+            gain = self._running.get(delta.lease)
             if gain is None:
                 continue
             assert delta.version == version.step, f"delta of version {delta.version}, engine has {version.step}"

@@ -188,35 +188,33 @@ class BubbleSink:
         self._file.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
-    """Where instants come from."""
-
-    monotonic_s: Callable[[], float] = time.monotonic
-    unix_s: Callable[[], float] = time.time
-
-
 class Recorder:
     """Counts the wall of this process from its construction on; it begins in `other`."""
 
-    def __init__(self, *, sink: BubbleSink | None, metrics: "ProcessMetrics | None", clocks: Clocks = Clocks()) -> None:
+    def __init__(
+        self,
+        *,
+        sink: BubbleSink | None,
+        metrics: "ProcessMetrics | None",
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sink = sink
         self._metrics = metrics
-        self._clocks = clocks
+        self._clock_s = clock_s
         self._lock = threading.Lock()
-        self._partition = WallPartition(now_s=clocks.monotonic_s())
+        self._partition = WallPartition(now_s=clock_s())
 
     def enter(self, state: WallState | Part) -> None:
         """From now on the process is in `state`."""
         with self._lock:
-            self._partition.enter(state, now_s=self._clocks.monotonic_s())
+            self._partition.enter(state, now_s=self._clock_s())
 
     @contextmanager
     def during(self, state: WallState | Part) -> Iterator[None]:
         """Inside, the process is in `state`; afterwards in the state it was in."""
         with self._lock:
             before = self._partition.state
-            self._partition.enter(state, now_s=self._clocks.monotonic_s())
+            self._partition.enter(state, now_s=self._clock_s())
         try:
             yield
         finally:
@@ -225,7 +223,7 @@ class Recorder:
     def totals(self) -> tuple[float, dict[str, float]]:
         """Wall seconds and cumulative seconds of every part, now."""
         with self._lock:
-            now_s = self._clocks.monotonic_s()
+            now_s = self._clock_s()
             return self._partition.wall_s(now_s=now_s), self._partition.parts(now_s=now_s)
 
     def refresh(self) -> tuple[float, dict[str, float]]:
@@ -239,7 +237,7 @@ class Recorder:
         """Write one sample to file and counters."""
         wall_s, parts = self.refresh()
         if self._sink is not None:
-            self._sink.write(t_s=self._clocks.unix_s(), wall_s=wall_s, parts=parts)
+            self._sink.write(t_s=time.time(), wall_s=wall_s, parts=parts)
 
     async def run(self) -> None:
         """Write a sample every `INTERVAL_S` until cancelled; the last one is written by `close`."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from streamrl.errors import UserError
 
@@ -37,19 +37,6 @@ class Item:
 
 Scorer = Callable[[str, Item], object]
 """(completion, item) -> number. Anything but a finite number counts as a failure of the sample."""
-
-
-class RewardEndpoint(Protocol):
-    """Somebody else judges, and is asked by message."""
-
-    def body(self, completion: str, item: Item) -> str:
-        """The message about a sample, ASCII; every endpoint gets the same."""
-
-    async def ask(self, body: str) -> object:
-        """Its number. Raises whatever keeps it from giving one, `TimeoutError` at the reward's time limit."""
-
-    async def close(self) -> None:
-        """Nothing more is asked."""
 
 
 Verify = Callable[[str, Item], float]

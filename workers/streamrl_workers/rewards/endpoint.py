@@ -102,7 +102,7 @@ class HttpEndpoint:
         self._client = _new_client(options.concurrency)
 
     def body(self, completion: str, item: Item) -> str:
-        """The sample as JSON."""
+        """The sample as JSON, ASCII; every endpoint gets the same."""
         value = {
             "prompt": item.prompt,
             "completion": completion,

@@ -17,7 +17,8 @@ from streamrl_workers.rewards import (
     regex,
     verifier,
 )
-from streamrl_workers.rewards.base import Item, RewardContext, RewardEndpoint, Scorer, Verify
+from streamrl_workers.rewards.base import Item, RewardContext, Scorer, Verify
+from streamrl_workers.rewards.endpoint import HttpEndpoint
 
 SCORERS: dict[str, Callable[..., Scorer]] = {
     "verifier": verifier.create,
@@ -27,7 +28,7 @@ SCORERS: dict[str, Callable[..., Scorer]] = {
     "python": python_function.create,
     "environment": environment.create,
 }
-ENDPOINTS: dict[str, Callable[..., RewardEndpoint]] = {"http": endpoint.create}
+ENDPOINTS: dict[str, Callable[..., HttpEndpoint]] = {"http": endpoint.create}
 REWARDS = frozenset({*SCORERS, *ENDPOINTS})
 
 
@@ -41,7 +42,7 @@ class Part:
 
     name: str
     scorer: Scorer | None = None
-    endpoint: RewardEndpoint | None = None
+    endpoint: HttpEndpoint | None = None
 
     def value(self, completion: str, item: Item) -> float:
         """Score `completion` here; raises `BadValueError` or whatever the scorer raises."""

@@ -205,20 +205,58 @@ def split_rows(hashes: "array[int]", *, percent: int, field: str) -> tuple["arra
     return train, held_out
 
 
-class Passes:
-    """Train rows, pass after pass, without end."""
+def text_of(value: object, *, field: str, place: str) -> str:
+    """A text, or a number as its text; `field` of the job names where it is to be found, `place` what was found there.
 
-    def __init__(self, rows: "array[int]", *, seed: int) -> None:
-        self._rows = rows
+    Raises:
+        UserError: it is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise UserError(field=field, rule=f"{place} must be a text or a number", got=value)
+
+
+class RowSource:
+    """Questions of a finite data set, by row."""
+
+    def __init__(
+        self,
+        *,
+        train: Callable[[int], Question],
+        train_rows: "array[int]",
+        held_out: Callable[[int], Question],
+        held_out_rows: "array[int]",
+        seed: int,
+    ) -> None:
+        """`train` and `held_out` read a row."""
+        self._train = train
+        self._train_rows = train_rows
+        self._held_out = held_out
+        self._held_out_rows = held_out_rows
         self._seed = seed
-        self._order = functools.lru_cache(maxsize=2)(self._shuffled)
+        self._pass = functools.lru_cache(maxsize=2)(self._shuffled)
 
-    def row(self, index: int) -> int:
-        """Row of train item `index` >= 0."""
-        number, position = divmod(index, len(self._rows))
-        return self._order(number)[position]
+    @property
+    def held_out_size(self) -> int:
+        """Held-out rows."""
+        return len(self._held_out_rows)
+
+    def question(self, split: Split, index: int) -> Question:
+        """Train: pass after pass, without end. Held out: in the order of the data set."""
+        if split == "held_out":
+            return self._held_out(self._held_out_rows[index])
+        number, position = divmod(index, len(self._train_rows))
+        return self._train(self._pass(number)[position])
+
+    def verify(self, answer: str, item: Item) -> float:
+        """Equality with the reference after trimming. Raises `ValueError` where there is none."""
+        if item.answer is None:
+            raise ValueError("the data set has no reference answer; set dataset.huggingFace.answerField")
+        return float(answer.strip() == item.answer.strip())
 
     def _shuffled(self, number: int) -> "array[int]":
-        order = array("Q", self._rows)
+        order = array("Q", self._train_rows)
         random.Random(f"{self._seed}/{number}").shuffle(order)
         return order

@@ -12,32 +12,32 @@ import datetime
 import decimal
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamrl.errors import UserError
+from streamrl.errors import UserError, shorten
 from streamrl.spec.task import HuggingFaceDataset, Task
-from streamrl_workers.rewards.base import Item
-from streamrl_workers.tasks.dataset import Passes, Question, hash_of, split_rows
-from streamrl_workers.tasks.values import Split
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from streamrl.errors import shorten
+from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
+FIELD = "spec.task.dataset.huggingFace"
+HELD_OUT_FIELD = "spec.task.evaluation.split"
 CHECK_ROWS = 1000
 """Rows read at once while a split is checked: few enough for any text, many enough to be quick."""
-HELD_OUT_FIELD = "spec.task.evaluation.split"
+READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+"""Suffix of a single file -> reader of the library."""
+SAVED_SPLITS = "dataset_dict.json"
+"""What `DatasetDict.save_to_disk` leaves in a directory."""
+SAVED_ONE = "state.json"
+"""What `Dataset.save_to_disk` leaves in a directory."""
+_MAX_LISTED = 20
+"""More splits than this would fill the screen."""
 
 
-def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> "HuggingFaceSource":
+def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> RowSource:
     """Load the splits and check every row.
 
     Raises:
@@ -51,18 +51,19 @@ def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> "HuggingFaceSo
     splits = load_splits(options, names=names, base_dir=base_dir)
     train = _HubQuestions(splits[0], name=options.split, options=options)
     if held_out_split is None:
+        held_out = train
         train_rows, held_out_rows = split_rows(
             train.hashes, percent=options.held_out_percent, field=f"{FIELD}.{_place(options)}"
         )
-        return HuggingFaceSource(
-            train=train, train_rows=train_rows, held_out=train, held_out_rows=held_out_rows, seed=seed
-        )
-    held_out = _HubQuestions(splits[1], name=held_out_split, options=options)
-    return HuggingFaceSource(
-        train=train,
-        train_rows=_not_in(train, held_out, options=options),
-        held_out=held_out,
-        held_out_rows=array("Q", range(len(held_out.hashes))),
+    else:
+        held_out = _HubQuestions(splits[1], name=held_out_split, options=options)
+        train_rows = _not_in(train, held_out, options=options)
+        held_out_rows = array("Q", range(len(held_out.hashes)))
+    return RowSource(
+        train=train.question,
+        train_rows=train_rows,
+        held_out=held_out.question,
+        held_out_rows=held_out_rows,
         seed=seed,
     )
 
@@ -83,49 +84,14 @@ def _not_in(train: "_HubQuestions", held_out: "_HubQuestions", *, options: Huggi
     return rows
 
 
-class HuggingFaceSource:
-    """Questions of an opened data set."""
-
-    def __init__(
-        self,
-        *,
-        train: "_HubQuestions",
-        train_rows: "array[int]",
-        held_out: "_HubQuestions",
-        held_out_rows: "array[int]",
-        seed: int,
-    ) -> None:
-        self._train = train
-        self._held_out = held_out
-        self._held_out_rows = held_out_rows
-        self._passes = Passes(train_rows, seed=seed)
-
-    @property
-    def held_out_size(self) -> int:
-        """Held-out rows."""
-        return len(self._held_out_rows)
-
-    def question(self, split: Split, index: int) -> Question:
-        """Train: pass after pass, without end. Held out: in the order of the data set."""
-        if split == "held_out":
-            return self._held_out.question(self._held_out_rows[index])
-        return self._train.question(self._passes.row(index))
-
-    def verify(self, answer: str, item: Item) -> float:
-        """Equality with the reference after trimming. Raises `ValueError` where there is none."""
-        if item.answer is None:
-            raise ValueError("the data set has no reference answer; set dataset.huggingFace.answerField")
-        return float(answer.strip() == item.answer.strip())
-
-
 class _HubQuestions:
     """One split, checked."""
 
     def __init__(self, dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> None:
         self.name = name
         self._options = options
-        self._fields = _fields(dataset, name=name, options=options)
-        self._dataset = _without_media(dataset, keep=self._fields)
+        self._columns = _columns(dataset, name=name, options=options)
+        self._dataset = _without_media(dataset, keep=self._columns.values())
         self.hashes = array("Q", (hash_of(prompt) for prompt in self._checked_prompts()))
         """Of each row's prompt."""
         if not self.hashes:
@@ -133,46 +99,37 @@ class _HubQuestions:
 
     def question(self, row: int) -> Question:
         """One row. Columns that JSON cannot carry are left out of the metadata."""
-        record = self._dataset[int(row)]
-        prompt = _text(record[self._options.prompt_field], place="")
-        field = self._options.answer_field
-        answer = None if field is None else _text(record[field], place="")
-        rest = {key: plain(value) for key, value in record.items() if key not in self._fields and _is_plain(value)}
-        return Question(question=prompt, answer=answer, metadata=rest, source_index=int(row))
+        record, columns = self._dataset[int(row)], self._columns.values()
+        prompt, *answers = self._texts([record[column] for column in columns], number=row)
+        rest = {key: plain(value) for key, value in record.items() if key not in columns and _is_plain(value)}
+        return Question(question=prompt, answer=answers[0] if answers else None, metadata=rest, source_index=int(row))
 
     def _checked_prompts(self) -> Iterator[str]:
         number = 0
+        columns = list(self._columns.values())
         try:
-            for batch in self._dataset.select_columns(list(self._fields)).iter(batch_size=CHECK_ROWS):
-                columns = [batch[field] for field in self._fields]
-                for values in zip(*columns, strict=True):
-                    yield self._checked(values, number=number)
+            for batch in self._dataset.select_columns(columns).iter(batch_size=CHECK_ROWS):
+                for values in zip(*(batch[column] for column in columns), strict=True):
+                    prompt = self._texts(values, number=number)[0]
+                    if not prompt.strip():
+                        rule = f"row {number} of {self.name}: {self._options.prompt_field} must not be empty"
+                        raise UserError(field=f"{FIELD}.promptField", rule=rule)
+                    yield prompt
                     number += 1
         except UnicodeDecodeError as error:  # Arrow takes files at their word
             rule = f"a text of rows {number} to {number + CHECK_ROWS - 1} of {self.name} must be UTF-8: {error.reason}"
             raise UserError(field=f"{FIELD}.{_place(self._options)}", rule=rule) from error
 
-    def _checked(self, values: tuple[Any, ...], *, number: int) -> str:
-        keys = ("promptField", "answerField")
-        prompt = ""
-        for key, field, value in zip(keys, self._fields, values, strict=False):
-            place = f"row {number} of {self.name}: {field}"
-            try:
-                text = _text(value, place=place)
-            except ValueError as error:
-                raise UserError(field=f"{FIELD}.{key}", rule=str(error), got=value) from error
-            if key == "promptField":
-                prompt = text
-        if not prompt.strip():
-            raise UserError(
-                field=f"{FIELD}.promptField",
-                rule=f"row {number} of {self.name}: {self._options.prompt_field} must not be empty",
-            )
-        return prompt
+    def _texts(self, values: Sequence[Any], *, number: int) -> list[str]:
+        """The prompt, and the answer where the job names its column."""
+        return [
+            text_of(value, field=f"{FIELD}.{key}", place=f"row {number} of {self.name}: {column}")
+            for (key, column), value in zip(self._columns.items(), values, strict=True)
+        ]
 
 
-def _fields(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> tuple[str, ...]:
-    """Names of the prompt's and the answer's column, which are there."""
+def _columns(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> dict[str, str]:
+    """Names of the prompt's and the answer's column, which are there, by the job's field."""
     wanted = {"promptField": options.prompt_field}
     if options.answer_field is not None:
         wanted["answerField"] = options.answer_field
@@ -182,23 +139,15 @@ def _fields(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> tu
             raise UserError(
                 field=f"{FIELD}.{key}", rule=f"{name} has no column {column}", fix=f"its columns are {known}"
             )
-    return tuple(wanted.values())
+    return wanted
 
 
-def _without_media(dataset: "Dataset", *, keep: tuple[str, ...]) -> "Dataset":
+def _without_media(dataset: "Dataset", *, keep: Collection[str]) -> "Dataset":
     """Without images, sounds and the like: to decode them takes packages and time, and no reward could have them."""
     from datasets.features.features import require_decoding
 
     media = [name for name, feature in dataset.features.items() if name not in keep and require_decoding(feature)]
     return dataset.remove_columns(media)
-
-
-def _text(value: object, *, place: str) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"{place} must be a text or a number")
 
 
 def _is_plain(value: object) -> bool:
@@ -218,17 +167,6 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value of Arrow in, JSON out
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
-FIELD = "spec.task.dataset.huggingFace"
-READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-"""Suffix of a single file -> reader of the library."""
-SAVED_SPLITS = "dataset_dict.json"
-"""What `DatasetDict.save_to_disk` leaves in a directory."""
-SAVED_ONE = "state.json"
-"""What `Dataset.save_to_disk` leaves in a directory."""
-_MAX_LISTED = 20
-"""More splits than this would fill the screen."""
-
-
 def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: Path) -> "list[Dataset]":
     """The splits by their names.
 
@@ -241,7 +179,7 @@ def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: 
     splits = _load(options, base_dir=base_dir)
     if isinstance(splits, datasets.Dataset):
         splits = datasets.DatasetDict({str(splits.split or "train"): splits})
-    fields = [f"{FIELD}.split", "spec.task.evaluation.split"]
+    fields = [f"{FIELD}.split", HELD_OUT_FIELD]
     for field, name in zip(fields, names, strict=False):
         if name not in splits:
             known = ", ".join([*map(str, splits)][:_MAX_LISTED])

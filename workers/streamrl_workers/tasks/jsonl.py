@@ -5,34 +5,23 @@ Split and order are those of `dataset.py`. Every line is checked when the file i
 
 import json
 import os
+import weakref
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.task import JsonlDataset
-from streamrl_workers.rewards.base import Item
-from streamrl_workers.tasks.dataset import Passes, Question, hash_of, split_rows
-from streamrl_workers.tasks.values import Split
+from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 FIELD = "spec.task.dataset.jsonl"
 MOST_LINE_BYTES = 64 * 2**20
 """Of one line: more is no prompt, and would be held whole in memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lines:
-    """Place of each line that is not blank, and the hash of its prompt."""
-
-    offsets: "array[int]"
-    numbers: "array[int]"
-    hashes: "array[int]"
-
-
-def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> "JsonlSource":
+def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource:
     """Read and check the whole file once. Raises `UserError` with the line number of what is wrong."""
     path = base_dir / options.path
     try:
@@ -40,23 +29,38 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> "JsonlSou
     except UserError as error:
         raise UserError(field=f"{FIELD}.path", rule=error.rule, got=str(path)) from None
     with file:
-        lines = _scan(file, path=path, options=options)
-        return JsonlSource(os.dup(file.fileno()), lines=lines, options=options, seed=seed)
+        lines = _Lines(file, path=path, options=options)
+    train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")
+    return RowSource(
+        train=lines.question, train_rows=train_rows, held_out=lines.question, held_out_rows=held_out_rows, seed=seed
+    )
 
 
-def _scan(file: BinaryIO, *, path: Path, options: JsonlDataset) -> _Lines:
-    lines = _Lines(offsets=array("Q"), numbers=array("Q"), hashes=array("Q"))
-    offset = 0
-    for number, line in enumerate(bounded_lines(file, name=str(path), most_bytes=MOST_LINE_BYTES)):
-        if line.strip():
-            question = _parse(line, number=number, options=options)
-            lines.offsets.append(offset)
-            lines.numbers.append(number)
-            lines.hashes.append(hash_of(question.question))
-        offset += len(line)
-    if not lines.offsets:
-        raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
-    return lines
+class _Lines:
+    """The lines that are not blank. Read by position, so processes that were forked from one another can share the file."""
+
+    def __init__(self, file: BinaryIO, *, path: Path, options: JsonlDataset) -> None:
+        self._options = options
+        self._offsets, self._numbers = array("Q"), array("Q")
+        self.hashes = array("Q")
+        """Of each line's prompt."""
+        offset = 0
+        for number, line in enumerate(bounded_lines(file, name=str(path), most_bytes=MOST_LINE_BYTES)):
+            if line.strip():
+                self._offsets.append(offset)
+                self._numbers.append(number)
+                self.hashes.append(hash_of(_parse(line, number=number, options=options).question))
+            offset += len(line)
+        if not self.hashes:
+            raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
+        self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
+
+    def question(self, row: int) -> Question:
+        """One line."""
+        start = self._offsets[row]
+        end = self._offsets[row + 1] if row + 1 < len(self._offsets) else os.fstat(self._file).st_size
+        return _parse(os.pread(self._file, end - start, start), number=self._numbers[row], options=self._options)
 
 
 def _parse(line: bytes, *, number: int, options: JsonlDataset) -> Question:
@@ -83,44 +87,4 @@ def _text(record: Mapping[str, Any], name: str, *, field: str, place: str) -> st
     if name not in record:
         fields = ", ".join(record) or "none"
         raise UserError(field=field, rule=f"{place} has no field {name}", fix=f"its fields are {fields}")
-    value = record[name]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise UserError(field=field, rule=f"{place}: {name} must be a text or a number", got=value)
-
-
-class JsonlSource:
-    """An opened file. Reads by position, so processes that were forked from one another can share it."""
-
-    def __init__(self, file: int, *, lines: _Lines, options: JsonlDataset, seed: int) -> None:
-        self._file = file
-        self._lines = lines
-        self._options = options
-        train, self._held_out = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")
-        self._passes = Passes(train, seed=seed)
-
-    @property
-    def held_out_size(self) -> int:
-        """Held-out lines."""
-        return len(self._held_out)
-
-    def question(self, split: Split, index: int) -> Question:
-        """Train: pass after pass, without end. Held out: in the order of the file."""
-        if split == "held_out":
-            return self._read(self._held_out[index])
-        return self._read(self._passes.row(index))
-
-    def _read(self, row: int) -> Question:
-        start = self._lines.offsets[row]
-        end = self._lines.offsets[row + 1] if row + 1 < len(self._lines.offsets) else os.fstat(self._file).st_size
-        return _parse(os.pread(self._file, end - start, start), number=self._lines.numbers[row], options=self._options)
-
-    def verify(self, answer: str, item: Item) -> float:
-        """Equality with the reference after trimming."""
-        return float(answer.strip() == (item.answer or "").strip())
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+    return text_of(record[name], field=field, place=f"{place}: {name}")

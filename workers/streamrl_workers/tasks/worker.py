@@ -55,9 +55,8 @@ class Scoring:
         self._parts = sources.parts
         self._entering = entering
         self._untold: int | None = None
-        self._player = (
-            None if sources.environments is None else Player(sources.environments, entering=self._enter_environment)
-        )
+        environments = sources.environments
+        self._player = Player(environments, entering=lambda: self._enter(PLAYING)) if environments else None
         self._item = functools.lru_cache(maxsize=ITEMS_KEPT)(self._make_item)
         self._where = ""
         """Whose code is running, as errors begin."""
@@ -123,9 +122,6 @@ class Scoring:
     def _make_item(self, split: Split, index: int) -> Item:
         self._enter(MAKING_ITEM)
         return self._dataset.item(split, index)
-
-    def _enter_environment(self) -> None:
-        self._enter(PLAYING)
 
     def _enter(self, stage: int) -> None:
         if stage != self._untold:

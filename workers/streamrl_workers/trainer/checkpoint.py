@@ -127,10 +127,7 @@ class CheckpointStore:
             shutil.rmtree(leftover)
 
     def _fill(self, meta: CheckpointMeta, save: Callable[[Path], None]) -> Path:
-        partial = self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}"
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
+        partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}")
         save(partial)
         files = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
         document = asdict(meta) | {"files": files}
@@ -180,16 +177,21 @@ def export_once(engine: TrainEngine, *, directory: Path) -> Path:
     """
     if directory.exists():
         return directory
-    partial = directory.with_name(f".partial-{directory.name}")
     try:
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
+        partial = _emptied(directory.with_name(f"{_PARTIAL_PREFIX}{directory.name}"))
         engine.export(partial)
         sync_tree(partial)
         return partial.rename(directory)
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
+
+
+def _emptied(directory: Path) -> Path:
+    """A new directory, without what a killed writer left there."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    return directory
 
 
 def _read(directory: Path) -> CheckpointMeta:

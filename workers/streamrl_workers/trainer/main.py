@@ -26,6 +26,7 @@ from dataclasses import replace
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
+from streamrl.proto import stream_pb2 as pb
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
@@ -40,7 +41,7 @@ from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError, 
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.follower import run_follower
 from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
-from streamrl_workers.trainer.session import Session, TrainerIdentity
+from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import STEP_GAUGES, TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
@@ -172,7 +173,7 @@ def _prepare(
         engine.load(found.directory)
         log.info("goes on from %s", found.directory)
         history, checkpoint_path = found.meta.past, str(found.directory.relative_to(settings.store))
-    identity = TrainerIdentity(
+    identity = pb.TrainerHello(
         trainer_id=settings.process,
         instance=status.instance,
         weights_address=settings.weights_address or weights_address,

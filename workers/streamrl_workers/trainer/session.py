@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.trainer.engines.engine import RetryError
@@ -36,15 +35,6 @@ class TerminatedError(Exception):
     """Somebody asked this process to end (SIGTERM)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerIdentity:
-    """What a trainer process says of itself."""
-
-    trainer_id: str
-    instance: str  # new at every process start
-    weights_address: str  # host:port
-
-
 def _drop(_events: Sequence[pb.TrainerEvent]) -> None:
     """Nobody listens."""
 
@@ -52,8 +42,8 @@ def _drop(_events: Sequence[pb.TrainerEvent]) -> None:
 class Session:
     """One trainer process's side of the conversation."""
 
-    def __init__(self, identity: TrainerIdentity, *, step: int, window_bytes: int, checkpoint_path: str = "") -> None:
-        """`step`: version of the checkpoint that this process starts from; `checkpoint_path`: where that is."""
+    def __init__(self, identity: pb.TrainerHello, *, step: int, window_bytes: int, checkpoint_path: str = "") -> None:
+        """`identity`: who this process is, without its state; `step`: version of the checkpoint that it starts from, at `checkpoint_path`."""
         self._identity = identity
         self._window_bytes = window_bytes
         self._changed = threading.Condition()
@@ -81,15 +71,14 @@ class Session:
         """The first message of a connection."""
         with self._changed:
             self._told_unrecorded = self._unrecorded
-            return pb.TrainerHello(
-                trainer_id=self._identity.trainer_id,
-                instance=self._identity.instance,
-                weights_address=self._identity.weights_address,
+            hello = pb.TrainerHello(
                 step=self._step,
                 held_groups=sorted(self._held),
                 unrecorded_step=self._unrecorded,
                 checkpoint_step=self._checkpoint.step,
             )
+            hello.MergeFrom(self._identity)
+            return hello
 
     def received(self, command: pb.TrainerCommand, *, send: Send) -> None:
         """Take one command; `send` reaches the scheduler that it came from."""

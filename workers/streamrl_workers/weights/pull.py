@@ -248,18 +248,6 @@ def _judge(error: grpc.aio.AioRpcError, state: _Pull) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announced:
-    """A version and where it can be had."""
-
-    version: pb.VersionName
-    address: str  # host:port
-
-    def is_of_trainer(self, other: "Announced") -> bool:
-        """Whether the same attempt of the same trainer has published both."""
-        return self.address == other.address and self.version.attempt == other.version.attempt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """Verified bytes of a version."""
 
@@ -268,7 +256,7 @@ class Pulled:
     fetch_s: float
 
 
-Pull = Callable[[Announced], Awaitable[dict[str, TensorBytes]]]
+Pull = Callable[[pb.WeightsAvailable], Awaitable[dict[str, TensorBytes]]]
 
 
 class Puller:
@@ -278,9 +266,9 @@ class Puller:
         self._pull = pull
         self._wake = wake
         self._failed = failed
-        self._target: Announced | None = None
+        self._target: pb.WeightsAvailable | None = None
         """What the task pulls, or pulled last."""
-        self._next: Announced | None = None
+        self._next: pb.WeightsAvailable | None = None
         """What it pulls afterwards."""
         self._task: asyncio.Task[None] | None = None
         self._ready: Pulled | None = None
@@ -295,9 +283,9 @@ class Puller:
         """Whether a pulled version waits for the engine."""
         return self._ready is not None
 
-    def announce(self, target: Announced) -> None:
+    def announce(self, target: pb.WeightsAvailable) -> None:
         """Pull `target` next, unless that is already being done or was done."""
-        if self.pulling and self._target is not None and self._target.is_of_trainer(target):
+        if self.pulling and self._target is not None and _of_one_trainer(self._target, target):
             self._next = None if target == self._target else target
             return
         if target == self._target and self.ready:
@@ -341,7 +329,7 @@ class Puller:
                 return
             self._target, self._next = self._next, None
 
-    async def _until_had(self, target: Announced) -> None:
+    async def _until_had(self, target: pb.WeightsAvailable) -> None:
         """Until it is ready, is gone, or failed while a newer one waits."""
         backoff = Backoff(first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
         while True:
@@ -359,3 +347,8 @@ class Puller:
                 self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=time.monotonic() - begun_s)
                 self._wake()
                 return
+
+
+def _of_one_trainer(one: pb.WeightsAvailable, other: pb.WeightsAvailable) -> bool:
+    """Whether the same attempt of the same trainer has published both."""
+    return one.address == other.address and one.version.attempt == other.version.attempt

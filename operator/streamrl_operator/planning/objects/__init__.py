@@ -21,7 +21,7 @@ def plan_objects(plan: JobPlan) -> list[Built]:
         *([trainer.workers_service(plan)] if several else []),
         *(generators.headless_service(plan, pool=pool) for pool in pools),
         *trainer.disruption_budgets(plan),
-        *(generators.disruption_budget(plan, pool=pool) for pool in pools),
+        *(generators.budget(plan, pool=pool) for pool in pools),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
         trainer.stateful_set(plan),
         *([trainer.workers_set(plan)] if several else []),

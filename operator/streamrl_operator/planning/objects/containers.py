@@ -10,7 +10,7 @@ from typing import Any
 
 from streamrl import keys, names
 from streamrl.liveness import LIVENESS_S, word_s
-from streamrl.spec import RLJob
+from streamrl.spec import RLJob, SpecModel
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.pod import OWN_PREFIX, EnvVar, Pod, VolumeMount
 from streamrl_operator.planning.objects.shared import Built
@@ -223,7 +223,7 @@ def _resources(container: Container, *, pod: Pod) -> Built:
 def _mounts(container: Container, *, given: Sequence[VolumeMount]) -> list[Built]:
     """Ours and the job's; the job may put a volume of its own in the place of scratch space, and of nothing else (`VolumeMount`)."""
     ours = {path: _own_mount(container, path=path, volume=volume) for path, volume in container.mounts.items()}
-    return list((ours | {mount.mount_path: _given_mount(mount) for mount in given}).values())
+    return list((ours | {mount.mount_path: as_given(mount) for mount in given}).values())
 
 
 def _own_mount(container: Container, *, path: str, volume: str) -> Built:
@@ -231,9 +231,9 @@ def _own_mount(container: Container, *, path: str, volume: str) -> Built:
     return mount | {"readOnly": True} if volume in container.read_only else mount
 
 
-def _given_mount(mount: VolumeMount) -> Built:
-    built: Built = mount.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return built
+def as_given(part: SpecModel) -> Built:
+    """A piece of a Pod's specification as the job has it."""
+    return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def _probes(container: Container, probes: Probes) -> Built:

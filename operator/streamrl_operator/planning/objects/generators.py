@@ -5,7 +5,7 @@ from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container, Probes
-from streamrl_operator.planning.objects.shared import Built, JobPlan
+from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
 
@@ -13,24 +13,19 @@ _GRACE_S = 90
 """To finish what it generates after SIGTERM; what is not finished is issued again."""
 _SHARE_AWAY = "10%"
 """Of a pool may be drained away at once; rounded up, so one of a small pool."""
-_REVISIONS_KEPT = 2
 
 
 def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """The GeneratorPool without `replicas`, which has another field manager (`pool_replicas`)."""
     least, most = bounds(pool.scaling)
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "GeneratorPool",
-        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
-        "spec": {
-            "jobName": plan.name,
-            "poolName": pool.name,
-            "scaling": pool.scaling.key,
-            "minReplicas": least,
-            "maxReplicas": most,
-        },
+    spec = {
+        "jobName": plan.name,
+        "poolName": pool.name,
+        "scaling": pool.scaling.key,
+        "minReplicas": least,
+        "maxReplicas": most,
     }
+    return plan.object(API_VERSION, "GeneratorPool", names.pool(plan.name, pool.name), pool=pool.name, spec=spec)
 
 
 def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Built:
@@ -44,56 +39,34 @@ def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Bu
 
 
 def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """The generators' StatefulSet; all start and end at once."""
-    selector = plan.selector(role=ROLE_GENERATOR, pool=pool.name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
-        "spec": {
-            "replicas": plan.wanted.generators.get(pool.name, 0),
-            "serviceName": names.pool(plan.name, pool.name),
-            "podManagementPolicy": "Parallel",
-            "revisionHistoryLimit": _REVISIONS_KEPT,
-            "selector": {"matchLabels": selector},
-            "template": template.build_template(_template(plan, pool=pool), plan=plan, pod=pool.pod),
-        },
-    }
+    """The generators' StatefulSet."""
+    replicas = plan.wanted.generators.get(pool.name, 0)
+    name = names.pool(plan.name, pool.name)
+    return template.stateful_set(plan, name, replicas=replicas, template=_template(plan, pool=pool))
 
 
 def headless_service(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """Names of the pool's pods, for those who read their signals."""
-    port = names.PORT_SIGNALS
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
-        "spec": {
-            "clusterIP": "None",
-            "selector": plan.selector(role=ROLE_GENERATOR, pool=pool.name),
-            "ports": [{"name": names.PORT_NAME_SIGNALS, "port": port, "targetPort": port, "protocol": "TCP"}],
-        },
-    }
+    name, ports = names.pool(plan.name, pool.name), {names.PORT_NAME_SIGNALS: names.PORT_SIGNALS}
+    return service(plan, name, role=ROLE_GENERATOR, pool=pool.name, ports=ports, clusterIP="None")
 
 
-def disruption_budget(plan: JobPlan, *, pool: GeneratorPool) -> Built:
+def budget(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """Drains take a share of the pool at a time; a generator that does not work yet keeps no drain waiting."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": plan.metadata(names.pool(plan.name, pool.name), pool=pool.name),
-        "spec": {
-            "maxUnavailable": _SHARE_AWAY,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": plan.selector(role=ROLE_GENERATOR, pool=pool.name)},
-        },
-    }
+    return disruption_budget(
+        plan,
+        names.pool(plan.name, pool.name),
+        role=ROLE_GENERATOR,
+        pool=pool.name,
+        maxUnavailable=_SHARE_AWAY,
+        unhealthyPodEvictionPolicy="AlwaysAllow",
+    )
 
 
 def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
     return template.Template(
-        selector=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
-        labels=plan.labels(pool=pool.name),
+        role=ROLE_GENERATOR,
+        pool=pool.name,
         grace_s=_GRACE_S,
         shares_processes=True,  # it has one container; the trainer's pod has two with certificates of their own
         main=_container(plan, pool=pool),
@@ -104,6 +77,7 @@ def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
             template.VOLUME_TMP: template.scratch(),
         },
         image=plan.images.generator,
+        pod=pool.pod,
     )
 
 

@@ -64,20 +64,26 @@ class JobPlan:
         labels = {names.LABEL_JOB: self.name, names.LABEL_ROLE: role}
         return labels if pool is None else labels | {names.LABEL_POOL: pool}
 
+    def object(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        *,
+        pool: str | None = None,
+        owned: bool = True,
+        **parts: object,
+    ) -> Built:
+        """An object of the job; `parts` stand beside its metadata."""
+        metadata = self.metadata(name, pool=pool, owned=owned)
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
+
     def metadata(self, name: str, *, pool: str | None = None, owned: bool = True) -> Built:
         """Metadata of an object; without an owner it stays when the job is deleted."""
         metadata: Built = {"name": name, "namespace": self.namespace, "labels": self.labels(pool=pool)}
-        return metadata | {"ownerReferences": [self._owner()]} if owned else metadata
-
-    def _owner(self) -> Built:
-        return {
-            "apiVersion": API_VERSION,
-            "kind": "RLJob",
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+        job = {"apiVersion": API_VERSION, "kind": "RLJob", "name": self.name, "uid": self.uid}
+        owner = job | {"controller": True, "blockOwnerDeletion": True}
+        return metadata | {"ownerReferences": [owner]} if owned else metadata
 
 
 def canonical(value: object) -> str:
@@ -94,26 +100,15 @@ def with_spec_hash(built: Mapping[str, Any]) -> Built:
 
 def service_account(plan: JobPlan) -> Built:
     """The account of all pods; nothing is bound to it and no token is mounted."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": plan.metadata(names.service_account(plan.name)),
-        "automountServiceAccountToken": False,
-    }
+    return plan.object("v1", "ServiceAccount", names.service_account(plan.name), automountServiceAccountToken=False)
 
 
 def resolved_job(plan: JobPlan) -> Built:
     """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
-    images = plan.wanted.images
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": plan.metadata(names.resolved(plan.name)),
-        "data": {
-            keys.FILE_JOB: _job_json(plan),
-            **({} if images is None else {keys.FILE_IMAGES: canonical(images.model_dump(by_alias=True)) + "\n"}),
-        },
-    }
+    data, images = {keys.FILE_JOB: _job_json(plan)}, plan.wanted.images
+    if images is not None:
+        data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True)) + "\n"
+    return plan.object("v1", "ConfigMap", names.resolved(plan.name), data=data)
 
 
 def _job_json(plan: JobPlan) -> str:
@@ -158,12 +153,8 @@ def _claim(plan: JobPlan, *, name: str, claim: Claim, kept: bool = False, shared
     spec: Built = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
     if claim.storage_class_name is not None:
         spec["storageClassName"] = claim.storage_class_name
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": plan.metadata(name, owned=claim.when_deleted == "Delete" and not kept),
-        "spec": spec,
-    }
+    owned = claim.when_deleted == "Delete" and not kept
+    return plan.object("v1", "PersistentVolumeClaim", name, owned=owned, spec=spec)
 
 
 _PORT_DNS = 53
@@ -171,31 +162,19 @@ _PORT_DNS = 53
 
 def trainer_policy(plan: JobPlan) -> Built:
     """The trainer's first pod; it may go out to hubs, rewards and environments, so nothing is said of that."""
-    return _policy(
-        plan,
-        name=names.trainer(plan.name),
-        pods=plan.selector(role=ROLE_TRAINER),
-        rules={
-            "ingress": [
-                {
-                    "from": [{"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}],
-                    "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
-                },
-                {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
-                *_from_ranks(plan),
-            ]
-        },
-    )
+    pods_of_job = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
+    ingress = [
+        {"from": [pods_of_job], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
+        {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
+        *_from_ranks(plan),
+    ]
+    return _policy(plan, names.trainer(plan.name), role=ROLE_TRAINER, ingress=ingress)
 
 
 def trainer_workers_policy(plan: JobPlan) -> Built:
     """Pods of the trainer's further nodes: nobody but the trainer's other pods reaches them, besides signals."""
-    return _policy(
-        plan,
-        name=names.trainer_workers(plan.name),
-        pods=plan.selector(role=ROLE_TRAINER_WORKER),
-        rules={"ingress": [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, *_from_ranks(plan)]},
-    )
+    ingress = [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, *_from_ranks(plan)]
+    return _policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=ingress)
 
 
 def _from_ranks(plan: JobPlan) -> list[Built]:
@@ -209,32 +188,37 @@ def _from_ranks(plan: JobPlan) -> list[Built]:
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """A pool's pods: out to scheduler and weights and to look names up, in for signals."""
-    return _policy(
-        plan,
-        name=names.pool(plan.name, pool.name),
-        pods=plan.selector(role=ROLE_GENERATOR, pool=pool.name),
-        pool=pool.name,
-        rules={
-            "ingress": [{"ports": [_tcp(names.PORT_SIGNALS)]}],
-            "egress": [
-                {
-                    "to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}],
-                    "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
-                },
-                {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
-            ],
-        },
-    )
+    trainer = {"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}
+    egress = [
+        {"to": [trainer], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
+        {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
+    ]
+    ingress = [{"ports": [_tcp(names.PORT_SIGNALS)]}]
+    name = names.pool(plan.name, pool.name)
+    return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
 
 
-def _policy(plan: JobPlan, *, name: str, pods: dict[str, str], rules: Built, pool: str | None = None) -> Built:
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": plan.metadata(name, pool=pool),
-        "spec": {"podSelector": {"matchLabels": pods}, "policyTypes": [key.capitalize() for key in rules], **rules},
-    }
+def _policy(plan: JobPlan, name: str, *, role: str, pool: str | None = None, **rules: list[Built]) -> Built:
+    """`rules`: by direction."""
+    pods = {"matchLabels": plan.selector(role=role, pool=pool)}
+    spec = {"podSelector": pods, "policyTypes": [key.capitalize() for key in rules], **rules}
+    return plan.object("networking.k8s.io/v1", "NetworkPolicy", name, pool=pool, spec=spec)
 
 
 def _tcp(port: int) -> Built:
     return {"port": port, "protocol": "TCP"}
+
+
+def service(
+    plan: JobPlan, name: str, *, role: str, ports: Mapping[str, int], pool: str | None = None, **spec: object
+) -> Built:
+    """A Service of the pods of a role. `ports`: by name."""
+    listed = [{"name": port, "port": number, "targetPort": number, "protocol": "TCP"} for port, number in ports.items()]
+    whole = {**spec, "selector": plan.selector(role=role, pool=pool), "ports": listed}
+    return plan.object("v1", "Service", name, pool=pool, spec=whole)
+
+
+def disruption_budget(plan: JobPlan, name: str, *, role: str, pool: str | None = None, **spec: object) -> Built:
+    """How far drains of nodes may go with the pods of a role."""
+    whole = {**spec, "selector": {"matchLabels": plan.selector(role=role, pool=pool)}}
+    return plan.object("policy/v1", "PodDisruptionBudget", name, pool=pool, spec=whole)

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from streamrl import API_GROUP, names
 from streamrl.spec.pod import Pod
-from streamrl_operator.planning.objects.containers import Container, build
+from streamrl_operator.planning.objects.containers import Container, as_given, build
 from streamrl_operator.planning.objects.shared import Built, JobPlan
 
 USER = 10_001
@@ -17,14 +16,15 @@ DIR_TMP = "/tmp"  # noqa: S108 - the pod's own
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _OWNER_AND_GROUP_READ = 0o440
+_REVISIONS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """One kind of pod before the job's changes."""
 
-    selector: Mapping[str, str]
-    labels: Mapping[str, str]
+    role: str
+    pool: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
     grace_s: int
     shares_processes: bool = False
@@ -35,10 +35,30 @@ class Template:
     volumes: Mapping[str, Built]
     """Name -> source."""
     image: str
+    """Where the job names none."""
+    pod: Pod
+    """The job's changes."""
 
 
-def build_template(template: Template, *, plan: JobPlan, pod: Pod) -> Built:
-    """The pod template of a StatefulSet."""
+def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template) -> Built:
+    """A StatefulSet; all of its pods start and end at once."""
+    selector = plan.selector(role=template.role, pool=template.pool)
+    spec = {
+        "replicas": replicas,
+        "serviceName": name,
+        "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
+        "revisionHistoryLimit": _REVISIONS_KEPT,
+        "selector": {"matchLabels": selector},
+        "template": {
+            "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector),
+            "spec": _pod_spec(plan, template),
+        },
+    }
+    return plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
+
+
+def _pod_spec(plan: JobPlan, template: Template) -> Built:
+    pod = template.pod
     image = pod.image or template.image
     spec: Built = {
         "serviceAccountName": names.service_account(plan.name),
@@ -49,9 +69,18 @@ def build_template(template: Template, *, plan: JobPlan, pod: Pod) -> Built:
         "securityContext": _security(),
         "initContainers": [build(container, image=image, pod=pod) for container in template.init_containers],
         "containers": [build(template.main, image=image, pod=pod)],
-        "volumes": [{"name": name, **source} for name, source in template.volumes.items()] + _volumes(pod),
+        "volumes": [
+            *({"name": name, **source} for name, source in template.volumes.items()),
+            *(as_given(volume) for volume in pod.volumes),
+        ],
+        "imagePullSecrets": [{"name": name} for name in pod.image_pull_secrets],
+        "nodeSelector": dict(pod.node_selector),
+        "tolerations": [as_given(toleration) for toleration in pod.tolerations],
+        "affinity": dict(pod.affinity),
+        "priorityClassName": pod.priority_class_name,
+        "runtimeClassName": pod.runtime_class_name,
     }
-    return {"metadata": _metadata(template, pod=pod), "spec": _without_empty(spec | _placement(pod))}
+    return {key: value for key, value in spec.items() if value not in (None, [], {})}  # False says something
 
 
 def secret(name: str) -> Built:
@@ -74,11 +103,11 @@ def scratch() -> Built:
     return {"emptyDir": {}}
 
 
-def _metadata(template: Template, *, pod: Pod) -> Built:
+def _metadata(template: Template, *, labels: Mapping[str, str]) -> Built:
     ours = {_DEFAULT_CONTAINER: template.main.name, **template.annotations}
     return {
-        "labels": {**_theirs(pod.labels), **template.labels, **template.selector},
-        "annotations": {**_theirs(pod.annotations), **ours},
+        "labels": {**_theirs(template.pod.labels), **labels},
+        "annotations": {**_theirs(template.pod.annotations), **ours},
     }
 
 
@@ -96,29 +125,3 @@ def _security() -> Built:
         "fsGroupChangePolicy": "OnRootMismatch",  # a volume of checkpoints holds too many files to walk at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-
-
-def _volumes(pod: Pod) -> list[Built]:
-    return [_given(volume) for volume in pod.volumes]
-
-
-def _placement(pod: Pod) -> Built:
-    """Where the pod may run, as far as the job says."""
-    return {
-        "imagePullSecrets": [{"name": name} for name in pod.image_pull_secrets],
-        "nodeSelector": dict(pod.node_selector),
-        "tolerations": [_given(toleration) for toleration in pod.tolerations],
-        "affinity": dict(pod.affinity),
-        "priorityClassName": pod.priority_class_name,
-        "runtimeClassName": pod.runtime_class_name,
-    }
-
-
-def _without_empty(spec: Built) -> Built:
-    """Without what says nothing; False says something."""
-    return {key: value for key, value in spec.items() if value not in (None, [], {})}
-
-
-def _given(part: Any) -> Built:  # noqa: ANN401 - any piece of a Pod's specification
-    built: Built = part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return built

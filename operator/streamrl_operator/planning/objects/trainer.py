@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from streamrl import keys, names
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container, Probes
-from streamrl_operator.planning.objects.shared import Built, JobPlan
+from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
 _VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE, _VOLUME_SHM = (
@@ -33,58 +33,34 @@ _SMALL = {"cpu": "100m", "memory": "512Mi"}
 
 _RANKER_MEMORY = "2Gi"
 """About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
-_REVISIONS_KEPT = 2
 
 
 def stateful_set(plan: JobPlan) -> Built:
     """The StatefulSet of the first pod."""
-    return _stateful_set(plan, names.trainer(plan.name), replicas=plan.wanted.trainers, pods=_template(plan))
+    name = names.trainer(plan.name)
+    return template.stateful_set(plan, name, replicas=plan.wanted.trainers, template=_template(plan))
 
 
 def workers_set(plan: JobPlan) -> Built:
     """The StatefulSet of the further nodes."""
     replicas = plan.wanted.trainers * (plan.job.spec.trainer.nodes - 1)
-    return _stateful_set(plan, names.trainer_workers(plan.name), replicas=replicas, pods=_worker_template(plan))
-
-
-def _stateful_set(plan: JobPlan, name: str, *, replicas: int, pods: template.Template) -> Built:
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": plan.metadata(name),
-        "spec": {
-            "replicas": replicas,
-            "serviceName": name,
-            "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
-            "revisionHistoryLimit": _REVISIONS_KEPT,
-            "selector": {"matchLabels": dict(pods.selector)},
-            "template": template.build_template(pods, plan=plan, pod=plan.job.spec.trainer.pod),
-        },
-    }
+    name = names.trainer_workers(plan.name)
+    return template.stateful_set(plan, name, replicas=replicas, template=_worker_template(plan))
 
 
 def headless_service(plan: JobPlan) -> Built:
     """Name of the trainer's first pod, from before it is ready: the others wait for each other."""
-    return _headless_service(plan, name=names.trainer(plan.name), role=ROLE_TRAINER)
+    return _headless_service(plan, names.trainer(plan.name), role=ROLE_TRAINER)
 
 
 def workers_service(plan: JobPlan) -> Built:
     """Names of the pods of the further nodes."""
-    return _headless_service(plan, name=names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
+    return _headless_service(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
 
 
-def _headless_service(plan: JobPlan, *, name: str, role: str) -> Built:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": plan.metadata(name),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": plan.selector(role=role),
-            "ports": [_service_port(names.PORT_NAME_TRAINER_SIGNALS, names.PORT_TRAINER_SIGNALS)],
-        },
-    }
+def _headless_service(plan: JobPlan, name: str, *, role: str) -> Built:
+    ports = {names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS}
+    return service(plan, name, role=role, ports=ports, clusterIP="None", publishNotReadyAddresses=True)
 
 
 def scheduler_service(plan: JobPlan) -> Built:
@@ -94,17 +70,8 @@ def scheduler_service(plan: JobPlan) -> Built:
         names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS,
         names.PORT_NAME_SIGNALS: names.PORT_SIGNALS,
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": plan.metadata(names.scheduler(plan.name)),
-        "spec": {
-            "type": "ClusterIP",
-            "publishNotReadyAddresses": True,
-            "selector": plan.selector(role=ROLE_TRAINER),
-            "ports": [_service_port(name, port) for name, port in ports.items()],
-        },
-    }
+    name = names.scheduler(plan.name)
+    return service(plan, name, role=ROLE_TRAINER, ports=ports, type="ClusterIP", publishNotReadyAddresses=True)
 
 
 def disruption_budgets(plan: JobPlan) -> list[Built]:
@@ -112,24 +79,11 @@ def disruption_budgets(plan: JobPlan) -> list[Built]:
     trainer = plan.job.spec.trainer
     if trainer.disruption == "Allow":
         return []
-    first = _disruption_budget(plan, name=names.trainer(plan.name), role=ROLE_TRAINER, pods=1)
+    first = disruption_budget(plan, names.trainer(plan.name), role=ROLE_TRAINER, minAvailable=1)
     if trainer.nodes == 1:
         return [first]
     workers = names.trainer_workers(plan.name)
-    return [first, _disruption_budget(plan, name=workers, role=ROLE_TRAINER_WORKER, pods=trainer.nodes - 1)]
-
-
-def _disruption_budget(plan: JobPlan, *, name: str, role: str, pods: int) -> Built:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": plan.metadata(name),
-        "spec": {"minAvailable": pods, "selector": {"matchLabels": plan.selector(role=role)}},
-    }
-
-
-def _service_port(name: str, port: int) -> Built:
-    return {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+    return [first, disruption_budget(plan, workers, role=ROLE_TRAINER_WORKER, minAvailable=trainer.nodes - 1)]
 
 
 def _template(plan: JobPlan) -> template.Template:
@@ -154,14 +108,14 @@ def _pod_template(
 ) -> template.Template:
     stamp = plan.wanted.restarted_at
     return template.Template(
-        selector=plan.selector(role=role),
-        labels=plan.labels(),
+        role=role,
         annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
         grace_s=_GRACE_S,
         init_containers=init_containers,
         main=main,
         volumes=volumes,
         image=plan.images.trainer,
+        pod=plan.job.spec.trainer.pod,
     )
 
 

@@ -5,8 +5,7 @@ from statistics import correlation, median, quantiles
 
 import pytest
 
-from streamrl_cli.simulation.lengths import LengthModel, growth_at
-from streamrl_cli.simulation.ranker import ModelledRanker, correlation_of, recall_of
+from streamrl_cli.simulation.lengths import LengthModel, ModelledRanker, correlation_of, growth_at, recall_of
 from streamrl_cli.simulation.scenario import GrowthPoint, Scenario, ScenarioRanker
 
 Make = Callable[..., Scenario]

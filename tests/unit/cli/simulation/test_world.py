@@ -31,7 +31,7 @@ def check(outcome: SimulationResult) -> None:
     groups = [group for taken in compositions.values() for group in taken]
     assert len(groups) == len(set(groups)) == pipeline.steps * pipeline.batch_groups
     assert max(row.summary.staleness_max for row in outcome.steps) <= pipeline.staleness
-    for processes in outcome.process_walls().values():
+    for processes in outcome.measures.walls.values():
         for wall in processes:
             assert sum(wall.parts.values()) == pytest.approx(wall.wall_s, abs=1e-6)
             assert min(wall.parts.values()) >= -1e-9
@@ -157,7 +157,7 @@ def test_a_generator_that_leaves_finishes_first(make: Make) -> None:
     outcome = simulate(make(pool=two, events=leave, pipeline={"batchGroups": 2, "steps": 3}))
     check(outcome)
     assert summary(outcome)["reissued_samples"] == 0
-    gone, stayed = sorted(wall.wall_s for wall in outcome.process_walls()["p"])
+    gone, stayed = sorted(wall.wall_s for wall in outcome.measures.walls["p"])
     assert gone == pytest.approx(0.4)
     assert stayed == pytest.approx(outcome.wall_s)
 

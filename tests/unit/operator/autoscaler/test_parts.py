@@ -7,14 +7,12 @@ import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl_operator.autoscaler import balance
-from streamrl_operator.autoscaler.balance import curve_of
 from streamrl_operator.autoscaler.pace import measure
 from streamrl_operator.autoscaler.values import (
     ConnectedReplica,
     PoolObservation,
     ProcessTimes,
     StagePace,
-    inverse,
     observe,
 )
 
@@ -36,8 +34,8 @@ def test_growth_and_shrinking_leave_a_dead_band(
     *, replicas: int, t_gen_s: float, t_train_s: float, grows: bool, shrinks: bool
 ) -> None:
     pace = StagePace(replicas=replicas, interval_s=10.0, t_gen_s=t_gen_s, t_train_s=t_train_s)
-    assert balance.by_pace(pace, curve=inverse)[0] is grows
-    assert balance.has_slack(pace, curve=inverse)[0] is shrinks
+    assert balance.by_pace(pace)[0] is grows
+    assert balance.has_slack(pace)[0] is shrinks
 
 
 def seen(
@@ -105,9 +103,8 @@ def test_what_is_seen_of_the_slots_tells_what_another_replica_brings(
         batch=batch,
         latency=latency,
     )
-    curve = curve_of(pace)
-    assert curve(10.0, replicas, replicas + 1) == pytest.approx(10.0 * share, rel=1e-3)
-    assert (balance.too_little(pace, curve=curve) == "") is worth
+    assert balance.predicted_s(pace, replicas=replicas + 1) == pytest.approx(10.0 * share, rel=1e-3)
+    assert (balance.too_little(pace) == "") is worth
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamrl.spec.generators import Scaling
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.values import ConnectedReplica, Decision, PoolObservation, ProcessTimes, ScalingState
+from streamrl_operator.autoscaler.values import Decision, PoolObservation, ProcessTimes, ScalingState
 from support.pool_world import PoolWorld
 
 POLL_S = 2.0
@@ -195,56 +195,3 @@ def test_a_fixed_size_is_what_the_job_says() -> None:
     scaling = Scaling.model_validate({"static": {"replicas": 3}})
     decision, after = POLICIES["static"](scaling, state=ScalingState(wanted=1), seen=None, now_s=0.0)
     assert (decision.replicas, after.wanted) == (3, 3)
-
-
-FALLS_S = {4: 29.5, 5: 21.5, 6: 15.5}
-"""Units of 8 GPUs -> fall of T_gen by one more, in seconds: the paper's elastic run (7B, lengths growing 10K to 20K)."""
-
-
-def curve_of_the_paper(t_gen_s: float, replicas: int, others: int) -> float:
-    assert others == replicas + 1 or others == replicas - 1
-    if others > replicas:
-        return t_gen_s - FALLS_S.get(replicas, 5.0)
-    return t_gen_s + FALLS_S.get(others, 40.0)
-
-
-def gap_with_four_units_s(iteration: int) -> float:
-    """Δ with 4 units as answers grow: what the falls of the units added later must make up for."""
-    points = [(0, 0.0), (10, 29.5), (16, 29.5 + 21.5), (22, 29.5 + 21.5 + 15.5), (30, 70.0)]
-    for (left, low), (right, high) in itertools.pairwise(points):
-        if iteration <= right:
-            return low + (high - low) * (iteration - left) / (right - left) + 1e-6
-    raise AssertionError(iteration)
-
-
-def test_arithmetic_of_the_rule_on_the_papers_numbers() -> None:
-    """Gaps that equal the paper's falls at its iterations go in, so its trace comes out: Δ ≥ Δ' is computed rightly, no more.
-
-    The curve is the test's own; what runs decide by is T_gen · n/m. How such a trace comes about is shown by
-    examples/simulations/elastic.yaml (docs/simulator.md).
-    """
-    scaling, state, at_s, train_s = auto(initial=4, least=4, most=7), ScalingState(wanted=4), 0.0, 100.0
-    busy_s, waits_s, trace = 0.0, 0.0, []
-    for iteration in range(30):
-        gap_s = gap_with_four_units_s(iteration) - sum(FALLS_S[unit] for unit in range(4, state.wanted))
-        interval_s = train_s + max(gap_s, 0.0)
-        at_s, busy_s, waits_s = at_s + interval_s, busy_s + interval_s, waits_s + interval_s - train_s
-        clock = ProcessTimes(wall_s=busy_s, idle_s=0.0)
-        replicas = tuple(ConnectedReplica(name=f"g-{n}", slots=8, active=8, clock=clock) for n in range(state.wanted))
-        seen = PoolObservation(
-            at_s=at_s,
-            attempt=1,
-            step=iteration + 1,
-            waiting=0,
-            replicas=replicas,
-            trainer=ProcessTimes(wall_s=at_s, idle_s=waits_s),
-        )
-        before = state.wanted
-        decision, state = POLICIES["auto"](scaling, state=state, seen=seen, now_s=at_s, curve=curve_of_the_paper)
-        if decision.replicas != before:
-            trace.append((iteration, 8 * before, 8 * decision.replicas, decision.reason.split(": ")[1]))
-    assert trace == [
-        (10, 32, 40, "Δ 29.5 s ≥ Δ' 29.5 s of replica 5"),
-        (16, 40, 48, "Δ 21.5 s ≥ Δ' 21.5 s of replica 6"),
-        (22, 48, 56, "Δ 15.5 s ≥ Δ' 15.5 s of replica 7"),
-    ]

@@ -165,14 +165,6 @@ def test_checkpoints_are_kept_by_an_annotation(value: str | None, keeps: bool) -
     assert reported(replace(look, raw={**look.raw, "metadata": metadata})).wanted.keeps_checkpoints is keeps
 
 
-@pytest.mark.parametrize("valid", [True, False])
-def test_a_job_that_another_brings_about_is_left_alone(valid: bool) -> None:
-    look = observed(spec={"managedBy": "kueue.x-k8s.io/multikueue"})
-    decision = reported(look if valid else replace(look, job=None))
-    assert not decision.ours
-    assert (decision.wanted.trainers, decision.status, decision.pool_statuses, decision.events) == (0, {}, {}, ())
-
-
 # ---- running
 
 

@@ -9,12 +9,11 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines.base import SampleRequest, SamplingParams
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Announced
+from support.engine_requests import request
 
 DEADLINE_S = 20.0
 
@@ -35,18 +34,13 @@ def tensors(step: int) -> dict[str, TensorBytes]:
     return {"w": TensorBytes("uint8", (1,), memoryview(bytes([step])))}
 
 
-async def pull(target: Announced) -> dict[str, TensorBytes]:
+async def pull(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
     return tensors(target.version.step)
 
 
-def announced(step: int) -> Announced:
-    return Announced(version=pb.VersionName(attempt=1, step=step, hash=tensors_hash(tensors(step))), address="a:1")
-
-
-def request(lease: int) -> SampleRequest:
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=5, stop=())
-    return SampleRequest(
-        request_id=lease, group_id=1, prompt="p", prefix_tokens=(), sampling=sampling, seed=1, pinned=False
+def announced(step: int) -> pb.WeightsAvailable:
+    return pb.WeightsAvailable(
+        version=pb.VersionName(attempt=1, step=step, hash=tensors_hash(tensors(step))), address="a:1"
     )
 
 
@@ -130,5 +124,5 @@ async def test_a_fault_of_the_pull_is_not_swallowed():
                 await task
 
 
-async def _faulty(_target: Announced) -> dict[str, TensorBytes]:
+async def _faulty(_target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
     raise RuntimeError("a bug")

@@ -15,14 +15,13 @@ def version(step: int, attempt: int = 1) -> pb.VersionName:
 
 def delta(lease: int, tokens: tuple[int, ...], *, step: int = 0, end: bool = False, prompt=None) -> Delta:
     return Delta(
-        request_id=lease,
+        lease=lease,
         tokens=tokens,
         logprobs=tuple(-float(token) for token in tokens),
         version=step,
         finish_reason="stop" if end else None,
         text="done" if end else None,
         prompt_tokens=prompt,
-        error=None,
     )
 
 
@@ -98,16 +97,7 @@ def test_the_first_message_of_a_lease_has_the_prompt_and_the_last_the_end():
 def test_a_request_refused_at_once_ends_with_its_error():
     outbox = GeneratorOutbox()
     outbox.admit([1], now_s=0.0)
-    refused = Delta(
-        request_id=1,
-        tokens=(),
-        logprobs=(),
-        version=0,
-        finish_reason="error",
-        text=None,
-        prompt_tokens=None,
-        error="prompt too long",
-    )
+    refused = Delta(lease=1, tokens=(), logprobs=(), version=0, finish_reason="error", error="prompt too long")
     outbox.take([refused], version=version(0), now_s=0.0)
     (item,) = outbox.pop(running=False)[0].progress.items
     assert (item.finish_reason, item.error, item.tokens) == ("error", "prompt too long", b"")

@@ -1,7 +1,9 @@
-"""The simulated engine in virtual time: what it gives, when, and that it gives it again."""
+"""The simulated engine in virtual time: what it gives, when, and that it gives it again; turns are samples of their own."""
 
 import math
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 
@@ -9,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import PtlPoint
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
-from streamrl_workers.generator.engines.base import Delta, SampleRequest, SamplingParams, TensorBytes
+from streamrl_workers.generator.engines import engine_creator
+from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.simulated import WRONG_TEXT, SimulatedEngine
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from support import engine_requests
 
 WEIGHTS = {"w": TensorBytes("uint8", (5,), memoryview(b"12345"))}
 CURVE = (PtlPoint(batch=1, milliseconds=10.0), PtlPoint(batch=5, milliseconds=30.0))
@@ -43,18 +48,9 @@ def make(
     return engine
 
 
-def request(
-    request_id: int, *, prompt: str = " 42 ", seed: int = 0, prefix: tuple[int, ...] = (), max_tokens: int = 100
-) -> SampleRequest:
-    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=None, max_tokens=max_tokens, stop=())
-    return SampleRequest(
-        request_id=request_id,
-        group_id=0,
-        prompt=prompt,
-        prefix_tokens=prefix,
-        sampling=sampling,
-        seed=seed,
-        pinned=request_id % 2 == 0,
+def request(number: int, *, prompt: str = " 42 ", max_tokens: int = 100, **fields: object) -> pb.SampleRequest:
+    return engine_requests.request(
+        number, prompt, limits=engine_requests.sampling(max_tokens=max_tokens), pinned=number % 2 == 0, **fields
     )
 
 
@@ -70,8 +66,8 @@ def run(engine: SimulatedEngine, clock: Clock) -> list[Delta]:
 def joined(deltas: list[Delta]) -> dict[int, tuple[list[int], list[float]]]:
     by_request: dict[int, tuple[list[int], list[float]]] = defaultdict(lambda: ([], []))
     for delta in deltas:
-        by_request[delta.request_id][0].extend(delta.tokens)
-        by_request[delta.request_id][1].extend(delta.logprobs)
+        by_request[delta.lease][0].extend(delta.tokens)
+        by_request[delta.lease][1].extend(delta.logprobs)
     return dict(by_request)
 
 
@@ -105,7 +101,7 @@ def test_an_idle_engine_saves_up_no_time() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seeds=st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=8),
+    seeds=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8),
     naps=st.lists(st.floats(0, 0.3), max_size=30),
     time_scale=st.sampled_from([0.0, 0.5, 1.0]),
 )
@@ -118,7 +114,7 @@ def test_each_ends_once_and_alike_whatever_the_pace(seeds: list[int], naps: list
         clock.now_s += nap
         deltas += engine.step()
     deltas += run(engine, clock)
-    assert sorted(d.request_id for d in deltas if d.finish_reason is not None) == list(range(len(seeds)))
+    assert sorted(d.lease for d in deltas if d.finish_reason is not None) == list(range(len(seeds)))
     assert all((d.text is None) == (d.finish_reason is None) and d.version == 3 for d in deltas)
     alone = make(time_scale=0)
     for i, seed in enumerate(seeds):
@@ -153,13 +149,13 @@ def test_lengths_and_verdicts_follow_the_spec() -> None:
     assert lengths[-1] > 250
     correct = [d for d in done if d.text != WRONG_TEXT]
     assert 0.27 < len(correct) / 4000 < 0.33
-    assert all(d.text == str(d.request_id % 1000) for d in correct)
+    assert all(d.text == str(d.lease % 1000) for d in correct)
 
 
 def test_samples_of_a_prompt_resemble_each_other() -> None:
     engine = make(slots=4000, time_scale=0, sigma=1.0, mean_tokens=100)
     engine.add([request(i, seed=i, prompt=str(i // 2), max_tokens=100_000) for i in range(4000)])
-    length = {d.request_id: math.log(len(d.tokens)) for d in engine.step()}
+    length = {d.lease: math.log(len(d.tokens)) for d in engine.step()}
     pairs = [(length[i], length[i + 1]) for i in range(0, 4000, 2)]
     correlation = statistics.correlation(*zip(*pairs, strict=True))
     assert 0.4 < correlation < 0.6
@@ -196,3 +192,44 @@ def test_thousands_of_samples_a_second() -> None:
         engine.add([request(i, seed=i, prompt=str(i // 8)) for i in range(first, first + 64)])
         assert len(engine.step()) == 64
     assert count / (time.process_time() - began_s) > 5000
+
+
+def run_alone(number: int, **fields: object) -> list[Delta]:
+    """The deltas of one request, all at once."""
+    engine = make(slots=1, time_scale=0.0, mean_tokens=12.0, sigma=1.0)
+    deltas = [*engine.add([request(number, **fields)]), *engine.step()]
+    assert engine.active() == 0
+    return deltas
+
+
+@given(seed=st.integers(0, 2**64 - 1), observation=st.text(max_size=8), cut=st.floats(0, 1))
+def test_a_turn_is_the_same_however_it_is_cut(seed: int, observation: str, cut: float) -> None:
+    (first,) = run_alone(0, seed=seed)
+    (turn,) = run_alone(1, seed=seed, prefix=first.tokens, context_tokens=len(first.tokens), observation=observation)
+    assert turn.observation_tokens == tuple(observation.encode())
+    assert 1 <= len(turn.tokens) <= 100
+    context = (*first.tokens, *turn.observation_tokens)
+    had = turn.tokens[: int(cut * (len(turn.tokens) - 1))]
+    (rest,) = run_alone(2, seed=seed, prefix=(*context, *had), context_tokens=len(context))
+    assert (*had, *rest.tokens) == turn.tokens
+    assert (rest.text, rest.finish_reason, rest.observation_tokens) == (turn.text, turn.finish_reason, ())
+
+
+def test_turns_differ() -> None:
+    (first,) = run_alone(0)
+    lengths = {len(run_alone(1, prefix=(0,) * context, context_tokens=context)[0].tokens) for context in range(1, 30)}
+    assert len(lengths) > 5
+    assert run_alone(0)[0] == first
+
+
+def test_an_unknown_engine_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="'vlm' is unknown, known are: hf, simulated"):
+        engine_creator("vlm")
+
+
+def test_the_simulated_engine_needs_no_torch() -> None:
+    code = (
+        "import sys; from streamrl.spec.generators import SimulatedEngineSpec as S; from streamrl_workers.generator.engines import EngineOptions, create_simulated;"
+        "create_simulated(EngineOptions(spec=S(slots=2))); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})

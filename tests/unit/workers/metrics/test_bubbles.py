@@ -1,8 +1,8 @@
 """The wall partition: its parts add up after any sequence, and the skew rule is the design's."""
 
+import dataclasses
 import json
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,14 @@ from streamrl_workers.metrics.bubbles import (
     CAUSES,
     PARTS,
     BubbleSink,
-    Clocks,
+    GeneratorState,
     ProcessWall,
     Recorder,
     WallPartition,
     WallState,
     bubble_ratios,
     generating,
+    generator_wall,
     idle,
 )
 from streamrl_workers.metrics.jsonl import read_jsonl
@@ -149,7 +150,7 @@ def test_recorder_writes_cumulative_seconds_to_file_and_counters(tmp_path: Path)
     now = [1000.0]
     metrics = ProcessMetrics(role="generator", process="g")
     sink = opened(tmp_path / "g.jsonl")
-    recorder = Recorder(sink=sink, metrics=metrics, clocks=Clocks(monotonic_s=lambda: now[0], unix_s=time.time))
+    recorder = Recorder(sink=sink, metrics=metrics, clock_s=lambda: now[0])
     now[0] += 2.0
     with recorder.during("busy"):
         now[0] += 3.0
@@ -177,3 +178,44 @@ def test_lines_are_json_of_plain_numbers(tmp_path: Path):
     sink.close()
     (line,) = (tmp_path / "g.jsonl").read_text().splitlines()
     assert json.loads(line)["parts"]["busy"] == 0.333333
+
+
+IDLE = GeneratorState(
+    connected=True,
+    usable=True,
+    swapping=False,
+    pulling=False,
+    blocked=False,
+    active=0,
+    slots=8,
+    queued=False,
+    idle_cause="no_prompts",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, WallState(part="pipeline_no_prompts")),
+        ({"connected": False}, WallState(part="other")),
+        ({"connected": False, "active": 3, "usable": False}, WallState(part="other")),
+        ({"usable": False}, WallState(part="weights")),
+        ({"usable": False, "idle_cause": "staleness"}, WallState(part="weights")),
+        ({"swapping": True, "active": 8}, WallState(part="weights")),
+        ({"active": 2}, generating(active=2, slots=8, waiting=False)),
+        ({"active": 2}, WallState(part="busy", skew_share=0.75)),
+        ({"active": 2, "queued": True}, WallState(part="busy")),
+        ({"active": 2, "pulling": True}, WallState(part="busy", skew_share=0.75)),
+        ({"active": 2, "idle_cause": "staleness"}, WallState(part="busy", skew_share=0.75)),
+        ({"active": 2, "blocked": True}, WallState(part="pipeline_back_pressure")),
+        ({"idle_cause": "staleness"}, WallState(part="pipeline_staleness")),
+        ({"idle_cause": "staleness", "pulling": True}, WallState(part="weights")),
+        ({"idle_cause": "phase"}, WallState(part="pipeline_phase")),
+        ({"idle_cause": "phase", "pulling": True}, WallState(part="weights")),
+        ({"idle_cause": "no_weights"}, WallState(part="weights")),
+        ({"idle_cause": "back_pressure", "pulling": True}, WallState(part="pipeline_back_pressure")),
+        ({"idle_cause": "ended"}, WallState(part="other")),
+    ],
+)
+def test_which_part_each_situation_of_a_generator_belongs_to(changes, state):
+    assert generator_wall(dataclasses.replace(IDLE, **changes)) == state

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from streamrl.errors import UserError
-from streamrl.spec.model import ScratchModel
+from streamrl.spec.model import HuggingFaceModel, ScratchModel
+from streamrl_workers.models import load
 from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 
@@ -95,3 +96,15 @@ def test_a_broken_tokenizer_is_one_line(tmp_path: Path) -> None:
 def test_no_character_is_no_vocabulary() -> None:
     with pytest.raises(UserError, match="non-empty text"):
         build_tokenizer(frozenset(), max_positions=8)
+
+
+@pytest.mark.parametrize("error", [OSError("cannot reach the hub\nsecond line"), ValueError("bad name"), OSError()])
+def test_what_the_hub_raises_is_one_line(monkeypatch, error: Exception) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(load, "snapshot_download", refuse)
+    with pytest.raises(UserError, match="cannot be fetched") as caught:
+        load.download(HuggingFaceModel(name="org/model", revision="v1"))
+    assert "org/model@v1" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -94,17 +94,6 @@ def test_a_single_file_will_do(tmp_path: Path, save: Any) -> None:
     assert prompts(opened(tmp_path, path=f"data/{file.name}"), "train", 5) == prompts(opened(tmp_path), "train", 5)
 
 
-def test_each_pass_has_every_row_once_in_an_order_of_its_own_and_the_seed_gives_it(tmp_path: Path) -> None:
-    save_one(tmp_path / "data")
-    one, same, other = (opened(tmp_path, seed=seed) for seed in (1, 1, 2))
-    passes = [[one.item("train", 45 * epoch + i).prompt for i in range(45)] for epoch in range(3)]
-    assert len({tuple(sorted(each)) for each in passes}) == 1
-    assert len({tuple(each) for each in passes}) == 3
-    assert [same.item("train", i) for i in (100, 3, 3)] == [one.item("train", i) for i in (100, 3, 3)]
-    assert prompts(other, "train", 45) != passes[0]
-    assert prompts(other, "held_out", 5) == prompts(one, "held_out", 5)
-
-
 def test_a_split_for_evaluation_is_taken_whole_and_its_prompts_leave_the_training_split(tmp_path: Path) -> None:
     train, test = rows(20), rows(10, first=15)
     DatasetDict({"train": Dataset.from_dict(train), "test": Dataset.from_dict(test)}).save_to_disk(tmp_path / "data")

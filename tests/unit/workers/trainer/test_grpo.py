@@ -37,11 +37,6 @@ def test_advantages(rewards, expected):
     assert [a for a, _ in known] == pytest.approx([e for _, e in known], abs=1e-5)
 
 
-def test_advantages_without_the_standard_deviation():
-    rule = create_algorithm(trainer_spec(algorithm={"normalizeStd": False}))
-    assert rule.advantages(_outcomes([0.0, 3.0])) == [-1.5, 1.5]
-
-
 def _reference(logprob: float, behaviour: float, advantage: float, *, low: float, high: float, cap: float) -> float:
     ratio = math.exp(logprob - behaviour)
     clipped = ratio

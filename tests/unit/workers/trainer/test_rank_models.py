@@ -9,13 +9,16 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from streamrl.errors import UserError
-from streamrl_workers.generator.engines.hf.engine import create as create_generator
+from streamrl.spec.generators import HfEngineSpec
+from streamrl_workers.generator.engines import create_hf
+from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.load import load_model
-from streamrl_workers.trainer.engines import sharding
+from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
 from streamrl_workers.trainer.engines.packing import pack_sample
-from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, build_worker, create
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
+from streamrl_workers.trainer.engines.worker import RankWorker
 from support.tiny_folder import tiny_folder
 from support.trainer_groups import make_group, trainer_spec
 
@@ -38,6 +41,11 @@ def _engine(model: Path, **job: Any) -> TorchEngine:
     return create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
 
 
+def _worker(model: Path, **job: Any) -> RankWorker:
+    spec = trainer_spec(**job)
+    return RankWorker(build_models(spec, model_path=str(model), device=CPU), spec=spec)
+
+
 def _step(engine: TorchEngine, step: int = 0) -> dict[str, float]:
     engine.begin_step(step, attempt=1)
     engine.add([make_group(number) for number in range(3)])
@@ -56,8 +64,7 @@ def _batch() -> Any:
 
 def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
     samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
-    plain = build_worker(trainer_spec(), model_path=str(model), device=CPU)
-    thrifty = build_worker(trainer_spec(activationCheckpointing=True), model_path=str(model), device=CPU)
+    plain, thrifty = _worker(model), _worker(model, activationCheckpointing=True)
     saved: list[int] = []
     for worker in (plain, thrifty):
         kept = 0
@@ -92,8 +99,8 @@ def test_bf16_trains_in_bfloat16_or_is_refused(model: Path) -> None:
     assert measured["loss"] != expected["loss"]
     assert measured["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=0.2)
     assert {tensor.dtype for tensor in engine.tensors().values()} == {"bfloat16"}
-    worker = build_worker(trainer_spec(precision="BF16"), model_path=str(model), device=CPU)
-    assert {gradient.dtype for gradient in worker.gradients().values()} == {torch.float32}
+    gradients = _worker(model, precision="BF16").gradients()
+    assert {gradient.dtype for gradient in gradients.values()} == {torch.float32}
 
 
 def test_hardware_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
@@ -107,10 +114,8 @@ def test_generators_take_what_a_bf16_trainer_publishes(model: Path) -> None:
     published = {
         name: t.to(dtype) for name, t in load_model(str(model)).state_dict().items() if name != "lm_head.weight"
     }
-    generator = create_generator(model_path=str(model), slots=2, threads=1, precision="BF16")
-    from streamrl_workers.trainer.engines.model_files import _bytes_of
-
-    generator.load_weights(version=0, tensors={name: _bytes_of(t) for name, t in published.items()})
+    generator = create_hf(EngineOptions(spec=HfEngineSpec(slots=2), model_path=str(model), threads=1, precision="BF16"))
+    generator.load_weights(version=0, tensors={name: model_files._bytes_of(t) for name, t in published.items()})
 
 
 def test_published_adapters_are_merged_and_the_base_stays(model: Path, tmp_path: Path) -> None:

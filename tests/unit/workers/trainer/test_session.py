@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.trainer.engines.engine import RetryError
-from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError, TrainerIdentity
+from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from support.trainer_groups import make_group
 
 WINDOW_BYTES = 10_000
@@ -16,7 +16,7 @@ class Wire:
     """A session and all that it said."""
 
     def __init__(self, *, step: int = 0) -> None:
-        identity = TrainerIdentity(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
+        identity = pb.TrainerHello(trainer_id="trainer-0", instance="i", weights_address="127.0.0.1:1")
         self.session = Session(identity, step=step, window_bytes=WINDOW_BYTES)
         self.said: list[pb.TrainerEvent] = []
 

@@ -14,14 +14,7 @@ def create_hf(options: EngineOptions) -> Engine:
     """Over a transformers model, on the GPU where there is one."""
     from streamrl_workers.generator.engines.hf.engine import create
 
-    assert options.model_path is not None
-    return create(
-        model_path=options.model_path,
-        slots=options.spec.slots,
-        threads=options.threads,
-        add_special_tokens=options.add_special_tokens,
-        precision=options.precision,
-    )
+    return create(options)
 
 
 def create_simulated(options: EngineOptions) -> Engine:

@@ -1,6 +1,7 @@
 """What every engine is: the `Engine` protocol and the values that cross between the engine loop and an engine.
 
-Does not own any engine, the link, waiting. Knows neither torch nor the wire: so an engine also runs alone (`streamrl generate`).
+A request is the message that the scheduler issues (`SampleRequest` of the protocol). Does not own any engine, the link, waiting.
+Knows no torch and no connection: so an engine also runs alone (`streamrl generate`).
 
 Invariants that every engine keeps:
 - Calls are synchronous and come from one thread; `load_weights` falls between two steps.
@@ -15,11 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
 from streamrl_workers.weights.hashing import TensorBytes
-
-__all__ = ["Delta", "Engine", "EngineOptions", "FinishReason", "SampleRequest", "SamplingParams", "TensorBytes"]
 
 FinishReason = Literal["stop", "length", "error"]
 
@@ -37,43 +37,17 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the tokens of one completion are drawn."""
-
-    temperature: float  # 0 = greedy; its log-probs are then those at temperature 1
-    top_p: float  # (0, 1]; 1 = off
-    top_k: int | None  # tokens; None = off
-    max_tokens: int  # longest completion (of one turn), prefix included and context not
-    stop: tuple[str, ...]  # the completion ends with the token that completes one of these
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRequest:
-    """One sample to generate."""
-
-    request_id: int  # the lease, unique per issue
-    group_id: int  # requests of one group have the same prompt
-    prompt: str  # text; the engine tokenizes it
-    prefix_tokens: tuple[int, ...]  # completion tokens already received; generation continues behind them
-    sampling: SamplingParams
-    seed: int  # any 64 bits, signed or unsigned
-    pinned: bool  # must be generated under one weight version; the link loop sees to it
-    context_tokens: int = 0  # so many of prefix_tokens are earlier turns; text, stop and max_tokens count behind them
-    observation: str = ""  # follows the prefix, which is then all context; tokenized without special tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What one request gained in one step."""
 
-    request_id: int
+    lease: int  # of the request
     tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included
     logprobs: tuple[float, ...]  # one per token, at the sampling temperature, before top-p/top-k
     version: int  # the weights that made these tokens
-    finish_reason: FinishReason | None  # None while running
-    text: str | None  # whole completion (prefix included, context not), cut before a stop string; only when finished
-    prompt_tokens: tuple[int, ...] | None  # with the first delta of a request
-    error: str | None  # with finish_reason "error"
+    finish_reason: FinishReason | None = None  # None while running
+    text: str | None = None  # whole completion (prefix included, context not), cut before a stop string; when finished
+    prompt_tokens: tuple[int, ...] | None = None  # with the first delta of a request
+    error: str | None = None  # with finish_reason "error"
     observation_tokens: tuple[int, ...] = ()  # of the request's observation, with its first token
 
 
@@ -97,7 +71,7 @@ class Engine(Protocol):
     def free(self) -> int:
         """Slots that hold no request."""
 
-    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         """Admit at most `free()` requests; needs weights.
 
         Returns the last deltas of those that end at once: refused ones (finish reason "error"), and
@@ -110,8 +84,8 @@ class Engine(Protocol):
     def step_seconds(self) -> float:
         """How long to wait before `step` has something to give; 0 for an engine that computes."""
 
-    def cancel(self, request_ids: Collection[int]) -> None:
-        """Forget these requests and free their slots; unknown ids are not an error (they may just have ended)."""
+    def cancel(self, leases: Collection[int]) -> None:
+        """Forget these requests and free their slots; unknown leases are not an error (they may just have ended)."""
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
         """Replace the weights; active requests go on under the new ones. All or nothing: ValueError changes nothing."""

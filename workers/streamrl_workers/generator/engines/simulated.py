@@ -23,9 +23,11 @@ from statistics import NormalDist
 from typing import Final, TypeVar
 
 from streamrl.latency import LatencyCurve
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
-from streamrl_workers.generator.engines.base import Delta, FinishReason, SampleRequest, TensorBytes
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.generator.engines.base import Delta, FinishReason
+from streamrl_workers.stream.packing import count_32
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 _T = TypeVar("_T")
 
@@ -69,7 +71,7 @@ class SimulatedSample:
         return _cut(_LOGPROBS, start=self.start + first, count=count)
 
 
-def draw_sample(request: SampleRequest, *, context: int = 0, spec: SimulatedSpec, seed: int) -> SimulatedSample:
+def draw_sample(request: pb.SampleRequest, *, context: int = 0, spec: SimulatedSpec, seed: int) -> SimulatedSample:
     """The turn that a request gets behind `context` tokens of earlier turns; `seed` is the engine's."""
     by_prompt, by_seed, verdict, start = _uniforms(request, context=context, seed=seed)
     z = (_NORMAL.inv_cdf(by_prompt) + _NORMAL.inv_cdf(by_seed)) * math.sqrt(0.5)
@@ -84,7 +86,7 @@ def draw_sample(request: SampleRequest, *, context: int = 0, spec: SimulatedSpec
     )
 
 
-def _uniforms(request: SampleRequest, *, context: int, seed: int) -> tuple[float, float, float, float]:
+def _uniforms(request: pb.SampleRequest, *, context: int, seed: int) -> tuple[float, float, float, float]:
     """Four numbers in (0, 1): one by the prompt alone, three by prompt, context and seed."""
     key = seed.to_bytes(16, "little", signed=True)
     prompt = hashlib.blake2b(request.prompt.encode(), digest_size=8, key=key).digest()
@@ -112,7 +114,7 @@ _TIME_SLACK = 1e-9
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Active:
-    request: SampleRequest
+    request: pb.SampleRequest
     sample: SimulatedSample
     done: int  # tokens of this turn given, prefix included and context not
     observed: tuple[int, ...] = ()
@@ -166,27 +168,27 @@ class SimulatedEngine:
         }
         self.version = version
 
-    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
         if not self._active:
             self._now_s = self._clock()  # an idle engine does not save up time
         admitted = [self._admit(request) for request in requests]
-        self._active.update({a.request.request_id: a for a in admitted if a.remaining > 0})
+        self._active.update({a.request.lease: a for a in admitted if a.remaining > 0})
         return [self._delta(a, tokens=0) for a in admitted if a.remaining <= 0]
 
     def step(self) -> list[Delta]:
         """What has become due since the last step; nothing if `step_seconds` is not over."""
         gained = self._advance()
-        deltas = [self._delta(self._active[request_id], tokens=tokens) for request_id, tokens in gained.items()]
-        for request_id in gained:
-            if self._active[request_id].remaining == 0:
-                del self._active[request_id]
+        deltas = [self._delta(self._active[lease], tokens=tokens) for lease, tokens in gained.items()]
+        for lease in gained:
+            if self._active[lease].remaining == 0:
+                del self._active[lease]
         return deltas
 
-    def cancel(self, request_ids: Collection[int]) -> None:
-        for request_id in request_ids:
-            self._active.pop(request_id, None)
+    def cancel(self, leases: Collection[int]) -> None:
+        for lease in leases:
+            self._active.pop(lease, None)
 
     def _advance(self) -> dict[int, int]:
         """Tokens that each request gains until now. Goes from one sequence's end to the next: in between the batch is constant."""
@@ -201,13 +203,13 @@ class SimulatedEngine:
             given += steps
             if given < end:
                 break
-        return {request_id: min(given, a.remaining) for request_id, a in self._active.items()} if given else {}
+        return {lease: min(given, a.remaining) for lease, a in self._active.items()} if given else {}
 
-    def _admit(self, request: SampleRequest) -> _Active:
+    def _admit(self, request: pb.SampleRequest) -> _Active:
         observed = tuple(request.observation.encode())
         context = request.context_tokens + len(observed)
         sample = draw_sample(request, context=context, spec=self._spec, seed=self._seed)
-        done = len(request.prefix_tokens) + len(observed) - context
+        done = count_32(request.prefix_tokens) + len(observed) - context
         return _Active(request=request, sample=sample, done=done, observed=observed)
 
     def _delta(self, active: _Active, *, tokens: int) -> Delta:
@@ -220,13 +222,12 @@ class SimulatedEngine:
         active.reported = True
         ended = active.remaining <= 0
         return Delta(
-            request_id=active.request.request_id,
+            lease=active.request.lease,
             tokens=sample.tokens(first=first, count=tokens),
             logprobs=sample.logprobs(first=first, count=tokens),
             version=self.version,
             finish_reason=sample.reason if ended else None,
             text=sample.text if ended else None,
             prompt_tokens=prompt_tokens,
-            error=None,
             observation_tokens=observation_tokens,
         )

@@ -130,7 +130,8 @@ def _several_ranks(setup: EngineSetup, ranks: ProcessGroup) -> Ranks:
 def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | None = None) -> RankWorker:
     if setup.model_path is None:
         raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
-    return build_worker(setup.spec, model_path=setup.model_path, device=device, mesh=mesh)
+    models = build_models(setup.spec, model_path=setup.model_path, device=device, mesh=mesh)
+    return RankWorker(models, spec=setup.spec)
 
 
 def _prepare_torch(setup: EngineSetup) -> None:
@@ -138,17 +139,10 @@ def _prepare_torch(setup: EngineSetup) -> None:
         torch.set_num_threads(setup.threads)
 
 
-def build_worker(
-    spec: RLJobSpec, *, model_path: str, device: torch.device, mesh: DeviceMesh | None = None
-) -> RankWorker:
-    """The worker of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
-    return RankWorker(build_models(spec, model_path=model_path, device=device, mesh=mesh), spec=spec)
-
-
 def build_models(
     spec: RLJobSpec, *, model_path: str, device: torch.device, mesh: DeviceMesh | None = None
 ) -> RankModels:
-    """The models of this rank."""
+    """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
     torch.manual_seed(spec.seed)

@@ -63,9 +63,15 @@ class TrainingStep(ABC):
     def add(self, group: pb.Group) -> None:
         """Take a group."""
 
-    @abstractmethod
     def advance(self, *, idle: bool) -> bool:
         """Do one micro-step if enough waits."""
+        batches = self._pending.take(idle=idle)
+        self._pass(batches)
+        return bool(batches)
+
+    @abstractmethod
+    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
+        """What a micro-step does with samples that have waited."""
 
     @abstractmethod
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
@@ -118,11 +124,8 @@ class GroupStep(TrainingStep):
         for waiting in packed:
             self._pending.add(waiting)
 
-    def advance(self, *, idle: bool) -> bool:
-        """Forward and backward over what waits."""
-        batches = self._pending.take(idle=idle)
+    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         self._accumulate(batches)
-        return bool(batches)
 
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """The rest of the samples, then the update."""
@@ -156,23 +159,17 @@ class BatchStep(TrainingStep):
             if self._prepares:
                 self._pending.add(packed)
 
-    def advance(self, *, idle: bool) -> bool:
-        """Prepare what waits."""
-        batches = self._pending.take(idle=idle)
-        self._prepare(batches)
-        return bool(batches)
-
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """Prepare the rest, form advantages, and go through the epochs."""
         del metrics
-        self._prepare(self._pending.take_all())
+        self._pass(self._pending.take_all())
         batch = [self._batch[name] for name in sorted(self._batch)]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
         samples = [_with(sample, values=found) for (_, sample), found in zip(batch, values, strict=True)]
         updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
         return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(samples)}
 
-    def _prepare(self, batches: Sequence[list[PackedSample]]) -> None:
+    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
         for payloads in rounds(batches, ranks=self._ranks.size):
             for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):

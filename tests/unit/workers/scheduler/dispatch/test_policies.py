@@ -15,7 +15,7 @@ from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
-from streamrl_workers.scheduler.groups.lifecycle import sample_seed
+from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 
 LENGTHS = [20.0, 5.0, 60.0, 10.0, 60.0]

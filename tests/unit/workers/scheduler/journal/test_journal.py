@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -276,13 +275,12 @@ def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
     """A limit on file size is what a full disk looks like from inside the process."""
     path = tmp_path / "j.sqlite"
     child = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(path)],
+        ["prlimit", f"--fsize={3 * 2**20}", sys.executable, "-c", _FULL_DISK, str(path)],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
         cwd=Path(__file__).parents[4],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20)),
     )
     *durable, last = child.stdout.splitlines()
     assert str(path) in last

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from streamrl_workers.generator.engines.base import SampleRequest
+from streamrl.proto import stream_pb2 as pb
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -104,7 +104,7 @@ def _filtered(probs_bv: torch.Tensor, draw: Draw) -> torch.Tensor:
 class ActiveSequence:
     """A request in a slot."""
 
-    request: SampleRequest
+    request: pb.SampleRequest
     prompt: tuple[int, ...]
     completion: list[int]  # prefix and observation included
     limit: int  # tokens of the completion at most, context included
@@ -187,7 +187,7 @@ class BatchState:
         active = len(self)
         samplings = [seq.request.sampling for seq in self.sequences]
         tempered = any(sampling.temperature != 1.0 for sampling in samplings)
-        filtered = any(sampling.top_p < 1.0 or sampling.top_k is not None for sampling in samplings)
+        filtered = any(sampling.top_p < 1.0 or sampling.top_k for sampling in samplings)
         return Draw(
             uniforms_b=uniforms(self._whole[2, :active], positions_b=self.positions),
             temperature_b=self._real[0, :active].float() if tempered else None,

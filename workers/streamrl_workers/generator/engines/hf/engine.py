@@ -11,26 +11,21 @@ anew, so that a log-prob is what a plain forward of the named version gives (inv
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from streamrl_workers.generator.engines.base import (
-    Delta,
-    FinishReason,
-    SampleRequest,
-    SamplingParams,
-    TensorBytes,
-)
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, FinishReason
 from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence, BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.hf.text import PromptTokens, Stopping
 from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.stream.packing import unpack_int32
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 
 class HfEngine:
@@ -42,21 +37,21 @@ class HfEngine:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         slots: int,
-        limit_tokens: int,
-        end_ids: frozenset[int],
         add_special_tokens: bool = True,
     ) -> None:
+        """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported."""
+        check_supported(model)
         self.slots = slots
         self.version: int | None = None
-        self._limit_tokens = limit_tokens
+        self._limit_tokens = _limit_tokens(model.config)
         self._vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
-            self._runner = Runner(model=model, slots=slots, limit_tokens=limit_tokens)
+            self._runner = Runner(model=model, slots=slots, limit_tokens=self._limit_tokens)
         self._parameters = Parameters(model)
         self._batch = BatchState(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
         self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
         self._prefill = Prefill(self._runner)
-        self._stopping = Stopping(tokenizer=tokenizer, end_ids=end_ids)
+        self._stopping = Stopping(tokenizer=tokenizer, end_ids=_end_ids(model, tokenizer))
 
     def active(self) -> int:
         return len(self._batch)
@@ -84,7 +79,7 @@ class HfEngine:
         self._prefill.fill(self._batch.sequences, first_row=0)
 
     @torch.inference_mode()
-    def add(self, requests: Sequence[SampleRequest]) -> list[Delta]:
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
         results = [self._admit(request) for request in requests]
@@ -108,11 +103,11 @@ class HfEngine:
         return deltas
 
     @torch.inference_mode()
-    def cancel(self, request_ids: Collection[int]) -> None:
-        wanted = set(request_ids)
-        self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.request_id in wanted])
+    def cancel(self, leases: Collection[int]) -> None:
+        wanted = set(leases)
+        self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.lease in wanted])
 
-    def _admit(self, request: SampleRequest) -> ActiveSequence | Delta:
+    def _admit(self, request: pb.SampleRequest) -> ActiveSequence | Delta:
         """A sequence to put into a slot, or the last delta of a request that needs none."""
         what = "prompt"
         try:
@@ -126,7 +121,7 @@ class HfEngine:
         seq = ActiveSequence(
             request=request,
             prompt=prompt,
-            completion=[*request.prefix_tokens, *observed],
+            completion=[*unpack_int32(request.prefix_tokens), *observed],
             limit=min(context + request.sampling.max_tokens, self._limit_tokens - len(prompt)),
             context=context,
             observed=observed,
@@ -171,7 +166,7 @@ class HfEngine:
         observation_tokens = seq.observed if tokens and not seq.reported else ()
         seq.reported = True
         return Delta(
-            request_id=seq.request.request_id,
+            lease=seq.request.lease,
             tokens=tokens,
             logprobs=logprobs,
             version=self.version,
@@ -210,55 +205,27 @@ _DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
 """What the trainer publishes under each precision: bytes are taken as they come, never converted."""
 
 
-def create(
-    *,
-    model_path: str,
-    slots: int,
-    threads: int | None = None,
-    add_special_tokens: bool = True,
-    precision: Literal["FP32", "BF16"] = "FP32",
-) -> HfEngine:
-    """The engine, without weights: they come by `load_weights`. `add_special_tokens`: to prompts, as the tokenizer does."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    model = load_structure(model_path, dtype=_DTYPES[precision])
+def create(options: EngineOptions) -> HfEngine:
+    """The engine, without weights: they come by `load_weights`."""
+    assert options.model_path is not None
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    model = load_structure(options.model_path, dtype=_DTYPES[options.precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
-    tokenizer = load_tokenizer(model_path)
-    return build(
-        model=model,
-        tokenizer=tokenizer,
-        slots=slots,
-        add_special_tokens=add_special_tokens,
-    )
-
-
-def build(
-    *,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    slots: int,
-    max_total_tokens: int | None = None,
-    add_special_tokens: bool = True,
-) -> HfEngine:
-    """The engine over a model and a tokenizer at hand; the model becomes the engine's own."""
-    check_supported(model)
     return HfEngine(
         model=model,
-        tokenizer=tokenizer,
-        slots=slots,
-        limit_tokens=_limit_tokens(model.config, max_total_tokens),
-        end_ids=_end_ids(model, tokenizer),
-        add_special_tokens=add_special_tokens,
+        tokenizer=load_tokenizer(options.model_path),
+        slots=options.spec.slots,
+        add_special_tokens=options.add_special_tokens,
     )
 
 
-def _limit_tokens(config: PreTrainedConfig, max_total_tokens: int | None) -> int:
-    """Prompt and completion together: what the model has positions for, or less if so asked."""
+def _limit_tokens(config: PreTrainedConfig) -> int:
+    """Prompt and completion together: what the model has positions for."""
     positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    bounds = [bound for bound in (positions, max_total_tokens) if bound is not None]
-    if not bounds:
-        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings; give max_total_tokens")
-    return min(bounds)
+    if positions is None:
+        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings")
+    return positions
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -270,10 +237,11 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
 
 MOST_SLOTS = 64
 """More prompts than this take turns."""
+_SEEDS = 1 << 64
 
 
 def complete(
-    prompts: Sequence[str], *, model_path: str, sampling: SamplingParams, seed: int, add_special_tokens: bool = True
+    prompts: Sequence[str], *, model_path: str, sampling: pb.Sampling, seed: int, add_special_tokens: bool = True
 ) -> list[str]:
     """Completion of each prompt, in their order. `add_special_tokens`: to prompts, as the tokenizer does.
 
@@ -283,7 +251,7 @@ def complete(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     model = load_model(model_path)
     weights = Parameters(model).snapshot()
-    engine = build(
+    engine = HfEngine(
         model=model,
         tokenizer=load_tokenizer(model_path),
         slots=min(MOST_SLOTS, len(prompts)),
@@ -291,9 +259,7 @@ def complete(
     )
     engine.load_weights(version=0, tensors=weights)
     waiting = [
-        SampleRequest(
-            request_id=i, group_id=i, prompt=p, prefix_tokens=(), sampling=sampling, seed=seed + i, pinned=False
-        )
+        pb.SampleRequest(lease=i, group_id=i, prompt=p, sampling=sampling, seed=(seed + i) % _SEEDS)
         for i, p in enumerate(prompts)
     ]
     texts: dict[int, str] = {}
@@ -301,5 +267,5 @@ def complete(
         admitted, waiting = waiting[: engine.free()], waiting[engine.free() :]
         for delta in [*engine.add(admitted), *engine.step()]:
             if delta.finish_reason is not None:
-                texts[delta.request_id] = delta.text or "" if delta.error is None else f" [{delta.error}]"
+                texts[delta.lease] = delta.text or "" if delta.error is None else f" [{delta.error}]"
     return [texts[i] for i in range(len(prompts))]

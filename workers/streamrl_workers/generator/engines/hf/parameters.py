@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from transformers import PreTrainedModel
 
-from streamrl_workers.generator.engines.base import TensorBytes
+from streamrl_workers.weights.hashing import TensorBytes
 
 
 class Parameters:

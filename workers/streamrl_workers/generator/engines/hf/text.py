@@ -63,7 +63,7 @@ class Stopping:
         token = seq.completion[-1]
         if token in self._end_ids:
             return "stop"
-        stop = seq.request.sampling.stop
+        stop = tuple(seq.request.sampling.stop)
         if stop and self._may_complete(token, stop=stop) and self._completes(seq.turn, stop=stop):
             return "stop"
         return "length" if len(seq.completion) >= seq.limit else None
