@@ -20,7 +20,7 @@ from dispatch.world import Job, Pool, World
 
 from streamrl.spec.scheduling import Dispatch
 from streamrl_cli.simulation.lengths import correlation_of
-from streamrl_workers.scheduler.dispatch.makespan import Instance, StepTables, dealt, list_seconds
+from streamrl_workers.scheduler.dispatch.makespan import Instance, dealt, list_seconds, step_tables
 
 PAST = 1024
 
@@ -80,7 +80,7 @@ def static_seconds(groups: Sequence[Group], model: Model, *, slots: int, chance:
     chance.shuffle(tokens)
     one = [Instance(generator_id="0", slots=slots, curve=CURVE)]
     own = (tokens[place :: model.instances] for place in range(model.instances))
-    return max(list_seconds(part, StepTables(one), places=dealt(len(part), one)) for part in own)
+    return max(list_seconds(part, step_tables(one), places=dealt(len(part), one)) for part in own)
 
 
 def seconds(

@@ -21,7 +21,7 @@ from cluster.node_fixtures import node, node_cluster, node_namespace, node_possi
 from cluster.operators import Lab, Operator, refused
 
 LONGEST_STEM = 40
-ACCOUNT_S = 30.0
+ACCOUNT_S = 120.0
 OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
 LACK = pytest.StashKey[str]()
 
@@ -92,5 +92,5 @@ def operator(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operat
     made = Operator(own_control_plane, namespace).start()
     yield made.wait_until_leading()
     if made.runs:
-        assert made.stop(deadline_s=5.0) == 0, made.tail()
+        assert made.stop() == 0, made.tail()
     assert refused(own_control_plane, namespace) == set(), "asked for, and not granted by the chart (_rbac.tpl)"

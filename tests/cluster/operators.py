@@ -13,7 +13,7 @@ from cluster.harness import reaper
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
-from cluster.harness.processes import tail, wait_until
+from cluster.harness.processes import ClusterError, tail, wait_until
 from streamrl import keys
 from support.ports import free_port
 
@@ -21,6 +21,10 @@ USER = "streamrl-operator-under-test"
 RESYNC_S = 2.0
 SOON_S = 60.0
 """What the operator does in a fraction of a second, on a machine that builds something else beside it."""
+PAGE_S, END_S = 30.0, 120.0
+"""For an answer of its pages, and for its end."""
+LEASE_S = 30.0
+"""An operator that is not heard for two thirds of it ends, as it should: longer than a busy machine stands still, shorter than `SOON_S`."""
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 _PATHS = {
     "serviceaccounts": "/api/v1",
@@ -61,7 +65,7 @@ class Operator:
             keys.ENV_TRAINER_IMAGE: "trainer:test",
             keys.ENV_GENERATOR_IMAGE: "generator:test",
             keys.ENV_RESYNC_SECONDS: str(RESYNC_S),
-            keys.ENV_LEASE_SECONDS: "6",
+            keys.ENV_LEASE_SECONDS: str(LEASE_S),
             keys.ENV_SIGNALS_PORT: str(self.port),
             keys.ENV_BIND_HOST: "127.0.0.1",
             **environ,
@@ -81,16 +85,16 @@ class Operator:
             )
         return self
 
-    def stop(self, *, kill: bool = False, deadline_s: float = 20.0) -> int:
+    def stop(self, *, kill: bool = False) -> int:
         """End it; the exit code."""
         assert self._process is not None
         self._process.kill() if kill else self._process.terminate()
-        return self._process.wait(deadline_s)
+        return self._process.wait(END_S)
 
-    def ended(self, *, deadline_s: float) -> int:
+    def ended(self) -> int:
         """Wait for its end by itself; the exit code."""
         assert self._process is not None
-        return self._process.wait(deadline_s)
+        return self._process.wait(END_S)
 
     @property
     def runs(self) -> bool:
@@ -100,7 +104,7 @@ class Operator:
     def page(self, name: str) -> tuple[int, str]:
         """(status, text) of a page; status 0: nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{name}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{name}", timeout=PAGE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -108,21 +112,24 @@ class Operator:
             return 0, ""
 
     def metric(self, name: str) -> float:
-        """Sum over all labels of one of its metrics."""
-        lines = [line for line in self.page("metrics")[1].splitlines() if not line.startswith("#")]
+        """Sum over all labels of one of its metrics; a page that is not to be had is no 0."""
+        status, text = self.page("metrics")
+        if status != 200:
+            raise ClusterError(f"the operator's metrics answered {status}; end of {self.log}:\n{self.tail()}")
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     @property
     def leads(self) -> bool:
         """Whether it acts."""
-        return self.metric("streamrl_operator_leader") == 1
+        return "streamrl_operator_leader 1.0" in self.page("metrics")[1].splitlines()
 
-    def wait_until_leading(self, *, deadline_s: float = SOON_S) -> "Operator":
-        """Until it acts and knows all there is."""
+    def wait_until_leading(self) -> "Operator":
+        """Until it acts and knows all there is; one that was killed keeps the Lease for its time."""
         wait_until(
             lambda: self.leads and self.page("readyz")[0] == 200,
             what="the operator to lead",
-            deadline_s=deadline_s,
+            deadline_s=LEASE_S + SOON_S,
             log=self.log,
         )
         return self

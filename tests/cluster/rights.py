@@ -17,7 +17,7 @@ from cluster.harness.processes import wait_until
 from support.chart import CHART, runner
 
 _GROUP = "/apis/rbac.authorization.k8s.io/v1"
-_KNOWN_S = 30.0
+_KNOWN_S = 120.0
 """For the API server's own caches to know of a grant."""
 
 

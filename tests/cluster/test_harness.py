@@ -16,6 +16,8 @@ from cluster.harness.control_plane import ControlPlane
 from cluster.harness.processes import wait_until
 
 TESTS = Path(__file__).parents[1]
+SOON_S = 120.0
+"""A second on an idle machine."""
 OWNER = """
 import signal
 from cluster.harness.control_plane import ControlPlane
@@ -36,8 +38,8 @@ def test_nothing_is_left_of_a_killed_owner(control_plane: Cluster) -> None:
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not reaper.marked(mark), what="the end of a killed owner's processes", deadline_s=30)
-    wait_until(lambda: not Path(folder).exists(), what="the end of its folder", deadline_s=30)
+    wait_until(lambda: not reaper.marked(mark), what="the end of a killed owner's processes", deadline_s=SOON_S)
+    wait_until(lambda: not Path(folder).exists(), what="the end of its folder", deadline_s=SOON_S)
 
 
 def test_the_api_server_comes_back_with_what_it_knew(own_control_plane: ControlPlane, namespace: str) -> None:
@@ -57,7 +59,7 @@ def test_users_and_accounts_have_their_own_rights(own_control_plane: ControlPlan
         own_control_plane.kubectl(
             "create", "rolebinding", "view", "--clusterrole=view", "--group=team-a", "-n", namespace
         )
-        wait_until(lambda: jane.get(pods).ok, what="jane's role", deadline_s=10)
+        wait_until(lambda: jane.get(pods).ok, what="jane's role", deadline_s=SOON_S)
     own_control_plane.kubectl("create", "serviceaccount", "robot", "-n", namespace)
     with Api(own_control_plane.kubeconfig_of_account(namespace, "robot")) as robot:
         assert robot.get(pods).code == 403
@@ -85,5 +87,7 @@ def test_stateful_sets_make_pods_and_pod_security_refuses(control_plane: Cluster
     }
     control_plane.api.create(f"/apis/apps/v1/namespaces/{namespace}/statefulsets", body).expect()
     wait_until(
-        lambda: len(control_plane.get("pods", "-n", namespace)["items"]) == 2, what="two pods of a set", deadline_s=30
+        lambda: len(control_plane.get("pods", "-n", namespace)["items"]) == 2,
+        what="two pods of a set",
+        deadline_s=SOON_S,
     )

@@ -27,7 +27,8 @@ from support.chart import CHART, Helm, runner
 
 ROOT = CHART.parents[1]
 VALUES = ROOT / "tests/chart/values"
-HOOK_S = 60
+HOOK_S = 240
+"""A few seconds on an idle machine."""
 NO_CRDS = ("--set", "crds.install=false")
 """The control plane has them: other tests use them too."""
 KINDS = "deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,jobs,pods"
@@ -148,7 +149,7 @@ def test_crds_are_taken_over_and_stay(control_plane: Cluster, helm: Helm, namesp
 def _uninstalling(control_plane: Cluster, namespace: str) -> Iterator[subprocess.Popen[str]]:
     """`helm uninstall` under way, waiting for its hook."""
     process = subprocess.Popen(
-        [str(tools.tool("helm")), "uninstall", "rl", "--namespace", namespace, "--timeout", "60s"],
+        [str(tools.tool("helm")), "uninstall", "rl", "--namespace", namespace, "--timeout", f"{HOOK_S}s"],
         env=os.environ | {"KUBECONFIG": str(control_plane.kubeconfig)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -332,6 +333,15 @@ def _can(control_plane: Cluster, who: str, verb: str, resource: str, *where: str
     return done.stdout.strip() == "yes"
 
 
+def _wait_allowed(control_plane: Cluster, who: str, verb: str, resource: str, *where: str, name: str = "") -> None:
+    """An API server knows new rules a moment later."""
+    wait_until(
+        lambda: _can(control_plane, who, verb, resource, *where, name=name),
+        what=f"{who} to be allowed to {verb} {resource}",
+        deadline_s=HOOK_S,
+    )
+
+
 MAY = [
     ("patch", "rljobs.streamrl.io"),
     ("patch", "rljobs.streamrl.io/status"),
@@ -360,13 +370,13 @@ def test_rules_of_a_list_of_namespaces(control_plane: Cluster, namespace: str, r
     release("--set", f"watchNamespaces={{{namespace}}}")
     who = f"system:serviceaccount:{namespace}:rl-streamrl"
     for verb, resource in MAY:
-        assert _can(control_plane, who, verb, resource, "--namespace", namespace), (verb, resource)
+        _wait_allowed(control_plane, who, verb, resource, "--namespace", namespace)
         assert not _can(control_plane, who, verb, resource, "--namespace", "default"), (verb, resource)
     for verb, resource in MAY_NOT:
         assert not _can(control_plane, who, verb, resource, "--namespace", namespace), (verb, resource)
     lease = "leases.coordination.k8s.io"
-    assert _can(control_plane, who, "create", lease, "--namespace", namespace)
-    assert _can(control_plane, who, "update", lease, "--namespace", namespace, name="streamrl-operator")
+    _wait_allowed(control_plane, who, "create", lease, "--namespace", namespace)
+    _wait_allowed(control_plane, who, "update", lease, "--namespace", namespace, name="streamrl-operator")
     assert not _can(control_plane, who, "update", lease, "--namespace", namespace, name="another")
 
 
@@ -374,7 +384,7 @@ def test_rules_of_all_namespaces(control_plane: Cluster, namespace: str, release
     release()
     who = f"system:serviceaccount:{namespace}:rl-streamrl"
     for verb, resource in MAY:
-        assert _can(control_plane, who, verb, resource, "--all-namespaces"), (verb, resource)
+        _wait_allowed(control_plane, who, verb, resource, "--all-namespaces")
     for verb, resource in MAY_NOT:
         assert not _can(control_plane, who, verb, resource, "--all-namespaces"), (verb, resource)
     assert not _can(control_plane, who, "update", "leases.coordination.k8s.io", "--namespace", "kube-system")
@@ -389,13 +399,9 @@ def test_people_with_edit_make_jobs_and_scale_pools(
         control_plane.kubectl("create", "rolebinding", name, "-n", namespace, f"--clusterrole={role}", f"--user={name}")
     view, edit = f"{namespace}-view", f"{namespace}-edit"
     here = ("--namespace", namespace)
-    wait_until(
-        lambda: _can(control_plane, edit, "create", "rljobs.streamrl.io", *here),
-        what="the controller manager to aggregate our role into `edit`",
-        deadline_s=HOOK_S,
-    )
+    _wait_allowed(control_plane, edit, "create", "rljobs.streamrl.io", *here)  # our roles are aggregated into these two
+    _wait_allowed(control_plane, view, "watch", "rljobs.streamrl.io", *here)
     assert _can(control_plane, edit, "patch", "generatorpools.streamrl.io/scale", *here)
     assert not _can(control_plane, edit, "patch", "generatorpools.streamrl.io", *here)
     assert not _can(control_plane, edit, "patch", "rljobs.streamrl.io/status", *here)
-    assert _can(control_plane, view, "watch", "rljobs.streamrl.io", *here)
     assert not _can(control_plane, view, "create", "rljobs.streamrl.io", *here)

@@ -31,7 +31,7 @@ http.server.ThreadingHTTPServer(("0.0.0.0", 8080), Answer).serve_forever()
 FETCH = (
     "python3",
     "-c",
-    "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())",
+    "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=30).read().decode())",
 )
 READY = {"readinessProbe": {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}}
 
@@ -130,7 +130,7 @@ def test_the_machines_python_runs_in_every_container(
     check = {**pod["spec"]["containers"][0], "name": "first", "command": ["python", "-c", "import streamrl"]}
     pod["spec"]["initContainers"] = [check]
     node_cluster.apply(pod)
-    ended = wait_ended(node.objects, node_namespace, "torch", deadline_s=120)
+    ended = wait_ended(node.objects, node_namespace, "torch")
     said = logs(node_cluster, node_namespace, "torch")
     assert ended["status"]["phase"] == "Succeeded", said
     assert said.split()[1] == "2.0"

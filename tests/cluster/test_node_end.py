@@ -60,12 +60,12 @@ def test_a_killed_owner_leaves_what_the_next_start_removes(node_possible: None, 
         said = json.loads((tmp_path / "out").read_text())
     finally:
         owner.send_signal(signal.SIGKILL)
-        owner.wait(30)
+        owner.wait(leftovers.GONE_S)
     place = (said["mark"], said["device"], said["pids"])
     wait_until(
         lambda: {kind for kind, found in leftovers.traces(*place).items() if found} <= {"cgroups", "folders"},
         what="the killed owner's processes, devices and routes to be gone",
-        deadline_s=30,
+        deadline_s=leftovers.GONE_S,
     )
     leftovers.clean_stale()
     assert leftovers.wait_gone(*place) == {}

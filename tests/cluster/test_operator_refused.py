@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from cluster.operators import Lab, Operator
+from cluster.harness.processes import wait_until
+from cluster.operators import SOON_S, Lab, Operator
 from streamrl import names
 from support.jobs import simulated_job
 
@@ -40,6 +41,7 @@ def refused(lab: Lab, operator: Operator) -> Lab:
     """A job that runs, whose pool `fixed` was edited into something that the API server refuses."""
     lab.create("rljobs", job())
     lab.wait(lambda: sizes(lab) == RUNNING, "the job to run", operator)
+    lab.wait(lambda: len(lab.list("pods")) == sum(RUNNING.values()), "its pods", operator)
     lab.patch("rljobs", JOB, job(pod=BAD))
     lab.wait(lambda: lab.condition(JOB, "Ready").get("reason") == "Refused", "the refusal to be said", operator)
     assert "resources.requests" in lab.condition(JOB, "Ready")["message"]
@@ -81,6 +83,13 @@ def test_its_end_is_final(refused: Lab, operator: Operator) -> None:
     assert sizes(lab) == STOPPED
 
 
+SMALL = {
+    "metadata": {"name": "small"},
+    "spec": {
+        "selector": {"matchLabels": {"app": "small"}},
+        "template": {"metadata": {"labels": {"app": "small"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+    },
+}
 HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
 
 
@@ -98,6 +107,14 @@ def broken_webhook(lab: Lab) -> Iterator[str]:
         "admissionReviewVersions": ["v1"],
     }
     lab.cluster.api.create(HOOKS, {"metadata": {"name": lab.namespace}, "webhooks": [hook]}).expect()
+    # An API server asks a new webhook a moment later.
+    wait_until(
+        lambda: (
+            "failed calling webhook" in lab.cluster.api.create(lab.path("statefulsets"), SMALL, dryRun="All").message
+        ),
+        what="the API server to ask the webhook",
+        deadline_s=SOON_S,
+    )
     yield f"{HOOKS}/{lab.namespace}"
     lab.cluster.api.delete(f"{HOOKS}/{lab.namespace}")
 

@@ -8,10 +8,10 @@ from cluster.operators import Lab, Operator
 from streamrl import names
 from support.jobs import simulated_job
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
-LONG_S = 120.0
-"""Half a minute goes by before anything is said."""
+LONG_S = 240.0
+"""Half a minute goes by before anything is said; a StatefulSet whose pods are refused tries again after as long as it has tried."""
 LIMITS = {"resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
 
 

@@ -23,7 +23,7 @@ def upgraded(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operat
     made = Operator(own_control_plane, namespace, name="upgraded", **images)
     yield made
     if made.runs:
-        assert made.stop(deadline_s=5.0) == 0, made.tail()
+        assert made.stop() == 0, made.tail()
 
 
 def create(lab: Lab, name: str, **spec: Any) -> None:

@@ -12,7 +12,8 @@ from cluster.harness import policies
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.images import WORKER_IMAGE
 from cluster.harness.node import Node
-from cluster.harness.pods import execute, make_namespace, python_pod, wait_ready
+from cluster.harness.pods import READY_S, execute, make_namespace, python_pod, wait_ready
+from cluster.harness.processes import wait_until
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -63,11 +64,18 @@ class Field:
     def home(self, name: str) -> str:
         return self.away if name == "far" else self.near
 
-    def flows(self) -> set[Flow]:
-        """Every connection that is made, tried from within the pods."""
+    def flows(self, *, wanted: set[Flow]) -> set[Flow]:
+        """Every connection that is made, tried from within the pods; again where one of `wanted` took longer than a probe waits."""
         self.node.wait_policies()
-        with ThreadPoolExecutor(len(PODS)) as pool:
-            return set().union(*pool.map(self._from, PODS))
+        found: set[Flow] = set()
+
+        def tried() -> bool:
+            with ThreadPoolExecutor(len(PODS)) as pool:
+                found.update(*pool.map(self._from, PODS))
+            return wanted <= found
+
+        wait_until(tried, what=f"the connections {sorted(wanted)}", deadline_s=READY_S)
+        return found
 
     def _from(self, source: str) -> set[Flow]:
         targets = [(target, self.address[target], port) for target in PODS for port in PORTS]
@@ -157,7 +165,7 @@ CLOSED: dict[str, tuple[list[dict[str, Any]], set[Flow]]] = {
 def test_who_reaches_whom(field: Field, name: str) -> None:
     specs, closed = CLOSED[name]
     field.set_policies(*json.loads(json.dumps(specs).replace("{c}", field.address["c"])))
-    assert EVERY - field.flows() == closed
+    assert EVERY - field.flows(wanted=EVERY - closed) == closed
 
 
 def test_probes_pass_and_this_machine_does_not(field: Field) -> None:

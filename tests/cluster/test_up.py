@@ -14,6 +14,7 @@ from cluster.harness.control_plane import ControlPlane
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
+COMMAND_S = 400
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def run(environment: dict[str, str], *arguments: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=COMMAND_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

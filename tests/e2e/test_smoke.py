@@ -11,13 +11,14 @@ from streamrl import names
 
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(600)]
 
-STEPS = 12
+STEPS, STEP_S = 12, 2.0
+"""Twenty seconds are left after the first step: for a command in a pod of the job that runs."""
 
 
 def test_a_job_runs_to_its_end_and_only_its_volumes_stay(watched: tuple[Stage, Operator]) -> None:
     stage, operator = watched
-    stage.apply(simulated(steps=STEPS))
-    stage.wait_step("sim", 2)
+    stage.apply(simulated(steps=STEPS, step_s=STEP_S))
+    stage.wait_step("sim", 1)
     assert _is_encrypted(stage, "sim")
     status = stage.wait_succeeded("sim")
     assert (status["step"], status["attempt"], status["restarts"]) == (STEPS, 1, 0), operator.tail()

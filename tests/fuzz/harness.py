@@ -33,8 +33,8 @@ _PACKED_BYTES = 4096
 """Longer inputs are kept compressed: they repeat themselves."""
 _ADDRESS_SPACE_BYTES = 2 << 30
 """More than this above what the process has is refused to it, so that a missing bound costs an exception and not the machine."""
-_STUCK_S = 120.0
-"""A door that uses its CPU is stopped earlier; this is for one that waits."""
+_STUCK_S = 600.0
+"""A door that uses its CPU is stopped earlier; this is for one that waits. A process that gets a hundredth of a core is not stuck."""
 
 Enter = Callable[[bytes], str]
 

@@ -180,7 +180,6 @@ def check_case(case: Case, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found.assert_exact()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", SAMPLE, ids=str)
 def test_a_fault_ends_the_run_and_resume_ends_it_well(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +194,6 @@ def test_the_whole_campaign(case: Case, tmp_path: Path, monkeypatch: pytest.Monk
     check_case(case, tmp_path, monkeypatch)
 
 
-@pytest.mark.timeout(300)
 def test_a_run_whose_own_check_fails_has_failed(tmp_path: Path) -> None:
     """Whatever took a group out of the journal: the run says so, and never that it is done."""
     write_prompts(tmp_path / "prompts.jsonl")

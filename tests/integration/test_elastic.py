@@ -10,8 +10,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, wait_for
@@ -64,7 +62,6 @@ def restarts_told(run: LocalRun) -> list[str]:
     return re.findall(r"(\S+) [^\n]*; starting", (run.folder.parent / "run.out").read_text())
 
 
-@pytest.mark.timeout(300)
 def test_a_queue_brings_generators_and_one_that_dies_is_replaced(tmp_path: Path) -> None:
     job = elastic_job(initial=1, steps=40, step_s=0.05, **SLOW_GENERATION)
     hold = Hold.on(job, tmp_path, step=36)
@@ -83,7 +80,6 @@ def test_a_queue_brings_generators_and_one_that_dies_is_replaced(tmp_path: Path)
     assert "Generators" in (run.folder / "report.html").read_text()
 
 
-@pytest.mark.timeout(300)
 def test_when_training_is_the_slow_part_generators_go_in_peace(tmp_path: Path) -> None:
     run = start(elastic_job(initial=3, steps=30, step_s=1.0), tmp_path)
     wait_size(run, 1)
@@ -97,7 +93,6 @@ def test_when_training_is_the_slow_part_generators_go_in_peace(tmp_path: Path) -
     assert restarts_told(run) == [], "an ordered end is no death"
 
 
-@pytest.mark.timeout(300)
 def test_the_scheduler_dies_while_a_generator_leaves(tmp_path: Path) -> None:
     slow = {"slots": 8, "latency": [{"batch": 1, "milliseconds": 12.0}]}
     run = start(elastic_job(initial=3, steps=40, step_s=1.5, **slow), tmp_path)
@@ -110,7 +105,6 @@ def test_the_scheduler_dies_while_a_generator_leaves(tmp_path: Path) -> None:
     assert not {"generator-sim-2"} & set(restarts_told(run))
 
 
-@pytest.mark.timeout(300)
 def test_interrupted_while_it_grows_the_run_stops_quickly_and_resumes_at_its_first_size(tmp_path: Path) -> None:
     run = start(elastic_job(initial=1, steps=30, step_s=0.05, **SLOW_GENERATION), tmp_path)
     wait_for(lambda: 2 in sizes(run) or run.process.poll() is not None, what=f"it to grow; {run.logs()}")

@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES
 from streamrl_workers.tasks.values import PlayTurn, ScoreSample, TurnAnswer
 from support.chat_models import chat_tokenizer, save_tokenizer
 from support.runs import DEADLINE_S
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool
+from support.task_pools import AskedPool, running_pool
 
 TIMEOUT_S = 60.0
 """What must be answered is answered, however busy the machine is."""
@@ -74,23 +72,11 @@ RIGHT = {"name": "right", "weightPercent": 50, "verifier": {}}
 
 
 @asynccontextmanager
-async def running(
-    base_dir: Path, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES, timeout_s: float = TIMEOUT_S, **task: Any
-) -> AsyncIterator[AskedPool]:
-    (base_dir / "pool_envs.py").write_text(ENVIRONMENTS)
+async def running(base_dir: Path, *, timeout_s: float = TIMEOUT_S, **task: Any) -> AsyncIterator[AskedPool]:
     environment = {"python": {"function": "pool_envs:make"}, "timeoutSeconds": timeout_s, "maxObservationChars": 50}
-    dataset = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = AskedPool(
-        make_job(dataset=dataset, rewards=(GAME, RIGHT), environment=environment, **task),
-        base_dir=base_dir,
-        memory_limit_bytes=memory_limit_bytes,
-    )
-    await pool.start()
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            yield pool
-    finally:
-        await pool.close()
+    task |= {"rewards": (GAME, RIGHT), "environment": environment}
+    async with running_pool(base_dir, modules={"pool_envs": ENVIRONMENTS}, **task) as pool, asyncio.timeout(DEADLINE_S):
+        yield pool
 
 
 def turn(*completions: str, sample: int = 0) -> PlayTurn:

@@ -39,7 +39,6 @@ def assert_parts_make_the_wall(run: LocalRun) -> None:
         assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("seed", "staleness"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 4)])
 def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, staleness: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -63,7 +62,6 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
     assert_parts_make_the_wall(run)
 
 
-@pytest.mark.timeout(300)
 def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> None:
     rng = random.Random(7)
     moments = sorted(rng.sample(range(38), 10))

@@ -13,6 +13,9 @@ from streamrl_workers.stream.messages import PROMPT_BYTES
 from support.jobs import simulated_job, write_prompts
 from support.worker_processes import Workers
 
+LEASE_S = 60.0
+"""A message that is packed on a busy machine for longer than the lease would be made again, for ever."""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -22,6 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def _finish(job: dict[str, Any], *, folder: Path) -> Workers:
     """Run the job's three processes until the scheduler's end; they are closed then."""
+    job["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
     workers = Workers.prepare(job, folder=folder / "run")
     try:
         workers.start_all()

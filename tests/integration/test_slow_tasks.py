@@ -14,10 +14,8 @@ from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSampl
 from support.endpoints import say, serving
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool
+from support.task_pools import WAIT_S, AskedPool, running_pool
 
-WAIT_S = 60.0
 SLOW = 8
 """Rewards that sleep at once."""
 
@@ -78,15 +76,9 @@ def test_a_run_trains_while_as_many_rewards_sleep_as_there_were_loops(tmp_path: 
 
 
 @asynccontextmanager
-async def running(base_dir: Path, **job: Any) -> AsyncIterator[AskedPool]:
-    (base_dir / "waiting.py").write_text(WAITING)
-    pool = AskedPool(make_job(dataset=write_lines(base_dir / "lines.jsonl", count=60), **job), base_dir=base_dir)
-    await pool.start()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            yield pool
-    finally:
-        await pool.close()
+async def running(base_dir: Path, **task: Any) -> AsyncIterator[AskedPool]:
+    async with running_pool(base_dir, modules={"waiting": WAITING}, **task) as pool, asyncio.timeout(WAIT_S):
+        yield pool
 
 
 def sample(number: int, completion: str) -> ScoreSample:

@@ -7,9 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_LIVENESS_SECONDS
-from streamrl_workers.tasks.values import Score, ScoreSample, TaskPoolError
+from streamrl_workers.tasks.values import TaskPoolError
 from streamrl_workers.tasks.worker import ITEMS_KEPT
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool, fork_servers
+from support.task_jobs import write_lines
+from support.task_pools import WAIT_S, AskedPool, fork_servers, running_pool, samples, scored, wait_ended
 
 TIMEOUT_S = 3.0
 """Of a reward that hangs, and of those that do not: a busy machine takes long for them, too."""
-WAIT_S = 120.0
 MEMORY_LIMIT_BYTES = 256 << 20
 
 REWARDS = r'''
@@ -90,48 +87,14 @@ ACT = {"name": "act", "timeoutSeconds": TIMEOUT_S, "python": {"function": "pool_
 PID = {"name": "pid", "timeoutSeconds": 300.0, "python": {"function": "pool_rewards:pid"}}
 
 
-@asynccontextmanager
-async def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AsyncIterator[AskedPool]:
-    (base_dir / "pool_rewards.py").write_text(REWARDS)
-    job = make_job(dataset=write_lines(base_dir / "lines.jsonl", count=60), rewards=rewards or (ACT,), **task)
-    pool = AskedPool(job, base_dir=base_dir, memory_limit_bytes=MEMORY_LIMIT_BYTES)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-def requests(*completions: str) -> list[ScoreSample]:
-    return [
-        ScoreSample(
-            group_id=number // 4, sample_index=number % 4, split="train", prompt_index=number // 4, completion=text
-        )
-        for number, text in enumerate(completions)
-    ]
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_ended(processes: list[psutil.Process]) -> None:
-    """Wait until all have ended; a zombie that nobody has waited for has ended."""
-    deadline = time.monotonic() + WAIT_S
-    while any(_runs(process) for process in processes):
-        assert time.monotonic() < deadline, f"still running: {processes}"
-        time.sleep(0.01)
-
-
-async def scored(pool: AskedPool, *completions: str) -> list[Score]:
-    asked = requests(*completions)
-    async with asyncio.timeout(WAIT_S):
-        results = await pool.score(asked)
-    assert [(r.group_id, r.sample_index) for r in results] == [(r.group_id, r.sample_index) for r in asked]
-    return results
+def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AbstractAsyncContextManager[AskedPool]:
+    return running_pool(
+        base_dir,
+        modules={"pool_rewards": REWARDS},
+        memory_limit_bytes=MEMORY_LIMIT_BYTES,
+        rewards=rewards or (ACT,),
+        **task,
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,11 +139,6 @@ async def test_all_kinds_at_once_over_two_processes(tmp_path: Path) -> None:
         assert dict(pool.failures) == {"raised": 2, "bad_value": 2, "timeout": 4, "memory": 2, "died": 4}
 
 
-async def test_what_a_reward_prints_is_not_taken_for_a_result(tmp_path: Path) -> None:
-    async with running(tmp_path) as pool:
-        assert {result.reward for result in await scored(pool, *["print"] * 8)} == {1.0}
-
-
 async def test_a_hanging_pattern_is_killed_and_parts_have_limits_of_their_own(tmp_path: Path) -> None:
     slow = {"name": "slow", "weightPercent": 50, "timeoutSeconds": TIMEOUT_S, "regex": {"pattern": "(a+)+$"}}
     right = {"name": "right", "weightPercent": 50, "timeoutSeconds": 60.0, "exactMatch": {}}
@@ -195,7 +153,7 @@ async def test_workers_killed_from_outside_cost_no_sample(tmp_path: Path) -> Non
         (first,) = await scored(pool, "a")
         assert first.reward is not None
         async with asyncio.timeout(WAIT_S):
-            hanging = asyncio.create_task(pool.score(requests(*["a"] * 5, "hang", *["a"] * 5)))
+            hanging = asyncio.create_task(pool.score(samples(*["a"] * 5, "hang", *["a"] * 5)))
             worker = psutil.Process(int(first.reward))
             assert await _worker_in_loop(not_pid=0) == worker
             worker.kill()
@@ -222,7 +180,7 @@ async def test_the_fork_server_killed_from_outside_is_replaced(tmp_path: Path) -
         (server,) = fork_servers()
         workers = server.children()
         server.kill()
-        await asyncio.to_thread(wait_ended, workers)
+        await wait_ended(workers)
         (second,) = await scored(pool, "a")
         assert second.reward not in (None, first.reward)
         assert sum(pool.failures.values()) == 0
@@ -238,7 +196,7 @@ async def test_a_frozen_fork_server_is_told_and_replaced(
         (server,) = fork_servers()
         server.suspend()
         async with asyncio.timeout(WAIT_S):
-            bad, good = await pool.score(requests("sleep", "fine"))
+            bad, good = await pool.score(samples("sleep", "fine"))
         assert (bad.kind, good.kind, server.is_running()) == ("timeout", None, False)
     assert re.search(r"the task pool's fork server has shown no sign of life for \d+ s, since ", caplog.text)
 
@@ -256,34 +214,24 @@ async def test_prompts_are_those_of_the_data_set(tmp_path: Path) -> None:
 async def test_another_fork_server_makes_the_same_prompts_though_the_data_set_iterates_over_sets(
     tmp_path: Path,
 ) -> None:
-    dataset = {"reasoningGym": {"name": "isomorphic_strings"}}
-    pool = AskedPool(make_job(dataset=dataset, rewards=[{"name": "right", "verifier": {}}]), base_dir=tmp_path)
-    await pool.start()
-    try:
+    async with running(tmp_path, dataset={"reasoningGym": {"name": "isomorphic_strings"}}) as pool:
         first = await pool.prompts(split="train", first_index=0, count=20)
         (server,) = fork_servers()
         workers = server.children()
         server.kill()
-        await asyncio.to_thread(wait_ended, workers)
+        await wait_ended(workers)
         assert await pool.prompts(split="train", first_index=0, count=20) == first
-    finally:
-        await pool.close()
 
 
 async def test_a_prompt_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
-    (tmp_path / "pool_rewards.py").write_text(REWARDS)
     kept = {"prompt": "a", "answer": "b", "level": 1}
     text = "\n".join(str({**kept, "prompt": f"p{i}"}).replace("'", '"') for i in range(20))
     bad = '{"prompt": "bad", "answer": "b", "level": 2}'
     (tmp_path / "lines.jsonl").write_text(f"{text}\n{bad}\n")
-    job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=(ACT,), format={"function": "pool_rewards:made"})
-    pool = AskedPool(job, base_dir=tmp_path)
-    await pool.start()
-    try:
+    dataset, made = {"jsonl": {"path": "lines.jsonl"}}, {"function": "pool_rewards:made"}
+    async with running(tmp_path, dataset=dataset, format=made) as pool:
         with pytest.raises(UserError, match="level 2 cannot be asked"):
             await pool.prompts(split="train", first_index=0, count=21)
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -298,40 +246,39 @@ async def test_a_prompt_that_cannot_be_made_is_the_users_error(tmp_path: Path) -
 async def test_the_users_mistakes_show_at_the_start(
     tmp_path: Path, reward: dict[str, Any], dataset: dict[str, Any] | None, text: str
 ) -> None:
-    (tmp_path / "pool_rewards.py").write_text(REWARDS)
-    lines = write_lines(tmp_path / "lines.jsonl", count=9)
-    pool = AskedPool(make_job(dataset=dataset or lines, rewards=[{"name": "it", **reward}]), base_dir=tmp_path)
+    named = {} if dataset is None else {"dataset": dataset}
     with pytest.raises(UserError, match=text):
-        await pool.start()
+        async with running(tmp_path, {"name": "it", **reward}, **named):
+            pass
     assert fork_servers() == []
 
 
 async def test_a_module_that_ends_the_process_is_told(tmp_path: Path) -> None:
-    (tmp_path / "pool_rewards.py").write_text("import os; os._exit(9)")
-    pool = AskedPool(make_job(dataset=write_lines(tmp_path / "a.jsonl", count=9), rewards=(ACT,)), base_dir=tmp_path)
+    modules = {"pool_rewards": "import os; os._exit(9)"}
     with pytest.raises(TaskPoolError, match="ended with status 9 while it opened the data set and rewards"):
-        await pool.start()
+        async with running_pool(tmp_path, modules=modules, rewards=(ACT,)):
+            pass
 
 
 async def test_many_are_scored_in_their_order(tmp_path: Path) -> None:
     """Of more prompts than a process keeps."""
     right = {"name": "right", "timeoutSeconds": WAIT_S, "exactMatch": {}}
     async with running(tmp_path, right, processes=2) as pool:
-        results = await scored(pool, *map(str, range(4 * 2 * ITEMS_KEPT)))
+        results = await scored(pool, *map(str, range(2 * ITEMS_KEPT)))
         assert {result.kind for result in results} == {None}
 
 
 async def test_closing_wakes_those_who_wait_and_leaves_no_process(tmp_path: Path) -> None:
     async with running(tmp_path, PID) as pool:
-        waiting = asyncio.create_task(pool.score(requests("hang", "a")))
+        waiting = asyncio.create_task(pool.score(samples("hang", "a")))
         await asyncio.wait_for(_worker_in_loop(not_pid=0), WAIT_S)
         children = psutil.Process().children(recursive=True)
         await pool.close()
         with pytest.raises(TaskPoolError, match="is closed"):
             await waiting
         with pytest.raises(TaskPoolError, match="is closed"):
-            await pool.score(requests("a"))
-        await asyncio.to_thread(wait_ended, children)
+            await pool.score(samples("a"))
+        await wait_ended(children)
 
 
 HOLDER = """
@@ -367,7 +314,7 @@ def test_workers_end_with_the_process_that_held_the_pool_also_in_a_hang(tmp_path
         family = psutil.Process(holder.pid).children(recursive=True)
         assert worker in family
         holder.send_signal(signal.SIGKILL)
-    wait_ended(family)
+    asyncio.run(wait_ended(family))
 
 
 def test_the_pool_itself_loads_no_data_set_and_no_numbers() -> None:

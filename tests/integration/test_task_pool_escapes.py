@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import psutil
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.values import Score, ScoreSample
 from support.runs import wait_for
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool, fork_servers
+from support.task_pools import WAIT_S, AskedPool, fork_servers, running_pool, scored
 
-WAIT_S = 120.0
 FLOOD_BYTES = 64 << 20
 
 REWARDS = f'''
@@ -70,26 +66,9 @@ def act(*, prompt, completion, answer, metadata):
 '''
 
 
-@asynccontextmanager
-async def running(base_dir: Path, *, timeout_s: float = WAIT_S, **task: Any) -> AsyncIterator[AskedPool]:
-    (base_dir / "escaping.py").write_text(REWARDS)
+def running(base_dir: Path, *, timeout_s: float = WAIT_S, **task: Any) -> AbstractAsyncContextManager[AskedPool]:
     act = {"name": "act", "timeoutSeconds": timeout_s, "python": {"function": "escaping:act"}}
-    job = make_job(dataset=write_lines(base_dir / "lines.jsonl", count=60), rewards=[act], **task)
-    pool = AskedPool(job, base_dir=base_dir)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-async def scored(pool: AskedPool, *completions: str) -> list[Score]:
-    requests = [
-        ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
-        for number, text in enumerate(completions)
-    ]
-    async with asyncio.timeout(WAIT_S):
-        return await pool.score(requests)
+    return running_pool(base_dir, modules={"escaping": REWARDS}, rewards=[act], **task)
 
 
 def started(folder: Path) -> list[psutil.Process]:
@@ -137,41 +116,32 @@ def act(*, completion, **_):
 '''
 
 
+HELPED_ACT = {"name": "act", "timeoutSeconds": WAIT_S, "python": {"function": "helped:act"}}
+
+
 @pytest.mark.parametrize("start", ["taken", "refused"])
 async def test_helpers_that_a_reward_starts_at_its_import_live_as_long_as_the_pool(tmp_path: Path, start: str) -> None:
     folder = tmp_path / start
     folder.mkdir()
-    (folder / "helped.py").write_text(HELPED)
-    act = {"name": "act", "timeoutSeconds": WAIT_S, "python": {"function": "helped:act"}}
-    pool = AskedPool(make_job(dataset=write_lines(folder / "lines.jsonl", count=3), rewards=[act]), base_dir=folder)
-    try:
-        if start == "refused":
-            with pytest.raises(UserError, match="not today"):
-                await pool.start()
-        else:
-            await pool.start()
+    with pytest.raises(UserError, match="not today") if start == "refused" else contextlib.nullcontext():
+        async with running_pool(folder, modules={"helped": HELPED}, rewards=[HELPED_ACT]) as pool:
             for _ in range(2):
                 assert [score.kind for score in await scored(pool, "die", "fine")] == ["died", None]
             assert len(started(folder)) == 2
-    finally:
-        await pool.close()
     await asyncio.to_thread(wait_for, lambda: not started(folder), what="the end of the helpers")
 
 
 async def test_a_fork_server_that_is_killed_leaves_no_helpers_of_its_session(tmp_path: Path) -> None:
-    (tmp_path / "helped.py").write_text(HELPED)
-    act = {"name": "act", "timeoutSeconds": WAIT_S, "python": {"function": "helped:act"}}
-    pool = AskedPool(make_job(dataset=write_lines(tmp_path / "lines.jsonl", count=3), rewards=[act]), base_dir=tmp_path)
-    await pool.start()
-    (server,) = fork_servers()
-    child, daemon = started(tmp_path)
-    try:
-        assert [score.kind for score in await scored(pool, "fine")] == [None]
-        server.kill()
-        await pool.close()
-        await asyncio.to_thread(wait_for, lambda: child not in started(tmp_path), what="the helper's end")
-    finally:
-        daemon.kill()  # in a session of its own
+    async with running_pool(tmp_path, modules={"helped": HELPED}, rewards=[HELPED_ACT]) as pool:
+        (server,) = fork_servers()
+        child, daemon = started(tmp_path)
+        try:
+            assert [score.kind for score in await scored(pool, "fine")] == [None]
+            server.kill()
+            await pool.close()
+            await asyncio.to_thread(wait_for, lambda: child not in started(tmp_path), what="the helper's end")
+        finally:
+            daemon.kill()  # in a session of its own
 
 
 MISJUDGING = """
@@ -190,21 +160,15 @@ def act(**_):
 
 @pytest.mark.parametrize("values", ["[]", "[1.0, 2.0]", "['1']", "[float('nan')]"])
 async def test_what_is_no_answer_of_the_asking_process_costs_its_samples_alone(tmp_path: Path, values: str) -> None:
-    (tmp_path / "misjudging.py").write_text(MISJUDGING.format(values=values))
     rewards = [
         {"name": "act", "weightPercent": 50, "python": {"function": "misjudging:act"}},
         {"name": "judge", "weightPercent": 50, "timeoutSeconds": WAIT_S, "http": {"url": "http://127.0.0.1:9/"}},
     ]
-    pool = AskedPool(
-        make_job(dataset=write_lines(tmp_path / "lines.jsonl", count=3), rewards=rewards), base_dir=tmp_path
-    )
-    await pool.start()
-    try:
+    modules = {"misjudging": MISJUDGING.format(values=values)}
+    async with running_pool(tmp_path, modules=modules, rewards=rewards) as pool:
         for _ in range(2):
             (score,) = await scored(pool, "a")
             assert (score.kind, score.error) == ("died", "the process that asks endpoints ended twice")
-    finally:
-        await pool.close()
 
 
 @pytest.mark.parametrize("word", ["scribble", "scribble-zeros", "scribble-little"])

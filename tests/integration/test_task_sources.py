@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ import pytest
 from datasets import Dataset
 
 from streamrl import keys
-from streamrl_workers.tasks.values import Score, ScoreSample
 from support.chat_models import save_tokenizer
 from support.endpoints import say, serving
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, wait_for
-from support.task_jobs import make_job, write_lines
-from support.task_pools import AskedPool
+from support.runs import LocalRun
+from support.task_pools import AskedPool, running_pool, scored, wait_ended
 
-WAIT_S = 90.0
 MEMORY_LIMIT_BYTES = 512 << 20
 LEAK_BYTES = 100 << 20
 
@@ -61,25 +57,9 @@ def by_metadata(*, prompt, completion, answer, metadata):
 ACT = {"name": "act", "timeoutSeconds": 30.0, "python": {"function": "misbehaving:act"}}
 
 
-@asynccontextmanager
-async def running(base_dir: Path, **job: Any) -> AsyncIterator[AskedPool]:
-    (base_dir / "misbehaving.py").write_text(REWARDS)
-    job.setdefault("dataset", write_lines(base_dir / "lines.jsonl", count=60))
-    pool = AskedPool(make_job(**job), base_dir=base_dir, memory_limit_bytes=MEMORY_LIMIT_BYTES)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-async def scored(pool: AskedPool, *completions: str) -> list[Score]:
-    requests = [
-        ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
-        for number, text in enumerate(completions)
-    ]
-    async with asyncio.timeout(WAIT_S):
-        return await pool.score(requests)
+def running(base_dir: Path, **task: Any) -> AbstractAsyncContextManager[AskedPool]:
+    modules = {"misbehaving": REWARDS}
+    return running_pool(base_dir, modules=modules, memory_limit_bytes=MEMORY_LIMIT_BYTES, **task)
 
 
 async def test_a_leak_ends_at_the_limit_and_the_next_process_begins_anew(tmp_path: Path) -> None:
@@ -108,14 +88,7 @@ async def test_children_of_a_reward_end_with_its_process(tmp_path: Path) -> None
         assert [result.reward for result in await scored(pool, "leave children", "fine")] == [1.0, 1.0]
         family = {*psutil.Process().children(recursive=True)} - before
         assert len(family) >= 7, "fork server, worker and five children"
-    await asyncio.to_thread(wait_for, lambda: not any(_runs(process) for process in family), what="their end")
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await wait_ended(list(family))
 
 
 async def test_a_number_too_large_to_compare_is_ended_by_the_time_limit(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ Simulated engine and trainer; processes, gRPC, task pool, journal and checkpoint
 
 from pathlib import Path
 
-import pytest
-
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
@@ -14,7 +12,6 @@ from support.runs import LocalRun
 STEPS = 24
 
 
-@pytest.mark.timeout(300)
 def test_each_process_is_killed_once_and_the_journal_is_exact(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl")
     job = simulated_job(steps=STEPS, staleness=1)

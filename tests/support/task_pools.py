@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.pool import MEMORY_LIMIT_BYTES, TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
+from support.runs import wait_for
+from support.task_jobs import make_job, write_lines
+
+WAIT_S = 120.0
 
 
 def _key(value: Request | Result) -> Hashable:
@@ -81,3 +86,48 @@ class AskedPool(TaskPool):
         await super().close()
         if self._matching is not None:
             await self._matching
+
+
+@contextlib.asynccontextmanager
+async def running_pool(
+    base_dir: Path, *, modules: Mapping[str, str], memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
+) -> AsyncIterator[AskedPool]:
+    """A started pool with these modules of the user's beside its job; the data set, if none is named, has 60 sums."""
+    for name, text in modules.items():
+        (base_dir / f"{name}.py").write_text(text)
+    if "dataset" not in task:
+        task["dataset"] = write_lines(base_dir / "lines.jsonl", count=60)
+    pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes)
+    try:
+        await pool.start()
+        yield pool
+    finally:
+        await pool.close()
+
+
+def samples(*completions: str) -> list[ScoreSample]:
+    """Of each prompt, from the first on, one."""
+    return [
+        ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=number, completion=text)
+        for number, text in enumerate(completions)
+    ]
+
+
+async def scored(pool: AskedPool, *completions: str) -> list[Score]:
+    """Their scores, in order."""
+    async with asyncio.timeout(WAIT_S):
+        results = await pool.score(samples(*completions))
+    assert [result.group_id for result in results] == list(range(len(completions)))
+    return results
+
+
+async def wait_ended(processes: Sequence[psutil.Process]) -> None:
+    """Until all have ended; a zombie that nobody has waited for has."""
+    await asyncio.to_thread(wait_for, lambda: not any(map(_runs, processes)), what="the end of processes")
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -10,6 +10,7 @@ def trainer_settings(spec: RLJobSpec) -> TrainerSettings:
     """Of this job, with nothing around it."""
     return TrainerSettings(
         run_dir=Path(),
+        store=Path(),
         process="trainer-0",
         spec=spec,
         scheduler_address="",

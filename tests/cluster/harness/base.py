@@ -17,7 +17,7 @@ from cluster.harness.processes import ClusterError, wait_until
 
 GIVEN = "STREAMRL_TEST_KUBECONFIG"
 CRDS = Path(__file__).parents[3] / "crds"
-ESTABLISHED_S = 30.0
+ESTABLISHED_S = 120.0
 KUBECTL_S = 120.0
 
 

@@ -9,7 +9,7 @@ from cluster.harness.network import Addresses
 from cluster.harness.processes import ClusterError
 from cluster.harness.sandbox import Sandbox
 
-READY_S = 60.0
+READY_S = 180.0
 IMPORT_S = 600.0
 PACKAGES = {
     "containerd": "containerd",

@@ -9,7 +9,7 @@ from cluster.harness.processes import wait_until
 from cluster.harness.sandbox import Sandbox
 
 WATCHED = ("/apis/networking.k8s.io/v1/networkpolicies", "/api/v1/pods", "/api/v1/namespaces")
-CURRENT_S = 15.0
+CURRENT_S = 60.0
 
 
 class Enforcer:

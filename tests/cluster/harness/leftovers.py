@@ -14,7 +14,7 @@ from pathlib import Path
 
 PREFIX = "streamrl-node-"
 CGROUPS = Path("/sys/fs/cgroup")
-GONE_S = 20.0
+GONE_S = 60.0
 SUSPECT = re.compile(r"streamrl|containerd|kubelet|netns|/cni")
 NAMED = re.compile(rf"{PREFIX}(\d+)-")
 

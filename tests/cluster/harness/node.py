@@ -26,7 +26,7 @@ from cluster.harness.sandbox import Sandbox
 from cluster.harness.volumes import Provisioner
 
 NODE_READY_S = 120.0
-STOP_S = 30.0
+STOP_S = 120.0
 
 
 class Node:
@@ -137,7 +137,7 @@ class Node:
 
     def fetch(self, url: str) -> str:
         """What a pod or Service answers to this machine."""
-        return httpx.get(url, timeout=10, trust_env=False).raise_for_status().text
+        return httpx.get(url, timeout=30, trust_env=False).raise_for_status().text
 
     def wait_ready(self) -> None:
         """Wait until the kubelet says that the node is ready."""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from cluster.harness.base import Cluster
     from cluster.harness.node import Node
 
-READY_S = 60.0
+READY_S = 180.0
+"""Seconds on an idle machine."""
 LOOK_S = 0.1
 ENDED = ("Succeeded", "Failed")
 RESTRICTED = {

@@ -18,9 +18,9 @@ from typing import Any
 
 from cluster.harness.processes import ClusterError, tail, wait_until
 
-START_S = 20.0
+START_S = 120.0
 COMMAND_S = 60.0
-KILL_S = 30.0
+KILL_S = 120.0
 
 
 class Sandbox:

@@ -94,7 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(30), "the server listens within 30 s"
+    assert ready.wait(120), "the server listens within 120 s"
     config = {
         "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port[0]}"}}],
@@ -105,7 +105,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     path.write_text(json.dumps(config))
     yield str(path)
     loop.call_soon_threadsafe(stop.set)
-    thread.join(30)
+    thread.join(120)
     loop.close()
 
 

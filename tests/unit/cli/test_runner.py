@@ -136,8 +136,8 @@ async def test_a_preparation_that_freezes_is_told_and_started_again(
     made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
     said: list[str] = []
     assert await prepare_model(made, report=lambda event: None, say=said.append) == "m"
-    told, killed, again = said
-    assert told.startswith("prepare has shown no sign of life for 1 s, since ")
+    told, killed, again, *_ = said  # the second one may be slow to speak, too
+    assert told.startswith("prepare has shown no sign of life for ")
     assert killed.endswith(": it is killed")
     assert again == "prepare was killed by SIGKILL; starting it again (1 of 100)"
 

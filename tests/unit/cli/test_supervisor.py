@@ -23,7 +23,7 @@ from streamrl_cli.runner.supervisor import Supervisor
 from streamrl_cli.runner.workers import RunFailedError
 from support.jobs import simulated_job
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 LIVENESS_S = 90.0
 SCHEDULER = """
 import json, os, pathlib, signal, sys, time
@@ -165,7 +165,8 @@ async def test_when_a_rank_freezes_it_is_told_and_all_begin_again(tmp_path: Path
         await asyncio.wait_for(task, DEADLINE_S)
 
 
-async def test_what_one_rank_says_of_the_users_mistake_is_told(tmp_path: Path) -> None:
+async def test_what_one_rank_says_of_the_users_mistake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit_module, "SETTLE_S", DEADLINE_S)  # it ends by itself, when the machine lets it
     async with running(tmp_path, ranks=2) as (stage, task):
         for rank in range(2):
             await stage.lives(f"trainer-{rank}", 1)
@@ -197,7 +198,11 @@ async def test_at_the_end_all_ranks_end_by_themselves(tmp_path: Path) -> None:
         assert stage.said == []
 
 
-async def test_a_stop_asks_rank_0_first_and_generators_to_end_now(tmp_path: Path) -> None:
+async def test_a_stop_asks_rank_0_first_and_generators_to_end_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FOLLOWER_TIMEOUT_S", "GENERATOR_TIMEOUT_S"):
+        monkeypatch.setattr(supervisor_module, name, DEADLINE_S)
     async with running(tmp_path, ranks=2) as (stage, task):
         for name in ("trainer-0", "trainer-1", "generator-sim-0"):
             await stage.lives(name, 1)

@@ -91,7 +91,7 @@ def jobs() -> Jobs:
     return Jobs(workers=asyncio.Semaphore(WORKERS))
 
 
-async def until(check: Any, *, deadline_s: float = 20.0) -> None:
+async def until(check: Any, *, deadline_s: float = 120.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not check():  # noqa: ASYNC110 - a poll with a deadline: what is awaited sets no event
             await asyncio.sleep(0.01)
@@ -313,7 +313,7 @@ async def test_a_waiter_is_woken_by_a_change_and_by_time() -> None:
     assert not waiter.done()
     queue.add_after(B, 3600)
     queue.add(A)
-    assert await asyncio.wait_for(waiter, 10) == A
+    assert await asyncio.wait_for(waiter, 120) == A
 
 
 def test_pauses() -> None:

@@ -60,7 +60,7 @@ async def client(door: Door) -> AsyncIterator[Client]:
 
 async def numbers(client: Client) -> object:
     """The page."""
-    page = await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=10.0)
+    page = await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=60.0)
     return answers.read_page(page)
 
 
@@ -100,7 +100,7 @@ def test_numbers_that_no_status_can_hold_are_left_out(step: object) -> None:
 
 async def test_pods_that_keep_silent_hold_up_no_other_request(client: Client, door: Door) -> None:
     door.is_silent, pages = True, 64
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         reads = [tasks.create_task(numbers(client)) for _ in range(pages)]
         for _ in range(pages):
             await door.waiting.acquire()

@@ -13,7 +13,7 @@ from streamrl_pages import server as pages
 from streamrl_workers.metrics.signals import Signals, SignalsServer
 
 PEER, OTHER = "127.0.0.1", "127.0.0.2"
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 @asynccontextmanager

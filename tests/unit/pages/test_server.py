@@ -11,9 +11,15 @@ from streamrl_pages import server as pages
 from streamrl_pages.server import EndpointServer, health_response, json_response, metrics_response
 
 HOST = "127.0.0.1"
-DEADLINE_S = 20
+DEADLINE_S = 120
 LARGE = 64 << 20
 """More than the kernel keeps for a reader that does not read."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_cut_off_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But where a test says so."""
+    monkeypatch.setattr(pages, "_TIMEOUT_S", 3600)
 
 
 def broken() -> None:

@@ -268,11 +268,9 @@ class GeneratorLink:
             return  # the call is over; its status is the reader's to tell
 
     async def _await_filled(self, limit_s: float) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._outbox.filled.wait()
-        except TimeoutError:
-            return
 
     def _hello(self) -> pb.GeneratorEvent:
         hello = pb.GeneratorHello(

@@ -25,7 +25,6 @@ from streamrl_workers.metrics.jsonl import JsonlFile
 if TYPE_CHECKING:
     from streamrl_workers.metrics.signals import ProcessMetrics
 
-Cause = Literal["no_prompts", "no_samples", "staleness", "due_group", "back_pressure", "phase"]
 Part = Literal[
     "busy",
     "pipeline_no_prompts",
@@ -39,9 +38,8 @@ Part = Literal[
     "other",
 ]
 PARTS: tuple[Part, ...] = get_args(Part)
-CAUSES: tuple[Cause, ...] = get_args(Cause)
-
 _PIPELINE: dict[str, Part] = {part.removeprefix("pipeline_"): part for part in PARTS if part.startswith("pipeline_")}
+CAUSES = tuple(_PIPELINE)
 _IDLE_OTHERWISE: dict[str, Part] = {"no_weights": "weights", "ended": "other"}
 """Idle causes of the protocol that are no pipeline bubble."""
 _AWAITS_WEIGHTS = frozenset({"staleness", "phase", "no_weights"})

@@ -37,9 +37,9 @@ _WANTS_TRUST = "trust_remote_code"
 """In what transformers says when a model needs code of its repository."""
 
 
-def load_tokenizer(model_path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     """The tokenizer, with a pad token (its end token where it names none)."""
-    tokenizer = _tokenizer(model_path, revision=revision)
+    tokenizer = _tokenizer(model_path)
     if tokenizer.eos_token_id is None:
         raise UserError(
             field=f"tokenizer of {model_path}",
@@ -51,10 +51,10 @@ def load_tokenizer(model_path: str, *, revision: str | None = None) -> PreTraine
     return tokenizer
 
 
-def load_config(model_path: str, *, revision: str | None = None) -> PreTrainedConfig:
+def load_config(model_path: str) -> PreTrainedConfig:
     """The configuration alone; no weights are read."""
     config: PreTrainedConfig = _translated(
-        lambda: AutoConfig.from_pretrained(model_path, revision=_branch(revision), **_SAFE),
+        lambda: AutoConfig.from_pretrained(model_path, **_SAFE),
         what="config",
         path=model_path,
     )
@@ -67,9 +67,9 @@ def count_parameters(model_path: str) -> int:
         return int(load_structure(model_path).num_parameters())
 
 
-def load_structure(model_path: str, *, revision: str | None = None, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
+def load_structure(model_path: str, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model that the configuration describes, in eval mode; its weights mean nothing yet."""
-    config = load_config(model_path, revision=revision)
+    config = load_config(model_path)
     model = _translated(lambda: structure_of(config, dtype=dtype), what="model", path=model_path)
     model.train(mode=False)
     return model
@@ -81,12 +81,10 @@ def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> Pre
     return model
 
 
-def load_model(model_path: str, *, revision: str | None = None) -> PreTrainedModel:
+def load_model(model_path: str) -> PreTrainedModel:
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
     loaded: Any = _translated(
-        lambda: AutoModelForCausalLM.from_pretrained(
-            model_path, revision=_branch(revision), dtype=DTYPE, output_loading_info=True, **_SAFE
-        ),
+        lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),
         what="model",
         path=model_path,
     )
@@ -107,20 +105,16 @@ def load_encoder(model_path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
     model: PreTrainedModel = _translated(
         lambda: AutoModel.from_pretrained(model_path, dtype=DTYPE, **_SAFE), what="model", path=model_path
     )
-    return model, _tokenizer(model_path, revision=None)
+    return model, _tokenizer(model_path)
 
 
-def _tokenizer(model_path: str, *, revision: str | None) -> PreTrainedTokenizerBase:
+def _tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     tokenizer: PreTrainedTokenizerBase = _translated(
-        lambda: AutoTokenizer.from_pretrained(model_path, revision=_branch(revision), **_SAFE),
+        lambda: AutoTokenizer.from_pretrained(model_path, **_SAFE),
         what="tokenizer",
         path=model_path,
     )
     return tokenizer
-
-
-def _branch(revision: str | None) -> str:
-    return revision or "main"
 
 
 def _translated(load: Callable[[], _Loaded], *, what: str, path: str) -> _Loaded:

@@ -22,30 +22,23 @@ from streamrl_workers.metrics.signals import Signals, SignalsServer
 from streamrl_workers.stream.run_folder import write_endpoint
 
 
-def end_now() -> None:
-    """End this process at once, without any clean-up: what matters is already on disk."""
-    os._exit(EXIT_RETRY)
+def watch_parent(environ: Mapping[str, str]) -> None:
+    """End this process at once when the parent is gone, without any clean-up: what matters is already on disk.
 
-
-def watch_parent(environ: Mapping[str, str], *, on_lost: Callable[[], None] = end_now) -> threading.Thread | None:
-    """Call `on_lost` in a thread when the parent is gone; None where there is no lifeline.
-
-    A thread, so that it also works while the main thread is deep inside a computation.
+    In a thread, so that it also works while the main thread is deep inside a computation. Nothing where there is no lifeline.
     """
     text = environ.get(ENV_PARENT_WATCH_FD)
     if not text:
-        return None
+        return
     if not text.isdigit():
         raise UserError(field=ENV_PARENT_WATCH_FD, rule="must be a file descriptor", got=text)
-    thread = threading.Thread(target=_wait_for_end, args=(int(text), on_lost), name="parent-watch", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=_end_with, args=(int(text),), name="parent-watch", daemon=True).start()
 
 
-def _wait_for_end(handle: int, on_lost: Callable[[], None]) -> None:
+def _end_with(handle: int) -> None:
     while os.read(handle, 1):
         pass
-    on_lost()
+    os._exit(EXIT_RETRY)
 
 
 def on_terminate(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -30,8 +30,6 @@ LONGEST_WAIT_S = 5.0
 MAX_ANSWER_BYTES = 1 << 20
 """An answer is one number; more is somebody else's page."""
 TOO_MANY_REQUESTS = 429
-SERVER_ERRORS = range(500, 600)
-GOOD = range(200, 300)
 
 
 class EndpointError(RuntimeError):
@@ -162,11 +160,11 @@ async def _read(response: "httpx.Response") -> bytes:
 
 def _reward(response: "httpx.Response", *, answer: bytes) -> object:
     status = response.status_code
-    if status == TOO_MANY_REQUESTS or status in SERVER_ERRORS:
+    if status == TOO_MANY_REQUESTS or response.is_server_error:
         raise _TryAgainError(
             f"answered with status {status}", after_s=_retry_after_s(response.headers.get("retry-after"))
         )
-    if status not in GOOD:
+    if not response.is_success:
         raise EndpointError(f"answered with status {status}")
     try:
         value: Any = json.loads(answer)

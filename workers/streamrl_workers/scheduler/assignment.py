@@ -100,7 +100,7 @@ class Assignment:
         if not coming or min(sum(one.free for one in coming.values()), waiting) > MOST_KEPT:
             return {}
         fits = sum(one.free for one in self._fleet.free.values()) > waiting
-        return coming if fits or self._waiting.order.longest_first else {}
+        return coming if fits or self._waiting.order.reorders else {}
 
     def _will_begin(self, generator: Generator) -> bool:
         """Whether groups may begin with it under the version that it loads, and not under the one that it has."""

@@ -107,7 +107,7 @@ class Fleet:
         self._leases: dict[int, Lease] = {}
         self.free: dict[str, Generator] = {}
         """Generators with free slots."""
-        self._touched: set[str] = set()
+        self._touched: dict[str, None] = {}
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
         self.now_s = 0.0
@@ -154,7 +154,7 @@ class Fleet:
 
     def settle(self, generator: Generator) -> None:
         """Its slots or its version may have changed."""
-        self._touched.add(generator.generator_id)
+        self._touched[generator.generator_id] = None
         self.changes += generator.counted != generator.serves
         generator.counted = generator.serves
         if generator.free > 0:
@@ -225,9 +225,9 @@ class Fleet:
         self._quickest = (version, min(seconds, self._quickest[1]))
         self._slowest_s = max(seconds, self._slowest_s)
 
-    def take_touched(self) -> set[str]:
-        """Names of the generators whose slots or versions changed since the last call."""
-        touched, self._touched = self._touched, set()
+    def take_touched(self) -> dict[str, None]:
+        """Names of the generators whose slots or versions changed since the last call, in the order in which they did."""
+        touched, self._touched = self._touched, {}
         return touched
 
     def lend(

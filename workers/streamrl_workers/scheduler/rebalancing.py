@@ -1,14 +1,14 @@
 """Running samples that go on, with their tokens, on an emptier generator, when that pays: an option of the job, off by default.
 
-Both generators run what they hold to the end, nothing joins. With lengths left L_1 >= .. >= L_n, PTL(b) seconds of a step:
+Looked at are the generators whose steps are slowest, each with those that would run one sample more fastest. Both run what they hold to the
+end, nothing joins. With lengths left L_1 >= .. >= L_n, PTL(b) seconds of a step:
 
     T = sum_j PTL(j) (L_j - L_{j+1})       before = max(T_source, T_target)
     after = max(T_source without the moved ones,  prefill + T_target with them)
 
-Lengths left are drawn, the same for a sample whenever it is asked, and times are means over the draws. u is even in 0 .. 1,
-p0 the place of the sample's tokens so far in the run's lengths, s the place that is predicted for it, e standard normal:
-
-    place = p0 + (1 - p0) u       predicted: Phi(r Phi^-1(s) + sqrt(1 - r^2) e), given that it is beyond p0
+What a sample has left are the run's lengths beyond what it has, at a level between 0 and 1. A trusted prediction counts for half of the level.
+Times are means over four levels of each sample, and neighbours are at different ones: with one length for all, a full generator would look slow
+to its end.
 
 It looks while nothing waits for a slot and no evaluation runs, once the lengths of a batch and the speed of both generators
 are known and the last move has shown a token. A sample moves within its length pool, to a version that it may go on with.
@@ -16,12 +16,12 @@ are known and the last move has shown a token. A sample moves within its length 
 Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `groups/lifecycle.py`'s.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
-from itertools import islice
-from math import sqrt
-from statistics import NormalDist, fmean
+from functools import partial
+from heapq import nlargest, nsmallest
+from itertools import product
+from statistics import fmean
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl.spec.scheduling import Rebalance
@@ -31,24 +31,18 @@ from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.lengths.predictor import COMPLETIONS_WINDOW
 from streamrl_workers.scheduler.lengths.quantiles import SlidingQuantiles
 
-LOOK_INTERVAL_S, MOST_INTERVAL_S = 1.0, 8.0
-"""As often as generators tell of running samples; ever more seldom while no move is found. A move loses what is made in one interval."""
+LOOK_INTERVAL_S = 1.0
+"""As often as generators tell of running samples; a move loses what is made in one interval."""
 MIN_COMPLETIONS = 64
 """Finished completions before anything moves, and a batch's worth if that is more: before, the long ones are missing."""
-SAMPLES_PER_LOOK = 128
-"""So many running samples are estimated at a look; the others' generators keep their last estimate."""
-SOURCES = TARGETS = 2
-"""Generators compared in one look: those that end last, each with the emptiest of the fastest kinds."""
 DRAWS = 4
-"""Enough to tell a long one from many; each costs."""
-KNOWN = 0.7
-"""r: half of the variance of lengths is within a prompt's samples; a trusted prediction is nearly exact about the rest."""
+"""Levels of each sample: enough to tell a long one from many."""
+COMPARED = 2
+"""Sources and targets of one look."""
 OUTLIVED_SHARE = 0.1
 """A sample longer than all that were seen goes on for this share of what it has, on average."""
-_MARGIN = 1e-6
-"""Places are kept so far from 0 and 1, where the normal quantile has no end."""
-_NORMAL = NormalDist()
-_LEVELS = tuple((draw + 0.5) / DRAWS for draw in range(DRAWS))
+_LEAST_GAIN = 1e-6
+"""Less is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +52,8 @@ class RunningSample:
     lease: int
     expected_tokens: float
     """Still to go: the longest move first."""
-    drawn_tokens: tuple[float, ...]
-    """Still to go, one value for each draw."""
+    left_tokens: tuple[float, ...]
+    """Still to go, by draw."""
     prefix_tokens: int
     """Prompt and completion so far: what a new generator has to read."""
 
@@ -72,13 +66,6 @@ class Host:
     curve: LatencyCurve
     slots: int
     running: tuple[RunningSample, ...]
-
-    def seconds(
-        self, running: Iterable[RunningSample], *, more_tokens: Sequence[tuple[float, ...]] = ()
-    ) -> list[float]:
-        """Until these samples have ended, by draw."""
-        drawn = [*(one.drawn_tokens for one in running), *more_tokens]
-        return [replica_seconds(self.curve, lengths) for lengths in zip(*drawn, strict=True)] or [0.0] * DRAWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,34 +80,31 @@ class Move:
 
 def best_move(source: Host, target: Host, *, movable: Sequence[RunningSample], gain: float) -> Move | None:
     """The number of samples, longest first, whose move saves most time; None if none saves this share of the time before."""
-    before_s = _later(source.seconds(source.running), target.seconds(target.running))
+    before_s = _both_s(source, target, moved=())
     longest = sorted(movable, key=lambda running: (-running.expected_tokens, running.lease))
     best: Move | None = None
     for count in _counts(min(len(longest), target.slots - len(target.running))):
-        moved = longest[:count]
-        after_s = _after_s(source, target, moved=moved)
-        if after_s < before_s * (1 - max(gain, _MARGIN)) and (best is None or after_s < best.after_s):
-            leases = tuple(running.lease for running in moved)
+        after_s = _both_s(source, target, moved=longest[:count])
+        if after_s < before_s * (1 - max(gain, _LEAST_GAIN)) and (best is None or after_s < best.after_s):
+            leases = tuple(running.lease for running in longest[:count])
             best = Move(target=target.generator_id, leases=leases, before_s=before_s, after_s=after_s)
     return best
 
 
-def lengths_left(
-    seen: SlidingQuantiles, tokens: int, *, share: float | None, levels: Iterable[float], most: int
-) -> Iterator[float]:
-    """Tokens that a sample still has, at these levels of what may be.
+def tokens_left(seen: SlidingQuantiles, tokens: int, level: float, *, share: float | None, most: int) -> float:
+    """Tokens that a sample still has, at this level of what may be: 0 .. 1, low ones for early ends.
 
     Args:
         seen: lengths of completions that have finished.
         tokens: of the sample so far.
-        share: predicted place in the length distribution; None: nothing is known.
-        levels: 0 .. 1, low ones for early ends.
+        level: which of the longer lengths.
+        share: where its length is predicted to stand among all; None: nothing is known.
         most: tokens of one completion.
     """
-    place = _place(seen.place(tokens), share)
-    for level in levels:
-        left = max(seen.at(place(level)) - tokens, 2 * OUTLIVED_SHARE * tokens * level, 1.0)
-        yield min(left, max(1.0, float(most - tokens)))
+    passed = seen.place(tokens)
+    level = level if share is None else (level + share) / 2
+    left = max(seen.at(passed + (1 - passed) * level) - tokens, 2 * OUTLIVED_SHARE * tokens * level, 1.0)
+    return min(left, max(1.0, float(most - tokens)))
 
 
 class Rebalancer:
@@ -139,27 +123,18 @@ class Rebalancer:
         self._one_version = not settings.partial_rollouts
         self._most_tokens = settings.sampling.max_tokens
         self._enough = min(COMPLETIONS_WINDOW, max(MIN_COMPLETIONS, settings.batch_groups * settings.group_size))
-        self._ends: dict[str, float] = {}
-        """Generator -> when its last sample ends, as of its last estimate."""
-        self._turn = 0
         self._under_way: dict[int, int] = {}
         """Lease of a sample that was moved -> tokens that it had."""
         self._next_s = float("-inf")
-        self._pause_s = LOOK_INTERVAL_S
 
     def look(self) -> None:
         """Move samples if it pays now."""
-        if self._waiting.samples:
-            self._pause_s = LOOK_INTERVAL_S
-            return
-        if self._fleet.now_s < self._next_s or self._evaluator.version is not None or not self._fleet.free:
+        if self._waiting.samples or self._evaluator.version is not None or self._fleet.now_s < self._next_s:
             return
         if len(self._lengths.completions) < self._enough or self._is_under_way():
             return
-        self._estimate()
-        move = self._best()
-        self._pause_s = LOOK_INTERVAL_S if move is not None else min(2 * self._pause_s, MOST_INTERVAL_S)
-        self._next_s = self._fleet.now_s + self._pause_s
+        self._next_s = self._fleet.now_s + LOOK_INTERVAL_S
+        move = max(self._moves(), key=lambda move: move.before_s - move.after_s, default=None)
         if move is not None:
             self._carry_out(move)
 
@@ -171,46 +146,23 @@ class Rebalancer:
                 del self._under_way[number]
         return bool(self._under_way)
 
-    # ---- who
-
-    def _estimate(self) -> None:
-        """When some of the generators will have finished what they hold; the others at another look."""
-        generators = list(self._fleet)
-        self._ends = {one.generator_id: self._ends.get(one.generator_id, 0.0) for one in generators}
-        samples = 0
-        for _ in generators:
-            self._turn = (self._turn + 1) % len(generators)
-            generator = generators[self._turn]
-            samples += len(generator.leases)
-            lefts = [running.expected_tokens for running in self._host(generator).running]
-            self._ends[generator.generator_id] = self._fleet.now_s + replica_seconds(
-                self._fleet.curve(generator), lefts
-            )
-            if samples >= SAMPLES_PER_LOOK:
-                return
-
-    def _best(self) -> Move | None:
-        """The move that saves most among the generators that end last and the emptiest."""
-        last_first = sorted(self._fleet, key=lambda one: (-self._ends[one.generator_id], one.generator_id))
-        moves = []
-        for source in islice((one for one in last_first if one.leases and self._fleet.measured(one)), SOURCES):
-            host = self._host(source)
-            for target in nsmallest(TARGETS, self._targets(source), key=self._fleet.offer):
-                movable = [running for running in host.running if self._may_move(running.lease, target)]
-                moves.append(
-                    best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
-                )
-        return max(filter(None, moves), key=lambda move: move.before_s - move.after_s, default=None)
-
-    def _targets(self, source: Generator) -> Iterable[Generator]:
-        """The emptiest generator of each kind in the source's length pool."""
+    def _moves(self) -> Iterator[Move]:
+        """Those that pay."""
+        busy = (one for one in self._fleet if one.leases and self._fleet.measured(one))
+        free = (one for one in self._fleet.free.values() if one.step is not None and self._fleet.measured(one))
+        sources = nlargest(
+            COMPARED, busy, key=lambda one: (self._fleet.curve(one).at(len(one.leases)), one.generator_id)
+        )
+        targets = nsmallest(COMPARED, free, key=self._fleet.offer)
         long = self._waiting.order.long_generators
-        emptiest: dict[tuple[str, int], Generator] = {}
-        for one in sorted(self._fleet.free.values(), key=lambda one: (len(one.leases), one.generator_id)):
-            same = (one.generator_id in long) == (source.generator_id in long)
-            if one is not source and one.step is not None and same and self._fleet.measured(one):
-                emptiest.setdefault((one.pool, one.slots), one)
-        return emptiest.values()
+        for source, target in product(sources, targets):
+            if source is target or (source.generator_id in long) is not (target.generator_id in long):
+                continue
+            host = self._host(source)
+            movable = [running for running in host.running if self._may_move(running.lease, target)]
+            found = best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
+            if found is not None:
+                yield found
 
     def _may_move(self, number: int, target: Generator) -> bool:
         lease = self._fleet.lease(number)
@@ -239,7 +191,7 @@ class Rebalancer:
 
     def _host(self, generator: Generator) -> Host:
         leases = [lease for lease in generator.leases.values() if not lease.evaluation]
-        shares = {group_id: self._share(group_id) for group_id in {lease.group_id for lease in leases}}
+        shares = {group_id: self._share(group_id) for group_id in dict.fromkeys(lease.group_id for lease in leases)}
         return Host(
             generator_id=generator.generator_id,
             curve=self._fleet.curve(generator),
@@ -248,19 +200,16 @@ class Rebalancer:
         )
 
     def _running(self, lease: Lease, share: float | None) -> RunningSample:
-        sample, tokens = self._groups[lease.group_id].samples[lease.sample_index], self._tokens(lease)
-        first = (
-            lease.group_id + lease.sample_index
-        ) % DRAWS  # samples of one generator are not all long in the same draw
-        levels = (0.5, *_LEVELS[first:], *_LEVELS[:first])
-        middle, *drawn = lengths_left(
-            self._lengths.completions, tokens, share=share, levels=levels, most=self._most_tokens
-        )
+        tokens = self._tokens(lease)
+        first = lease.group_id + lease.sample_index
+        levels = [((first + draw) % DRAWS + 0.5) / DRAWS for draw in range(DRAWS)]
+        prompt = self._groups[lease.group_id].samples[lease.sample_index].prompt_tokens
+        left = partial(tokens_left, self._lengths.completions, tokens, share=share, most=self._most_tokens)
         return RunningSample(
             lease=lease.number,
-            expected_tokens=middle,
-            drawn_tokens=tuple(drawn),
-            prefix_tokens=tokens + (len(sample.prompt_tokens) >> 2),
+            expected_tokens=left(0.5),
+            left_tokens=tuple(map(left, levels)),
+            prefix_tokens=tokens + (len(prompt) >> 2),
         )
 
     def _share(self, group_id: int) -> float | None:
@@ -279,33 +228,20 @@ class Rebalancer:
 # ---- inside
 
 
-def _after_s(source: Host, target: Host, *, moved: Sequence[RunningSample]) -> float:
+def _both_s(source: Host, target: Host, *, moved: Sequence[RunningSample]) -> float:
+    """Seconds until both are done: the mean over the draws."""
     gone = {running.lease for running in moved}
-    lost_tokens = LOOK_INTERVAL_S / source.curve.at(len(source.running))
-    taken = [tuple(left + lost_tokens for left in running.drawn_tokens) for running in moved]
+    lost_tokens = LOOK_INTERVAL_S / source.curve.at(max(1, len(source.running)))
     # reading a token takes no longer than a full decoding step takes for each of its tokens
-    prefill_s = target.curve.at(target.slots) / target.slots * sum(running.prefix_tokens for running in moved)
-    source_s = source.seconds(running for running in source.running if running.lease not in gone)
-    target_s = target.seconds(target.running, more_tokens=taken)
-    return _later(source_s, [prefill_s + seconds for seconds in target_s])
+    prefill_s = target.curve.at(target.slots) / target.slots * sum(one.prefix_tokens for one in moved)
 
+    def both_s(draw: int) -> float:
+        stay = [one.left_tokens[draw] for one in source.running if one.lease not in gone]
+        there = [one.left_tokens[draw] for one in target.running]
+        there += [one.left_tokens[draw] + lost_tokens for one in moved]
+        return max(replica_seconds(source.curve, stay), prefill_s + replica_seconds(target.curve, there))
 
-def _later(one_s: Sequence[float], other_s: Sequence[float]) -> float:
-    """When both are done: the mean over the draws."""
-    return fmean(map(max, one_s, other_s))
-
-
-def _place(passed: float, share: float | None) -> Callable[[float], float]:
-    """From a level to the place of the whole completion, given that it is beyond its tokens and was predicted at `share`."""
-    if share is None:
-        return lambda level: passed + (1 - passed) * level
-    mean, rest = KNOWN * _NORMAL.inv_cdf(_inside(share)), sqrt(1 - KNOWN**2)
-    least = _NORMAL.cdf((_NORMAL.inv_cdf(_inside(passed)) - mean) / rest)
-    return lambda level: _NORMAL.cdf(mean + rest * _NORMAL.inv_cdf(_inside(least + (1 - least) * level)))
-
-
-def _inside(place: float) -> float:
-    return min(max(place, _MARGIN), 1 - _MARGIN)
+    return fmean(map(both_s, range(DRAWS)))
 
 
 def _counts(most: int) -> list[int]:

@@ -10,7 +10,6 @@ Held-out items can repeat where the data set has few questions.
 """
 
 import difflib
-import itertools
 import warnings
 from typing import Any
 
@@ -110,7 +109,8 @@ class ProceduralSource:
 
     def question(self, split: Split, index: int) -> Question:
         """Question `index` of a split."""
-        for address in itertools.islice(self._addresses(split, index), MAX_DRAWS):
+        for draw in range(MAX_DRAWS):
+            address = hash_of(f"{self._seed}/{split}/{index}/{draw}") % ADDRESS_LIMIT
             entry = self._drawer.entry(address)
             if split_of(entry["question"]) == split:
                 return Question(
@@ -124,10 +124,6 @@ class ProceduralSource:
             rule=f"give too few different questions: none of {MAX_DRAWS} belongs to the split {split}",
             fix="widen them",
         )
-
-    def _addresses(self, split: Split, index: int) -> "itertools.starmap[int]":
-        keys = ((f"{self._seed}/{split}/{index}/{draw}",) for draw in itertools.count())
-        return itertools.starmap(lambda key: hash_of(key) % ADDRESS_LIMIT, keys)
 
     def verify(self, answer: str, item: Item) -> float:
         """The data set's own verdict; entries are made again for it as reasoning-gym made them."""

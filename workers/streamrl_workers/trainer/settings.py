@@ -51,6 +51,7 @@ class TrainerSettings:
     """Everything that `main.py` wires from."""
 
     run_dir: Path
+    store: Path  # what holds checkpoints and the model
     process: str
     spec: RLJobSpec
     scheduler_address: str  # host:port; "" on ranks above 0, which do not speak with it
@@ -60,14 +61,8 @@ class TrainerSettings:
     model_path: str | None
     threads: int | None
     env: RankEnvironment = field(default_factory=RankEnvironment)
-    store_dir: Path | None = None  # what holds checkpoints and the model; None: the run folder
     weights_address: str | None = None  # host:port that generators are told; None: where the service is bound
     variables: WorkerVariables = field(default_factory=WorkerVariables)
-
-    @property
-    def store(self) -> Path:
-        """What holds checkpoints and the model."""
-        return self.store_dir or self.run_dir
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -103,6 +98,7 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
     variables = worker_variables(environ)
     return TrainerSettings(
         run_dir=run_dir,
+        store=store_dir(environ, run_dir=run_dir),
         process=environ.get(ENV_PROCESS) or f"trainer-{env.rank}",
         spec=read_job(job_file(environ, run_dir=run_dir)).spec,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if env.rank == 0 else "",
@@ -112,7 +108,6 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
         env=env,
-        store_dir=store_dir(environ, run_dir=run_dir),
         weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
         variables=variables,
     )

@@ -78,7 +78,7 @@ async def test_an_answer_without_end_takes_no_memory(kind: str, how: str) -> Non
         reader = await asyncio.create_subprocess_exec(
             sys.executable, "-c", READER, server, how, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
-        out, err = await asyncio.wait_for(reader.communicate(), 60)
+        out, err = await asyncio.wait_for(reader.communicate(), 300)
     assert reader.returncode == 0, err.decode()[-2000:]
     reported, grown_mib = out.decode().splitlines()
     assert reported.partition(" ")[0] in (
@@ -179,7 +179,7 @@ async def test_odd_objects_are_errors_of_ours(odd: Any) -> None:
         one = json.dumps(stamped if path.endswith("/s") else listed).encode()
         writer.write(hostile.whole(200, watched if "watch=" in line else one))
 
-    async with hostile.serve(answer) as server, Client(RestConfig(server=server, tls=None), timeout_s=5.0) as client:
+    async with hostile.serve(answer) as server, Client(RestConfig(server=server, tls=None), timeout_s=60.0) as client:
         with pytest.raises(KubeError):
             await client.get(SERVICE, namespace="n", name="s")
         with pytest.raises(KubeError):
@@ -254,7 +254,7 @@ async def test_no_cookie_of_a_pod_is_kept() -> None:
 async def _client(answer: bytes) -> AsyncIterator[Client]:
     async with (
         hostile.serve(lambda _, writer: writer.write(answer)) as server,
-        Client(RestConfig(server=server, tls=None), timeout_s=5.0) as client,
+        Client(RestConfig(server=server, tls=None), timeout_s=60.0) as client,
     ):
         yield client
 
@@ -269,7 +269,7 @@ async def _refused(answer: bytes) -> KubeError:
 async def _page(server: str, *, times: int = 1) -> None:
     async with Client(RestConfig(server=server, tls=None)) as client:
         for _ in range(times):
-            await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=5.0)
+            await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=60.0)
 
 
 @pytest.mark.parametrize(

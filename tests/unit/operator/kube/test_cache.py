@@ -23,7 +23,7 @@ from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.kinds import SERVICE
 from streamrl_operator.kube.rest_config import RestConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 Answers = list[Callable[[web.Request], Any]]
 
 

@@ -129,7 +129,7 @@ async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[CachedCluster
     application.router.add_get("/{path:.*}", answer)
     server = TestServer(application)
     await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None), timeout_s=20.0) as client:
+    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None), timeout_s=60.0) as client:
         yield CachedCluster(client, changed=lambda *_: None)
     await server.close()
 

@@ -19,7 +19,7 @@ from streamrl_operator.kube.job_watch import JobWatch
 from streamrl_operator.kube.kinds import API_VERSION, RLJOB
 from streamrl_operator.kube.rest_config import RestConfig
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 VERBS = ["get", "list", "watch", "patch"]
 FORBIDDEN = {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no Role"}
 EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}

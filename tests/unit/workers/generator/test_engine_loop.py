@@ -15,7 +15,7 @@ from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from support.engine_requests import request
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 class Forgetful(SimulatedEngine):

@@ -25,7 +25,7 @@ async def server() -> AsyncIterator[tuple[int, list[str]]]:
 
 def ask(port: int, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{HOST}:{port}{path}", timeout=120) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

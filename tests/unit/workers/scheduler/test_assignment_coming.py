@@ -126,7 +126,7 @@ def test_who_loads_first_does_not_get_all_of_the_longest(first: str) -> None:
     run = ready("g0", "g1", slots=4, lengths=SureLengths(), dispatch="longestFirst", batch_groups=12)
     measure(run, b1=0.01, b2=0.01, b4=0.01)
     plan(run)
-    assert run.core.order.longest_first, run.core.order.why
+    assert run.core.order.reorders, run.core.order.why
     load(run, first)
     held(run)
     load(run, "g1" if first == "g0" else "g0")

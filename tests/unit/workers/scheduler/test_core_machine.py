@@ -36,14 +36,15 @@ DISPATCHES = {
     "skewAware": SkewAware(),
     "auto": None,
 }
+STEPS = 60
 EXAMPLES = hypothesis_settings(
     max_examples=40,
-    stateful_step_count=60,
+    stateful_step_count=STEPS,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
-FAILURES = 10
-"""Failed samples allowed in one example: more in a row would end the run, as they should."""
+FAILURES, LOSSES = 10, STEPS + 1
+"""Failed samples allowed in one example, and losses that a sample stands: more in a row would end the run, as they should."""
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -66,6 +67,7 @@ class CoreMachine(RuleBasedStateMachine):
             dispatch=dispatch,
             dispatch_options=DISPATCHES[dispatch],
             max_buffer_bytes=buffer_bytes,
+            max_issues=LOSSES,
             **self.demands,
         )
         slots = tuple(max(count, self.least_slots) for count in slots)

@@ -3,6 +3,8 @@
 import datetime
 import json
 import os
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from pyarrow import parquet
 from streamrl.errors import UserError
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from support.task_jobs import make_task
+from support.tree import ROOT
 
 COUNT = 50
 
@@ -128,18 +131,36 @@ def test_without_an_answer_field_there_is_no_answer(tmp_path: Path) -> None:
     assert "answer" in item.metadata
 
 
+_FORKING = """
+import os, sys
+from pathlib import Path
+from streamrl_workers.tasks.dataset import open_dataset
+from support.task_jobs import make_task
+from support.tree import ROOT
+
+fields = {"path": "data", "promptField": "question", "answerField": "answer"}
+task = make_task(dataset={"huggingFace": fields}, evaluation={})
+dataset = open_dataset(task, seed=0, base_dir=Path(sys.argv[1]))
+if os.fork() == 0:
+    print(*(dataset.item("train", index).prompt for index in range(45)), sep="\\n", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
 def test_a_fork_reads_what_its_parent_opened(tmp_path: Path) -> None:
+    """In a process of its own, as the fork server is one: this one has threads of other tests."""
     save_parquet(tmp_path / "data")
-    dataset = opened(tmp_path)
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write_end, "\n".join(prompts(dataset, "train", 45)).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert os.read(read_end, 65536).decode().splitlines() == prompts(dataset, "train", 45)
-    os.close(read_end)
-    os.close(write_end)
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKING, str(tmp_path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.splitlines() == prompts(opened(tmp_path), "train", 45), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 from streamrl_workers.tasks.pool import Backlog
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, ScoreSample, TaskPoolError
 
+DEADLINE_S = 120.0
+
 
 def prompts(first: int, count: int) -> NeedPrompts:
     return NeedPrompts(split="train", first_index=first, count=count)
@@ -48,16 +50,16 @@ async def test_a_turn_wakes_its_own_slot_and_work_for_all_wakes_one() -> None:
     waiting = [asyncio.create_task(backlog.take(slot), name=f"slot {slot}") for slot in range(4)]
     await asyncio.sleep(0)
     backlog.put(turn(7))
-    done, _ = await asyncio.wait(waiting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(waiting, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
     (first,) = done
     home = waiting.index(first)
     again = asyncio.create_task(backlog.take(home), name="again")
     backlog.put(turn(7))
-    assert (await asyncio.wait_for(again, 10)).request == turn(7)
+    assert (await asyncio.wait_for(again, DEADLINE_S)).request == turn(7)
     rest = [task for task in waiting if task is not first]
     for number in range(3):
         backlog.put(completion(number))
-    works = await asyncio.wait_for(asyncio.gather(*rest), 10)
+    works = await asyncio.wait_for(asyncio.gather(*rest), DEADLINE_S)
     assert {work.request for work in works} == {completion(number) for number in range(3)}
 
 
@@ -68,14 +70,14 @@ async def test_no_more_completions_are_out_than_endpoints_allow() -> None:
     one, two = await backlog.take(0), await backlog.take(1)
     third = asyncio.create_task(backlog.take(2), name="third")
     backlog.put(prompts(0, 1))
-    assert (await asyncio.wait_for(third, 10)).request == prompts(0, 1)
+    assert (await asyncio.wait_for(third, DEADLINE_S)).request == prompts(0, 1)
     third = asyncio.create_task(backlog.take(2), name="third")
     await asyncio.sleep(0)
     assert not third.done()
     backlog.put_back(two)
-    assert (await asyncio.wait_for(third, 10)) is two
+    assert (await asyncio.wait_for(third, DEADLINE_S)) is two
     backlog.finish(one, Prompt(split="train", index=0, text="in place of a score"))
-    assert (await asyncio.wait_for(backlog.take(0), 10)).request == completion(2)
+    assert (await asyncio.wait_for(backlog.take(0), DEADLINE_S)).request == completion(2)
 
 
 async def test_the_first_error_is_what_everybody_hears() -> None:
@@ -86,4 +88,4 @@ async def test_the_first_error_is_what_everybody_hears() -> None:
     backlog.close(TaskPoolError("second"))
     for results in (waiting, backlog.results()):
         with pytest.raises(TaskPoolError, match="first"):
-            await asyncio.wait_for(results, 10)
+            await asyncio.wait_for(results, DEADLINE_S)

@@ -38,8 +38,8 @@ import sys, time
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.process_group import Rendezvous, join
 env = RankEnvironment(rank=1, size=2, host="127.0.0.1", port=int(sys.argv[1]))
+print("comes", flush=True)
 link = join(Rendezvous(env=env, token="t", timeout_s=60.0), on_lost=print)
-print("here", flush=True)
 time.sleep(600)
 """
 DEADLINE_S = 60.0
@@ -185,11 +185,13 @@ def test_a_peer_that_does_not_read_cannot_hold_up_a_send_for_ever() -> None:
         link.send(FrameKind.CALL, bytes(64 * 2**20))
 
 
-def test_idle_links_stay_alive_by_their_beats() -> None:
-    """Longer than a silence: what holds for three seconds holds for hours."""
+def test_idle_links_stay_alive_by_their_beats_also_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a silence: what holds for three seconds holds for hours. And the clock goes on while a process does not."""
+    clock_s = time.monotonic
     ours, theirs = _pair()
     one = RankLink(ours, peer="rank 1", silence_s=2.0, on_lost=lambda _: None)
     other = RankLink(theirs, peer="rank 0", silence_s=2.0, on_lost=lambda _: None)
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s() + 3600.0)
     with pytest.raises(TimeoutError):
         one.receive(4.0)
     other.send(FrameKind.ANSWER, b"still here")
@@ -325,10 +327,12 @@ class OtherNode:
 
     def __init__(self) -> None:
         env = RankEnvironment(size=2, host="127.0.0.1", port=free_port())
-        self.group = ProcessGroup(Rendezvous(env=env, token="t", timeout_s=SILENCE_S), lost_code=EXIT_RANK_LOST)
         self.reasons: list[str] = []
         self.told = threading.Event()
         self.other = subprocess.Popen([sys.executable, "-c", JOINING, str(env.port)], stdout=subprocess.PIPE)
+        assert self.other.stdout is not None
+        assert self.other.stdout.readline() == b"comes\n"  # a start may take longer than a silence
+        self.group = ProcessGroup(Rendezvous(env=env, token="t", timeout_s=SILENCE_S), lost_code=EXIT_RANK_LOST)
         self.group.gather()
         self.group.on_lost(self._tell)
 

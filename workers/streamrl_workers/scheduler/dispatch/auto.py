@@ -28,9 +28,9 @@ class AutoPolicy:
         if (order := unmodelled(batch)) is not None:
             return order
         model = MakespanModel(batch)
-        order = longest_if_faster(model)
+        order = longest_if_faster(batch, model)
         if splits(batch) and not (batch.overlaps or batch.begun):
-            pooled = best_pools(model)
+            pooled = best_pools(batch, model)
             if gains(model.seconds(pooled), model.seconds(order), share=LEAST_GAIN):
                 order = pooled
         order_s, fifo_s = (fmean(model.seconds(one)) for one in (order, IN_ORDER))

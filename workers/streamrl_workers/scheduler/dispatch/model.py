@@ -9,22 +9,26 @@ r is the correlation of a prediction with one sample; what was measured is that 
 
 An order that takes predictions for the truth is too bold: it gives the predicted short ones slow crowded generators, and
 the makespan is that of the one which was long after all. Draws are the same each time, so orders are repeatable.
+The scheduler answers nobody while it models, so a large batch is thinned out.
 The model knows nothing of what runs already (`makespan.py`). Pure.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from math import pi, sin, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
 
-from streamrl_workers.scheduler.dispatch.makespan import Instance, StepTables, dealt, list_seconds
+from streamrl_workers.scheduler.dispatch.makespan import Instance, dealt, list_seconds, step_tables
 from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
 
 WITHIN_SHARE = 0.4
 """w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
-SAMPLES_DRAWN, MOST_DRAWS = 16_384, 24
+MOST_SAMPLES, LEAST_INSTANCES = 550, 8
+"""A batch of more samples is modelled by every k-th of its groups, on every k-th of its instances, as long as so many are left."""
+SAMPLES_DRAWN, MOST_DRAWS = 3072, 24
 """Samples of all draws together: bounds the time of an order."""
 _SEED = 20_240
 _NORMAL = NormalDist()
@@ -35,8 +39,8 @@ class MakespanModel:
 
     def __init__(self, batch: PlannedBatch) -> None:
         """`batch`: at least one group and one instance."""
-        self.batch = batch
-        self._starts = {group.group_id: place * batch.samples for place, group in enumerate(batch.groups)}
+        self.batch = thinned(batch)
+        self._starts = {group.group_id: place * batch.samples for place, group in enumerate(self.batch.groups)}
         self._known: dict[tuple[object, ...], list[float]] = {}
 
     @cached_property
@@ -46,7 +50,7 @@ class MakespanModel:
 
     def seconds(self, order: Order) -> list[float]:
         """Makespan by draw."""
-        known = (order.longest_first, order.last_long, order.long_generators)
+        known = (order.key, order.last_long, order.long_generators)
         if known not in self._known:
             self._known[known] = [max(pools) for pools in self.pools_seconds(order)]
         return self._known[known]
@@ -72,7 +76,7 @@ class MakespanModel:
             return [float("inf") if groups else 0.0] * len(drawn)
         starts = [self._starts[group.group_id] for group in groups]
         places = dealt(len(groups) * size, instances, together=size)
-        tables = StepTables(instances)
+        tables = step_tables(instances)
         return [
             list_seconds(
                 [tokens for start in starts for tokens in draw[start : start + size]],
@@ -90,9 +94,10 @@ def gains(one_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.
     return fmean(differences) - _error(differences) > share * fmean(other_s)
 
 
-def likely(seconds: Sequence[float]) -> float:
-    """The mean over draws and its standard error: of many orders the one with the least mean alone owes it to luck."""
-    return fmean(seconds) + _error(seconds)
+def thinned(batch: PlannedBatch) -> PlannedBatch:
+    """The batch, if it is small; else a smaller one with as many samples for each instance."""
+    step = min(len(batch.groups) * batch.samples // MOST_SAMPLES, len(batch.instances) // LEAST_INSTANCES)
+    return replace(batch, groups=batch.groups[::step], instances=batch.instances[::step]) if step > 1 else batch
 
 
 def possible_lengths(batch: PlannedBatch) -> list[list[float]]:

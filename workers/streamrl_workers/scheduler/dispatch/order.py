@@ -1,11 +1,11 @@
 """The order of what waits, and what a policy makes it from.
 
-A policy answers with an order: which waiting group goes first, and perhaps two length pools. Generators of the long
-pool take the groups that are predicted longest, all others the rest. The queue and the assignment know nothing else of
-dispatch. An order is made rarely (`dispatcher.py`); between two orders a dispatch is one pop of a heap.
+A policy answers with an order: a key for what waits, the smallest first, and perhaps two length pools. Generators of the
+long pool take the groups that are predicted longest, all others the rest. The queue and the assignment know nothing else
+of dispatch. An order is made rarely (`dispatcher.py`); between two orders a dispatch is one pop of a heap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Protocol
@@ -36,12 +36,17 @@ class Candidate:
         return (-self.predicted_tokens, self.place)
 
 
+def as_planned(candidate: Candidate) -> Key:
+    """First planned, first taken."""
+    return (candidate.group_id,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What holds until the next order."""
 
-    longest_first: bool
-    """Within the batch that a group was planned in; else the order of planning."""
+    key: Callable[[Candidate], Key]
+    """A group's place in the queue of its pool. A function of a module: orders with the same one are equal."""
     long_generators: frozenset[str] = frozenset()
     """Generators of the long pool; empty: there is one pool."""
     last_long: Key = (-inf,)
@@ -49,11 +54,10 @@ class Order:
     why: str
     """For people."""
 
-    def key(self, candidate: Candidate) -> Key:
-        """Its place in the queue of its pool. Batch by batch: else short prompts would wait behind newly planned long ones for ever."""
-        if self.longest_first:
-            return (candidate.batch, -candidate.predicted_tokens, candidate.group_id)
-        return (candidate.group_id,)
+    @property
+    def reorders(self) -> bool:
+        """Whether it is another one than that of planning."""
+        return self.key is not as_planned
 
     def is_long(self, candidate: Candidate) -> bool:
         """Whether the group waits for the long pool."""
@@ -94,8 +98,7 @@ class Policy(Protocol):
         """The order from now on."""
 
 
-IN_ORDER = Order(longest_first=False, why="in the order of planning")
-LONGEST_FIRST = Order(longest_first=True, why="longest predicted first")
+IN_ORDER = Order(key=as_planned, why="in the order of planning")
 
 
 def in_order(why: str) -> Order:

@@ -14,23 +14,23 @@ Over unequal instances a pool's samples are dealt in proportion to their full sp
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from heapq import nsmallest
 from math import ceil
+from statistics import fmean
 
 from streamrl.latency import LatencyCurve, rounds_seconds
 from streamrl.spec.scheduling import SkewAware
-from streamrl_workers.scheduler.dispatch.longest_first import unmodelled
-from streamrl_workers.scheduler.dispatch.model import MakespanModel, likely
-from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST, Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST, longest_in_batch, unmodelled
+from streamrl_workers.scheduler.dispatch.model import MakespanModel
+from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
-LONG_SHARES = (0.03, 0.06, 0.1, 0.16, 0.25, 0.4)
-"""q as shares of the groups."""
+LONG_SHARES = (0.03, 0.06, 0.16, 0.3)
+"""q as shares of the groups: few, since the scheduler answers nobody meanwhile."""
 FINALISTS = 3
 """So many of the best for one draw of lengths are modelled over all draws."""
-MOST_SEARCHED = 100_000
-"""Samples that a search models, over all it tries: it takes less than 0.1 s, and the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
 
@@ -51,7 +51,7 @@ class SkewAwarePolicy:
         if not splits(batch):
             return LONGEST_FIRST
         if self._options.split == "Searched":
-            return best_pools(MakespanModel(batch))
+            return best_pools(batch, MakespanModel(batch))
         return pools(batch, algorithm_2(batch, long_percent=self._options.long_percent), why="Algorithm 2")
 
 
@@ -65,7 +65,7 @@ def pools(batch: PlannedBatch, split: Split, *, why: str) -> Order:
     groups, instances = split
     longest = longest_first(batch)
     return Order(
-        longest_first=True,
+        key=longest_in_batch,
         last_long=longest[groups - 1].rank,
         long_generators=frozenset(instance.generator_id for instance in batch.instances[:instances]),
         why=f"{why}: the {groups} longest of {len(longest)} groups on {instances} of {len(batch.instances)} generators",
@@ -119,35 +119,31 @@ def pool_seconds(kinds: Counter[tuple[LatencyCurve, int]], *, samples: int, toke
 # ---- by search
 
 
-def best_pools(model: MakespanModel) -> Order:
-    """The pools with the least likely makespan, Algorithm 2's among them; the batch has two of everything."""
-    batch = model.batch
-    found = {split: _probe(model, split) for groups in _long_groups(batch) for split in _crossing(model, groups)}
-    finalists = sorted(found, key=lambda split: (max(found[split]), split))[:FINALISTS]
-    paper = algorithm_2(batch, long_percent=SkewAware().long_percent)
-    orders = [pools(batch, split, why="length pools") for split in dict.fromkeys([*finalists, paper])]
-    return min(orders, key=lambda order: likely(model.seconds(order)))
+def best_pools(batch: PlannedBatch, model: MakespanModel) -> Order:
+    """The pools with the least modelled makespan, Algorithm 2's among them; the batch has two of everything."""
+    modelled = model.batch
+    found: dict[Split, float] = {}
+    """Split -> makespan for one draw of lengths."""
+    for groups in {_share(len(modelled.groups), share) for share in LONG_SHARES}:
+        fewest, most = 1, len(modelled.instances) - 1
+        while fewest <= most:
+            middle = (fewest + most) // 2
+            order = pools(modelled, (groups, middle), why="")
+            long_s, short_s = model.pools_seconds(order, draws=1)[0]
+            found[groups, middle] = max(long_s, short_s)
+            fewest, most = (middle + 1, most) if long_s > short_s else (fewest, middle - 1)
+    finalists = [
+        *nsmallest(FINALISTS, found, key=lambda split: (found[split], split)),
+        algorithm_2(modelled, long_percent=SkewAware().long_percent),
+    ]
+    groups, instances = min(finalists, key=lambda split: fmean(model.seconds(pools(modelled, split, why=""))))
+    whole = (
+        _share(len(batch.groups), groups / len(modelled.groups)),
+        _share(len(batch.instances), instances / len(modelled.instances)),
+    )
+    return pools(batch, whole, why="length pools")
 
 
-def _long_groups(batch: PlannedBatch) -> list[int]:
-    """Numbers of long groups to try, as many as there is time for."""
-    count = len(batch.groups)
-    steps = len(batch.instances).bit_length() + 1
-    most = MOST_SEARCHED // (count * batch.samples * steps)
-    shares = LONG_SHARES if most >= len(LONG_SHARES) else LONG_SHARES[1:3][:most]
-    return sorted({min(max(1, round(count * share)), count - 1) for share in shares})
-
-
-def _crossing(model: MakespanModel, groups: int) -> Iterator[Split]:
-    """The two numbers of instances between which the long pool stops being the slower one."""
-    low, high = 1, len(model.batch.instances) - 1
-    while low < high:
-        middle = (low + high) // 2
-        long_s, short_s = _probe(model, (groups, middle))
-        low, high = (middle + 1, high) if long_s > short_s else (low, middle)
-    return ((groups, instances) for instances in (low - 1, low) if instances)
-
-
-def _probe(model: MakespanModel, split: Split) -> tuple[float, float]:
-    """Makespan of the long and of the short pool, for one draw of lengths."""
-    return model.pools_seconds(pools(model.batch, split, why=""), draws=1)[0]
+def _share(count: int, share: float) -> int:
+    """So much of it, but neither nothing nor all."""
+    return min(max(1, round(count * share)), count - 1)

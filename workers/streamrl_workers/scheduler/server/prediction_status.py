@@ -9,7 +9,7 @@ Owns names and units. The key set is stable: every source and signal is there, z
     lengths.ranker           of the ranker's process (state `none`: it has none): deaths, prompts waiting, scored and dropped, pairs remembered,
                              rounds of tuning, cpu_s used
     dispatch.why             the order in force, and its reason, for people
-    dispatch.longest_first   the order within a batch: longest predicted first, or as planned
+    dispatch.longest_first   whether the longest predicted of a batch go first
     dispatch.long_generators those of the long pool; empty: there is one pool
     dispatch.pools           pool -> known (or guessed) and step_s: batch -> seconds of a decoding step; empty for a guess
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.signals import ProcessMetrics
+from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import Order
 from streamrl_workers.scheduler.dispatch.speeds import Guess
 from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, LengthsView
@@ -60,7 +61,7 @@ def dispatch_status(order: Order, speeds: Mapping[str, LatencyCurve]) -> dict[st
     """The part `dispatch`."""
     return {
         "why": order.why,
-        "longest_first": order.longest_first,
+        "longest_first": order.key is longest_in_batch,
         "long_generators": sorted(order.long_generators),
         "pools": {pool: _speed(curve) for pool, curve in speeds.items()},
     }

@@ -24,7 +24,6 @@ import queue
 import socket
 import struct
 import threading
-import time
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Callable
@@ -102,7 +101,8 @@ class RankLink:
         self._on_lost = on_lost
         self._sending = threading.Lock()
         self._frames: queue.Queue[Frame | None] = queue.Queue(2 * _MOST_FRAMES)  # the ends of the link fit in, too
-        self._heard_s = time.monotonic()
+        self._beats = self._heard_beat = 0
+        """Beats so far, and when the peer was last heard: a time in which this process did not run is no silence of the peer."""
         self._lost: LostPeer | None = None
         self._losing = threading.Lock()
         self._closed = threading.Event()
@@ -122,8 +122,8 @@ class RankLink:
 
     @property
     def silent_s(self) -> float:
-        """Since the peer was last heard."""
-        return time.monotonic() - self._heard_s
+        """Since the peer was last heard, in whole beats."""
+        return (self._beats - self._heard_beat) * BEAT_S
 
     def send(self, kind: int, data: bytes = b"") -> None:
         """Send one frame. It blocks while the peer does not read, until it is lost."""
@@ -209,12 +209,13 @@ class RankLink:
             part = self._connection.recv(min(_READ_BYTES, size - len(data)))
             if not part:
                 raise ConnectionError("end of file")
-            self._heard_s = time.monotonic()
+            self._heard_beat = self._beats
             data += part
         return data
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S) and self._lost is None:
+            self._beats += 1
             if self.silent_s > self._silence_s:
                 self.lose(LostPeer(f"{self.peer} is silent for {self._silence_s:g} s", silent=True))
             if self._sending.acquire(blocking=False):  # else a frame is on its way, which is a sign of life too

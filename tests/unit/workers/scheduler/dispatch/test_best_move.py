@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_workers.scheduler.lengths.quantiles import SlidingQuantiles
-from streamrl_workers.scheduler.rebalancing import LOOK_INTERVAL_S, Host, RunningSample, best_move, lengths_left
+from streamrl_workers.scheduler.rebalancing import DRAWS, LOOK_INTERVAL_S, Host, RunningSample, best_move, tokens_left
 
 STEEP = LatencyCurve.of_milliseconds([(1, 8), (64, 80)])
 FLAT = LatencyCurve.of_milliseconds([(1, 8), (64, 8)])
@@ -14,10 +14,10 @@ SLOW = STEEP.scaled(3.0)
 
 
 def host(name: str, left: list[float], *, curve: LatencyCurve = STEEP, slots: int = 64, prefix: int = 0) -> Host:
-    """Known lengths: one draw."""
+    """Known lengths: the same in every draw."""
     first = {"a": 0, "b": 1000}.get(name, 2000)
     running = tuple(
-        RunningSample(lease=first + number, expected_tokens=tokens, drawn_tokens=(tokens,), prefix_tokens=prefix)
+        RunningSample(lease=first + number, expected_tokens=tokens, left_tokens=(tokens,) * DRAWS, prefix_tokens=prefix)
         for number, tokens in enumerate(left)
     )
     return Host(generator_id=name, curve=curve, slots=slots, running=running)
@@ -79,13 +79,13 @@ def test_a_yes_never_makes_the_makespan_worse(source_left, target_left, curves, 
     source = host("a", source_left, curve=curves[0], slots=16, prefix=prefix)
     target = host("b", target_left, curve=curves[1], slots=16)
     move = best_move(source, target, movable=source.running, gain=gain)
-    before_s = [replica_seconds(one.curve, [r.drawn_tokens[0] for r in one.running]) for one in (source, target)]
+    before_s = [replica_seconds(one.curve, [r.left_tokens[0] for r in one.running]) for one in (source, target)]
     if move is None:
         return
     moved = [running for running in source.running if running.lease in move.leases]
-    staying = [running.drawn_tokens[0] for running in source.running if running.lease not in move.leases]
+    staying = [running.left_tokens[0] for running in source.running if running.lease not in move.leases]
     lost = LOOK_INTERVAL_S / source.curve.at(len(source.running))
-    taken = [running.drawn_tokens[0] + lost for running in moved]
+    taken = [running.left_tokens[0] + lost for running in moved]
     read_s = sum(running.prefix_tokens for running in moved) * target.curve.at(16) / 16
     after_s = [replica_seconds(source.curve, staying), read_s + replica_seconds(target.curve, target_left + taken)]
     assert move.after_s == pytest.approx(max(after_s), rel=1e-9)
@@ -106,7 +106,8 @@ LEVELS = [(place + 0.5) / 500 for place in range(500)]
 
 
 def left(lengths, tokens, *, share=None, levels=(0.5,), most=1 << 20):
-    return list(lengths_left(SlidingQuantiles(lengths, window=4096), tokens, share=share, levels=levels, most=most))
+    seen = SlidingQuantiles(lengths, window=4096)
+    return [tokens_left(seen, tokens, level, share=share, most=most) for level in levels]
 
 
 def test_without_a_prediction_what_is_left_are_the_longer_lengths_alike():

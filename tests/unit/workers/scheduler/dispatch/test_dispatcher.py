@@ -138,7 +138,7 @@ def test_trust_makes_pools_and_its_loss_ends_them():
     run = ready(pools=PAIR, slots=4, **STATIC)
     run.lengths.sure = False
     assert go(run)["g0"] == [0, 0, 2, 2]
-    assert not run.core.order.longest_first
+    assert not run.core.order.reorders
     run.lengths.sure = True
     run.do(run.core.tick(run.now_s))
     assert run.core.order.long_generators
@@ -223,7 +223,7 @@ class TwoSignals(SureLengths):
 def test_what_waits_is_predicted_by_the_signal_that_is_trusted_now():
     run = ready(pools=PAIR, slots=1, lengths=TwoSignals(), dispatch="longestFirst", batch_groups=5)
     go(run)
-    first = [run.core.order.longest_first, *sorted(everything(run))]
+    first = [run.core.order.reorders, *sorted(everything(run))]
     assert first == [True, *sorted(longest(5)[:1] * 2)]
     run.lengths.trusted_signals = frozenset({"Ranker"})
     run.do(run.core.tick(run.now_s))

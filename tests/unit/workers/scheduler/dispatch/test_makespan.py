@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_workers.scheduler.dispatch.makespan import (
     Instance,
-    StepTables,
     dealt,
     fastest_first,
     list_seconds,
+    step_tables,
 )
 
 STEPS_S = (0.5, 1.0, 2.0, 4.0)
@@ -29,7 +29,7 @@ def instance(found: LatencyCurve, slots: int, *, name: str = "g") -> Instance:
 
 def modelled(lengths: list[float], instances: list[Instance], *, together: int = 1, refilled: bool = False) -> float:
     places = dealt(len(lengths), instances, together=together)
-    return list_seconds(lengths, StepTables(instances), places=places, refilled=refilled)
+    return list_seconds(lengths, step_tables(instances), places=places, refilled=refilled)
 
 
 def simulated(lengths: list[float], instances: list[Instance], *, together: int = 1, following: int = 0) -> float:

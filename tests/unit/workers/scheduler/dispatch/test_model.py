@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.latency import LatencyCurve
 from streamrl_workers.scheduler.dispatch import model
+from streamrl_workers.scheduler.dispatch.makespan import Instance
 from streamrl_workers.scheduler.dispatch.model import MOST_DRAWS, SAMPLES_DRAWN
 from streamrl_workers.scheduler.dispatch.order import Candidate, PlannedBatch
 from streamrl_workers.scheduler.lengths.trust import measure
@@ -88,5 +90,25 @@ def test_draws_are_lengths_of_the_batch_and_repeatable(predicted, samples, corre
 
 
 def test_large_batches_take_no_longer():
-    draws = possible_lengths(RISING * 8, samples=1, rank_correlation=0.9)
+    draws = possible_lengths(RISING * 6, samples=1, rank_correlation=0.9)
     assert sum(map(len, draws)) <= SAMPLES_DRAWN
+
+
+@pytest.mark.parametrize(("groups", "generators", "step"), [(130, 64, 1), (2000, 100, 12), (2000, 32, 4), (2000, 3, 1)])
+def test_a_large_batch_is_thinned_out_with_its_generators(groups, generators, step):
+    lengths = [float(place) for place in range(groups)]
+    found = PlannedBatch(
+        trusted=True,
+        groups=[
+            Candidate(group_id=place, batch=0, place=place, predicted_tokens=tokens)
+            for place, tokens in enumerate(lengths)
+        ],
+        samples=4,
+        instances=[
+            Instance(generator_id=f"g{place}", slots=8, curve=LatencyCurve((1,), (0.01,)))
+            for place in range(generators)
+        ],
+    )
+    thin = model.thinned(found)
+    assert list(thin.groups) == list(found.groups[::step])
+    assert list(thin.instances) == list(found.instances[::step])

@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch, SkewAware
-from streamrl_workers.scheduler.dispatch import POLICIES, policy, skew_aware
+from streamrl_workers.scheduler.dispatch import POLICIES, model, policy
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Candidate, Order, PlannedBatch, in_order
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
 from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 
+MOST_MODELLED = 50_000
+"""Samples over all that an order models: a microsecond each at most."""
 LENGTHS = [20.0, 5.0, 60.0, 10.0, 60.0]
 EVEN = [1000.0 + place for place in range(63)]
 STEEP = LatencyCurve.of_milliseconds([(1, 8), (64, 40)])
@@ -138,12 +141,14 @@ def test_auto_is_never_worse_than_fifo_by_the_model(lengths, fleet, samples):
 @pytest.mark.parametrize(("groups", "generators"), [(1024, 32), (10_000, 1000), (65_536, 1000)])
 def test_a_search_is_bounded(groups, generators, monkeypatch):
     """The scheduler answers nobody meanwhile."""
-    probed = []
-    probe = skew_aware._probe
-    monkeypatch.setattr(skew_aware, "_probe", lambda model, split: probed.append(split) or probe(model, split))
+    modelled = []
+    seconds_of = model.list_seconds
+    monkeypatch.setattr(
+        model, "list_seconds", lambda found, *args, **kw: modelled.append(len(found)) or seconds_of(found, *args, **kw)
+    )
     lengths = [1000.0 + number for number in range(groups)]
     policy("auto").order(batch(lengths, instances(generators, slots=80), batch_groups=groups))
-    assert len(probed) * groups <= 2 * skew_aware.MOST_SEARCHED
+    assert sum(modelled) <= MOST_MODELLED
 
 
 # ---- Algorithm 2
@@ -191,7 +196,7 @@ def test_pools_name_groups_and_generators():
     order = policy("skewAware").order(found)
     assert order.long_generators == {"g0", "g1"}
     assert [group.group_id for group in found.groups if order.is_long(group)] == [1, 4]
-    assert order.longest_first
+    assert order.reorders
 
 
 def test_of_equal_predictions_the_first_planned_are_the_long_ones_of_every_batch():

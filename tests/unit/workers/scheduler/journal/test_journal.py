@@ -251,7 +251,7 @@ def test_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
 
 
 _FULL_DISK = """
-import asyncio, sys
+import asyncio, resource, sys
 from pathlib import Path
 from support.histories import attempt, histories, plan, step
 from support.journals import OpenJournal, scored
@@ -267,6 +267,7 @@ async def fill():
             return
         print(group)
 
+resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, 3 * 2**20))
 asyncio.run(fill())
 """
 
@@ -278,7 +279,7 @@ def test_full_disk_is_loud_and_loses_nothing(tmp_path: Path) -> None:
         ["prlimit", f"--fsize={3 * 2**20}", sys.executable, "-c", _FULL_DISK, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
         cwd=Path(__file__).parents[4],
     )

@@ -1,6 +1,6 @@
 """What a ranker says of groups that already wait: those that have never been out go where it puts them, and are judged by it."""
 
-from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST
+from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import Group, GroupTable

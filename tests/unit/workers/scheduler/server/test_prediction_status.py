@@ -8,6 +8,7 @@ import pytest
 from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.signals import ProcessMetrics
 from streamrl_workers.ranker.protocol import ProcessStatus
+from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView, prompt_key
@@ -138,7 +139,7 @@ def test_how_fast_pools_are_taken_to_be(curve, said):
 
 
 def test_the_order_and_why():
-    order = Order(longest_first=True, long_generators=frozenset({"b", "a"}), why="it pays")
+    order = Order(key=longest_in_batch, long_generators=frozenset({"b", "a"}), why="it pays")
     page = dispatch_status(order, {})
     assert page == {"why": "it pays", "longest_first": True, "long_generators": ["a", "b"], "pools": {}}
 

@@ -3,7 +3,7 @@
 Does not own sampling, slots. The samples of a group share their prompt's tokens.
 """
 
-from collections import OrderedDict
+import functools
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -22,22 +22,18 @@ class PromptTokens:
         """`add_special_tokens` False: prompts come from a chat template, which has put them in."""
         self._tokenizer = tokenizer
         self._add_special_tokens = add_special_tokens
-        self._known: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._kept = functools.lru_cache(maxsize=_MAX_PROMPTS)(self._tokens)
 
     def of(self, prompt: str) -> tuple[int, ...]:
         """The prompt's tokens, with the special tokens that the tokenizer adds, if so asked."""
-        if prompt not in self._known:
-            self._known[prompt] = tuple(
-                self._tokenizer(prompt, add_special_tokens=self._add_special_tokens)["input_ids"]
-            )
-            if len(self._known) > _MAX_PROMPTS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(prompt)
-        return self._known[prompt]
+        return self._kept(prompt)
 
     def behind(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that follows other tokens: no special ones are added."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+    def _tokens(self, prompt: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(prompt, add_special_tokens=self._add_special_tokens)["input_ids"])
 
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
