@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,31 @@ class Run:
     def _rate_behind(self, step: int, what: str) -> float:
         took_s = self.steps[-1]["elapsed_s"] - self.steps[step - 1]["elapsed_s"]
         return float(sum(line[what] for line in self.steps[step:]) / took_s)
+
+
+def simulated_job(
+    name: str, *, pipeline: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({}), **spec: object
+) -> dict[str, Any]:
+    """A job of simulated parts over `prompts.jsonl`, in groups of eight; `engine`: the generators'."""
+    return {
+        "apiVersion": "streamrl.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"scratch": {}},
+            "task": {
+                "dataset": {"jsonl": {"path": "prompts.jsonl"}},
+                "groupSize": 8,
+                "sampling": {"maxTokens": 4096},
+                "rewards": [{"name": "answer", "exactMatch": {}}],
+                "evaluation": {"maxPrompts": 1, "intervalSteps": 1_000_000},
+            },
+            "pipeline": {"mode": "StreamAsync", "maxStalenessSteps": 1, **pipeline},
+            "generators": [{"name": "sim", "engine": {"simulated": {**engine}}}],
+            "trainer": {"engine": {"simulated": {}}},
+            **spec,
+        },
+    }
 
 
 def arguments(description: str | None, *, seeds: int, only: Iterable[str] = ()) -> argparse.ArgumentParser:

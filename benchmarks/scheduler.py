@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from run_folders import simulated_job
 
 from streamrl import keys
 from streamrl.spec import parse_job
@@ -38,32 +39,10 @@ STEADY_TICK_S = 1.5
 """The same at about 2,500 samples/s: here latency means something."""
 
 
-def job(*, batch_groups: int, steps: int, staleness: int = 1) -> dict[str, Any]:
+def job(*, batch_groups: int, steps: int) -> dict[str, Any]:
     """A job of simulated parts; only scheduling matters here."""
-    return {
-        "apiVersion": "streamrl.io/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "benchmark"},
-        "spec": {
-            "model": {"scratch": {}},
-            "task": {
-                "dataset": {"jsonl": {"path": "none.jsonl"}},
-                "groupSize": GROUP_SIZE,
-                "sampling": {"maxTokens": 4096},
-                "rewards": [{"name": "answer", "exactMatch": {}}],
-                "evaluation": {"maxPrompts": 1, "intervalSteps": 1_000_000},
-            },
-            "pipeline": {
-                "mode": "StreamAsync",
-                "maxStalenessSteps": staleness,
-                "batchGroups": batch_groups,
-                "steps": steps,
-            },
-            "scheduling": {"leaseSeconds": 60.0, "maxBufferBytes": "2Gi"},
-            "generators": [{"name": "sim", "engine": {"simulated": {}}}],
-            "trainer": {"engine": {"simulated": {}}},
-        },
-    }
+    scheduling = {"leaseSeconds": 60.0, "maxBufferBytes": "2Gi"}
+    return simulated_job("benchmark", pipeline={"batchGroups": batch_groups, "steps": steps}, scheduling=scheduling)
 
 
 def prepare(document: dict[str, Any], folder: Path) -> Path:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from run_folders import simulated_job
 
 from streamrl import keys
 
@@ -49,34 +50,17 @@ MIN_WALL_S = 2.0
 
 def job(*, steps: int, generators: int) -> dict[str, Any]:
     """Simulated parts, as fast as possible."""
-    engine = {"slots": 64, "timeScale": 0.0, "meanTokens": 24.0}
-    return {
-        "apiVersion": "streamrl.io/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "soak"},
-        "spec": {
-            "model": {"scratch": {}},
-            "task": {
-                "dataset": {"jsonl": {"path": "prompts.jsonl"}},
-                "groupSize": GROUP_SIZE,
-                "sampling": {"maxTokens": 256},
-                "rewards": [{"name": "answer", "exactMatch": {}}],
-                "evaluation": {"maxPrompts": 16, "intervalSteps": 100},
-            },
-            "pipeline": {
-                "mode": "StreamAsync",
-                "maxStalenessSteps": 1,
-                "batchGroups": BATCH_GROUPS,
-                "steps": steps,
-            },
-            "generators": [
-                {"name": "sim", "engine": {"simulated": engine}, "scaling": {"static": {"replicas": generators}}}
-            ],
-            "trainer": {"engine": {"simulated": {"secondsPerStep": 0.0}}},
-            "storage": {"checkpoints": {"intervalSteps": 20}},
-            "failurePolicy": {"maxRestarts": 1000},
-        },
-    }
+    made = simulated_job(
+        "soak",
+        pipeline={"batchGroups": BATCH_GROUPS, "steps": steps},
+        engine={"slots": 64, "timeScale": 0.0, "meanTokens": 24.0},
+        trainer={"engine": {"simulated": {"secondsPerStep": 0.0}}},
+        storage={"checkpoints": {"intervalSteps": 20}},
+        failurePolicy={"maxRestarts": 1000},
+    )
+    made["spec"]["generators"][0]["scaling"] = {"static": {"replicas": generators}}
+    made["spec"]["task"] |= {"sampling": {"maxTokens": 256}, "evaluation": {"maxPrompts": 16, "intervalSteps": 100}}
+    return made
 
 
 @dataclass(slots=True)

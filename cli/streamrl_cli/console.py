@@ -1,8 +1,12 @@
 """The one place where commands write for people: whole lines, without what a terminal acts on (`streamrl.text`)."""
 
+import signal
 import sys
 
 from streamrl.text import plain, say
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+"""What shells expect of a program that Ctrl-C stopped."""
 
 
 def out(*lines: str) -> None:

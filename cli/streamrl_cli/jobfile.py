@@ -8,7 +8,6 @@ import argparse
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,9 +83,7 @@ def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Ch
     except UserErrors as errors:
         problems = errors.errors
     if problems:
-        raise UserErrors(
-            SourceLines(path=path, lines=document.lines, overridden=overridden).located(problems)
-        ) from None
+        raise UserErrors(located(problems, path=path, lines=document.lines, overridden=overridden)) from None
     return job
 
 
@@ -145,8 +142,7 @@ def _apply(data: Any, override: str) -> str:  # noqa: ANN401 - plain data
 
 
 def _split(path: str) -> list[str | int]:
-    parts = [int(index) if index else name for name, index in _PART.findall(path)]
-    return [int(part) if isinstance(part, str) and part.isdigit() else part for part in parts]
+    return [int(part) if part.isdigit() else part for part in (index or name for name, index in _PART.findall(path))]
 
 
 def _check_known(parts: Sequence[str | int]) -> None:
@@ -205,26 +201,20 @@ def _wrong_kind(path: str, data: object) -> UserError:
     return UserError(field=f"{FLAG} {path}", rule="is a field, but the file has no mapping there", got=data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLines:
-    """Where each field of a document was written."""
+def located(
+    errors: Iterable[UserError], *, path: Path, lines: Mapping[str, int], overridden: Sequence[str] = ()
+) -> list[UserError]:
+    """`errors` of a file by their lines (field -> line), each with its place before the field; `overridden`: fields that the command line gave."""
 
-    path: Path
-    lines: Mapping[str, int]
-    overridden: Sequence[str] = ()
-    """Fields that the command line gave."""
-
-    def located(self, errors: Iterable[UserError]) -> list[UserError]:
-        """`errors` by their lines, each with its place before the field."""
-        return [self._moved(error) for error in sorted(errors, key=lambda error: self._line(error.field))]
-
-    def _moved(self, error: UserError) -> UserError:
-        given = any(error.field == path or error.field.startswith((f"{path}.", f"{path}[")) for path in self.overridden)
-        place = FLAG if given else f"{self.path}:{self._line(error.field)}:"
-        return UserError(field=f"{place} {error.field}", rule=error.rule, got=error.got, fix=error.fix)
-
-    def _line(self, field: str) -> int:
-        """Line of the field, or of the nearest section around it."""
-        while field not in self.lines and field:
+    def line_of(field: str) -> int:
+        """Of the field, or of the nearest section around it."""
+        while field not in lines and field:
             field = field[: max(field.rfind("."), field.rfind("["), 0)]
-        return self.lines.get(field, 1)
+        return lines.get(field, 1)
+
+    found = []
+    for error in sorted(errors, key=lambda error: line_of(error.field)):
+        given = any(error.field == one or error.field.startswith((f"{one}.", f"{one}[")) for one in overridden)
+        place = FLAG if given else f"{path}:{line_of(error.field)}:"
+        found.append(UserError(field=f"{place} {error.field}", rule=error.rule, got=error.got, fix=error.fix))
+    return found

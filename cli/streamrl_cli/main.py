@@ -9,7 +9,6 @@ import asyncio
 import errno
 import importlib
 import os
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import NoReturn
@@ -45,8 +44,6 @@ MODULES = {"profile": "profile_command", "resume": "suspend"}
 ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
 """Commands whose modules are in `streamrl_cli.cluster`."""
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-
 _USER_ERRNOS = frozenset(
     {
         errno.ENOENT,
@@ -79,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.err(f"{error.filename or 'system'}: {error.strerror}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return console.EXIT_INTERRUPTED
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -89,10 +86,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         console.out(f"streamrl {__version__}")
         return EXIT_DONE
-    return _run_command(argv[0], argv[1:])
-
-
-def _run_command(name: str, argv: list[str]) -> int:
+    name = argv[0]
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
     package = "streamrl_cli.cluster" if name in ON_CLUSTERS else "streamrl_cli"
@@ -102,7 +96,7 @@ def _run_command(name: str, argv: list[str]) -> int:
     )
     parser.set_defaults(command=name)
     command.add_arguments(parser)
-    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv))
+    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv[1:]))
     return code if isinstance(code, int) else asyncio.run(code)
 
 

@@ -64,17 +64,16 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(field="--out", rule="must lie in a directory that exists", got=str(args.out))
     folder = Path(tempfile.mkdtemp(prefix="streamrl-profile-"))
     bench = Bench(folder=folder, base_dir=base_dir_of(args.file), say=console.err, prepared=_prepared)
+    names_a_log = False
     try:
         measured = asyncio.run(measure(job, wanted=wanted, bench=bench, known=known))
     except RunFailedError as failure:
         console.err(f"streamrl: {failure}")
-        if failure.exit_code == EXIT_USER_ERROR:  # else its line names a log in the folder
-            shutil.rmtree(folder)
+        names_a_log = failure.exit_code != EXIT_USER_ERROR
         return failure.exit_code
-    except BaseException:
-        shutil.rmtree(folder)
-        raise
-    shutil.rmtree(folder)
+    finally:
+        if not names_a_log:
+            shutil.rmtree(folder)
     profile = measured if known is None else known.with_part(measured)
     write_profile(profile, path=args.out)
     console.out(*lines(measured), "", f"written: {args.out}")

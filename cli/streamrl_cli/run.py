@@ -44,8 +44,6 @@ from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView, PlainView
 from streamrl_cli.runner.workers import RunFailedError
 
-EXIT_INTERRUPTED = 130
-"""What shells expect of a program that Ctrl-C stopped."""
 REFRESH_S = 1.0
 """How often progress is read and drawn."""
 STALL_BOUNDS = 10 / 3
@@ -158,7 +156,7 @@ class _Run:
         simulated = spec.trainer.engine.key == "simulated"
         report, say = self.view.prepare, self.view.say
         model = "" if simulated else await prepare_model(self.folder, report=report, say=say, umask=self.umask)
-        supervisor = self.supervisor = Supervisor.create(
+        supervisor = self.supervisor = Supervisor(
             self.folder,
             plan=plan_run(spec, cpus=usable_cpus(), gpus=visible_gpus(), signals_port=self.args.signals_port),
             shared_env=self._shared_env(model),
@@ -213,7 +211,7 @@ class _Run:
         kept = sorted(self.folder.file(keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))
         where = f"checkpoint at step {int(kept[-1].name.removeprefix('step-'))}" if kept else "no checkpoint yet"
         console.out(f"stopped ({where}); go on with: streamrl run --resume {self.folder.path}")
-        return EXIT_INTERRUPTED
+        return console.EXIT_INTERRUPTED
 
     def _summarise(self) -> None:
         from streamrl_cli.report import bubbles_line, write_report

@@ -51,7 +51,7 @@ async def apply_objects(
     """
     reported, hindered = list(refused), {_WHOLE_JOB} if refused else set()
     ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
-    there = await cluster.find_all(ordered, owner_uid=observed.raw["metadata"]["uid"])
+    there = await cluster.find_all(ordered, owner_uid=observed.metadata["uid"])
     for obj, found in zip(ordered, there, strict=True):
         part = str(obj["metadata"]["labels"].get(names.LABEL_POOL, _WHOLE_JOB))
         try:
@@ -72,7 +72,7 @@ async def _apply(
 ) -> None:
     if of(obj) is GENERATOR_POOL:
         await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
-        found = await cluster.find(obj, owner_uid=observed.raw["metadata"]["uid"])
+        found = await cluster.find(obj, owner_uid=observed.metadata["uid"])
     if not differs(obj, found):
         return
     try:
@@ -144,7 +144,7 @@ async def _shrink(cluster: CachedCluster, found: Object | None, *, replicas: int
 async def prune(cluster: CachedCluster, desired: Sequence[Object], *, observed: Observed) -> list[Refusal]:
     """Delete what the job owns and no longer wants; what was refused of that. Its certificates are no part of the plan and stay."""
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
-    wanted |= {("Secret", name) for name in secret_names(observed.raw["metadata"]["name"])}
+    wanted |= {("Secret", name) for name in secret_names(observed.name)}
     owned = _owned(cluster, _PRUNED, raw=observed.raw)
     gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
     return await _try_each(gone, lambda obj: delete_once(cluster, obj))

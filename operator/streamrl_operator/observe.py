@@ -129,8 +129,11 @@ async def refresh(
         memory.numbers, memory.asked_s, memory.signals_unreachable = None, None, None
         return
     since_s = float("inf") if memory.asked_s is None else clock.monotonic() - memory.asked_s
-    is_soon = since_s < _due_s(resync_s)
-    if is_soon and (since_s < _due_s(min(resync_s, AUTO_RECONCILE_S)) or not _is_scaled_by_us(raw)):
+    # By the document as it is: of a job that is refused the numbers are asked for more often, and nothing else follows.
+    pools = (raw.get("spec") or {}).get("generators") or ()
+    is_scaled_by_us = any((pool.get("scaling") or {}).get("auto") is not None for pool in pools)
+    every_s = min(resync_s, AUTO_RECONCILE_S) if is_scaled_by_us else resync_s
+    if since_s < every_s - min(_SOON_S, every_s / 10):
         return
     memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
     async with aside():
@@ -139,16 +142,6 @@ async def refresh(
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since
         memory.signals_unreachable = SignalsUnreachable(since=since, error=error)
-
-
-def _due_s(every_s: float) -> float:
-    return every_s - min(_SOON_S, every_s / 10)
-
-
-def _is_scaled_by_us(raw: Object) -> bool:
-    """By the document as it is: of a job that is refused the numbers are asked for more often, and nothing else follows."""
-    pools = (raw.get("spec") or {}).get("generators") or ()
-    return any((pool.get("scaling") or {}).get("auto") is not None for pool in pools)
 
 
 async def _page(cluster: CachedCluster, key: Key) -> tuple[bytes | None, str]:

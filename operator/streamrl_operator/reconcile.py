@@ -91,7 +91,9 @@ class Reconciler:
         raw = self._ours(key)
         if raw is None:
             return ReconcileResult()
-        memory = self._memory(key, uid=raw["metadata"]["uid"])
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != raw["metadata"]["uid"]:
+            memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
         await refresh(
             self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s, aside=self.aside
         )
@@ -122,16 +124,9 @@ class Reconciler:
             return raw if apply.holds_finalizer(raw) else None
         return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
-    def _memory(self, key: Key, *, uid: str) -> Memory:
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            memory = self._memories[key] = Memory(uid=uid)
-        return memory
-
     async def _leave(self, observed: Observed, decision: JobDecision) -> ReconcileResult:
-        raw = dict(observed.raw)
-        await apply.write_status(self.cluster, raw, decision.status)
-        known = self.cluster.known(RLJOB, raw["metadata"]["namespace"], raw["metadata"]["name"])
+        await apply.write_status(self.cluster, observed.raw, decision.status)
+        known = self.cluster.known(RLJOB, *observed.key)
         if known is not None:
             await apply.finish(self.cluster, known)
         return ReconcileResult()
@@ -166,8 +161,7 @@ class Reconciler:
 
     def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
-        metadata = observed.raw["metadata"]
-        trainer = self.cluster.known(STATEFUL_SET, metadata["namespace"], names.trainer(metadata["name"]))
+        trainer = self.cluster.known(STATEFUL_SET, observed.key[0], names.trainer(observed.name))
         return not decision.wanted.trainers or pods.asked(trainer) > 0
 
     async def _warn(self, raw: Object, reported: Aspect) -> None:
@@ -180,15 +174,14 @@ class Reconciler:
     ) -> tuple[datetime | None, list[Refusal]]:
         """Certificates and objects; when a certificate is due next, and what was refused."""
         assert observed.job is not None, "objects are planned of a valid job"
-        metadata = observed.raw["metadata"]
         before = self._state(observed, decision)
         is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
         if memory.settled == before and not is_due:
             return memory.certificates_at, []
         plan = JobPlan(
             job=observed.job,
-            namespace=metadata["namespace"],
-            uid=metadata["uid"],
+            namespace=observed.key[0],
+            uid=observed.metadata["uid"],
             wanted=decision.wanted,
             settings=self.settings,
             resolved=observed.resolved,
@@ -224,9 +217,8 @@ class Reconciler:
 
     def _state(self, observed: Observed, decision: JobDecision) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
-        metadata = observed.raw["metadata"]
-        versions = self.cluster.versions(APPLIED, (metadata["namespace"], metadata["name"]))
-        return metadata["uid"], metadata.get("generation"), decision.wanted, versions
+        versions = self.cluster.versions(APPLIED, observed.key)
+        return observed.metadata["uid"], observed.metadata.get("generation"), decision.wanted, versions
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
@@ -250,17 +242,15 @@ class Reconciler:
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
-        metadata = observed.raw["metadata"]
         for event in decision.events:
-            await self.events.send(observed.raw, event, since=metadata["resourceVersion"])
+            await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():
             status = reported
-            found = self.cluster.known(GENERATOR_POOL, metadata["namespace"], names.pool(metadata["name"], pool))
+            found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
             if found is not None and pool not in observed.pools:
                 status = _of_new(reported, generation=found["metadata"].get("generation"))
             await apply.write_status(self.cluster, found, status)
-        now = self.cluster.known(RLJOB, metadata["namespace"], metadata["name"])
-        await apply.write_status(self.cluster, now, decision.status)
+        await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
 
 
 def _of_new(status: Object, *, generation: object) -> Object:

@@ -27,7 +27,6 @@ from streamrl_operator.planning.certificates import (
     Ca,
     Leaf,
     Lives,
-    NewCa,
     Promote,
     Seen,
     Signer,
@@ -63,11 +62,8 @@ def new_ca(job: str, *, now: datetime, lives: Lives) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{job} CA {serial:040x}"[:64])])
-    usage = _usage(signs_certificates=True)
-    builder = _builder(name, issuer=name, key=key, serial=serial, not_before=_before(now, lives.ca_s))
-    builder = builder.not_valid_after(now + timedelta(seconds=lives.ca_s))
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(usage, critical=True)
+    builder = _builder(name, issuer=name, key=key, is_ca=True).serial_number(serial)
+    builder = builder.not_valid_before(_before(now, lives.ca_s)).not_valid_after(now + timedelta(seconds=lives.ca_s))
     return _pair(builder.sign(key, hashes.SHA256()), key)
 
 
@@ -76,13 +72,10 @@ def new_leaf(holder: Holder, *, ca: KeyPair, now: datetime, lives: Lives) -> Key
     authority, signing = x509.load_pem_x509_certificate(ca.certificate), _key(ca.key)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}")])
-    not_before = max(_before(now, lives.leaf_s), authority.not_valid_before_utc)
-    builder = _builder(
-        name, issuer=authority.subject, key=key, serial=x509.random_serial_number(), not_before=not_before
-    )
+    builder = _builder(name, issuer=authority.subject, key=key, is_ca=False)
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(max(_before(now, lives.leaf_s), authority.not_valid_before_utc))
     builder = builder.not_valid_after(min(now + timedelta(seconds=lives.leaf_s), authority.not_valid_after_utc))
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage(_purposes(holder)), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(alternative_names(holder)), critical=False)
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -155,26 +148,24 @@ def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
     return [client] if holder.role == "generator" else [client, server]
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
+def _builder(
+    name: x509.Name, *, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, is_ca: bool
+) -> x509.CertificateBuilder:
+    usage = x509.KeyUsage(
+        digital_signature=not is_ca,
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
         key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _builder(
-    name: x509.Name, *, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, serial: int, not_before: datetime
-) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer_name=issuer, subject_name=name, public_key=key.public_key())
-    builder = builder.serial_number(serial).not_valid_before(not_before)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    constraints = x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _before(now: datetime, life_s: float) -> datetime:
@@ -259,16 +250,14 @@ def _leaf(secret: Secret | None, holder: Holder) -> Leaf | None:
 
 
 def _perform(action: Action, *, plan: JobPlan, secrets: Secrets, now: datetime, lives: Lives) -> dict[str, Any]:
-    ca = secrets.get(names.ca_secret(plan.name))
     if isinstance(action, WriteLeaf):
         return _write_leaf(action, plan=plan, secrets=secrets, now=now, lives=lives)
-    present, following = _ca_pair(ca, "present"), _ca_pair(ca, "next")
+    ca = secrets.get(names.ca_secret(plan.name))
     if isinstance(action, Promote):
-        return _ca_secret(plan, {"present": following}, now=now)
-    assert isinstance(action, NewCa)
-    made = new_ca(plan.name, now=now, lives=lives)
+        return _ca_secret(plan, {"present": _ca_pair(ca, "next")}, now=now)
+    made: dict[Signer, KeyPair] = {action.place: new_ca(plan.name, now=now, lives=lives)}
     return _ca_secret(
-        plan, {"present": made} if action.place == "present" else {"present": present, "next": made}, now=now
+        plan, made if action.place == "present" else {"present": _ca_pair(ca, "present"), **made}, now=now
     )
 
 

@@ -124,21 +124,26 @@ class Operator:
         """Whether it acts."""
         return "streamrl_operator_leader 1.0" in self.page("metrics")[1].splitlines()
 
-    def wait_until_leading(self) -> "Operator":
+    def wait_until_leading(self, *, deadline_s: float = LEASE_S + SOON_S) -> "Operator":
         """Until it acts and knows all there is; one that was killed keeps the Lease for its time."""
         wait_until(
             lambda: self.leads and self.page("readyz")[0] == 200,
             what="the operator to lead",
-            deadline_s=LEASE_S + SOON_S,
+            deadline_s=deadline_s,
             log=self.log,
         )
         return self
 
-    def wait_for_looks(self, count: int = 2, *, deadline_s: float = SOON_S) -> None:
-        """Until it has looked at jobs so often more: resyncs, where nothing changes."""
-        begun = self.metric("streamrl_operator_reconciles_total")
+    @property
+    def looks(self) -> float:
+        """At jobs, so far."""
+        return self.metric("streamrl_operator_reconciles_total")
+
+    def wait_for_looks(self, count: int = 2, *, since: float | None = None, deadline_s: float = SOON_S) -> None:
+        """Until it has looked at jobs so often more: resyncs, where nothing changes. `since`: `looks` before what causes them; else now."""
+        begun = self.looks if since is None else since
         wait_until(
-            lambda: self.metric("streamrl_operator_reconciles_total") >= begun + count,
+            lambda: self.looks >= begun + count,
             what=f"{count} more looks",
             deadline_s=deadline_s,
             log=self.log,

@@ -69,7 +69,7 @@ class Setting:
         await self.client.apply(kind, _object(0), manager="m")
 
     async def listed(self) -> int:
-        return sum([len(page.items) async for page in self.client.list(POD, namespace=NAMESPACE)])
+        return sum([len(items) async for items, _ in self.client.list(POD, namespace=NAMESPACE)])
 
     async def watched(self) -> list[str]:
         events = self.client.watch(POD, version="1", duration_s=5, namespace=NAMESPACE)

@@ -211,8 +211,9 @@ def test_a_pool_that_changes_hands_keeps_its_size(lab: Lab, operator: Operator) 
 
 
 def test_another_controllers_job_is_left_alone(lab: Lab, operator: Operator, own_control_plane: ControlPlane) -> None:
+    looks = operator.looks
     lab.create("rljobs", job(managedBy="kueue.x-k8s.io/multikueue"))
-    operator.wait_for_looks(1)
+    operator.wait_for_looks(1, since=looks)
     other = copy.deepcopy(job())
     other["metadata"]["name"] = "ours"
     lab.create("rljobs", other)

@@ -77,8 +77,9 @@ def test_its_end_is_final(refused: Lab, operator: Operator) -> None:
     lab.wait(lambda: lab.condition(JOB, "Failed").get("status") == "True", "the deadline to end it", operator)
     lab.wait(lambda: sizes(lab) == STOPPED and lab.list("pods") == [], "its pods to go", operator)
     ended = lab.must("rljobs", JOB)["status"]
+    looks = operator.looks
     lab.patch("rljobs", JOB, {"metadata": {"annotations": {"any": "change"}}})  # a look that nothing else would cause
-    operator.wait_for_looks(1)
+    operator.wait_for_looks(1, since=looks)
     assert lab.must("rljobs", JOB)["status"] == ended
     assert sizes(lab) == STOPPED
 

@@ -44,7 +44,8 @@ def _run(pods: Pods) -> None:
     generator = f"{names.pool(pods.name, pool)}-0"
     pods.start_generator()
     pods.start("scheduler")
-    wait_for(lambda: "the model is not ready" in pods.text(generator), what=f"the generator to wait; {pods.logs()}")
+    waits = "the model is not ready"
+    wait_for(lambda: waits in pods.text(generator), what=f"the generator to wait; {pods.logs()}", deadline_s=DEADLINE_S)
     result = pods.base / "shared" / keys.FILE_MODEL
     pods.start(
         "prepare",
@@ -64,7 +65,8 @@ def _run(pods: Pods) -> None:
     worker = f"{names.trainer_workers(pods.name)}-0"
     pods.start_worker()
     pods.start("trainer")
-    wait_for(lambda: "all 2 ranks are there" in pods.text("trainer"), what=f"the ranks to meet; {pods.logs()}")
+    met = "all 2 ranks are there"
+    wait_for(lambda: met in pods.text("trainer"), what=f"the ranks to meet; {pods.logs()}", deadline_s=DEADLINE_S)
     pods.kill(worker)
     assert pods.wait("trainer") == EXIT_RANK_LOST, (
         "what is counted is the pod that was lost, not the one that missed it"

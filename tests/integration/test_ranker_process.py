@@ -26,7 +26,7 @@ from streamrl_workers.ranker.tuning import BURST_S
 from streamrl_workers.scheduler.effects import AskRanker
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.lengths.trust import measure
-from streamrl_workers.scheduler.server.ranker_client import MAX_DEATHS, Patience, RankerClient
+from streamrl_workers.scheduler.server.ranker_client import Patience, RankerClient
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
 from support.tiny_folder import tiny_folder
@@ -62,9 +62,10 @@ def word_pairs(count: int, *, seed: int) -> list[tuple[str, float]]:
 class Asked:
     """A client with its process, and what it has answered."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, *, start_s: float = DEADLINE_S) -> None:
         self.scores: dict[int, float] = {}
-        self.client = RankerClient(opening, on_scores=self.scores.update)
+        patience = Patience(start_s=start_s, first_pause_s=0.001)
+        self.client = RankerClient(opening, on_scores=self.scores.update, patience=patience)
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
@@ -134,17 +135,12 @@ async def test_weights_that_do_not_fit_are_one_line(folder: Path, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-async def test_one_that_never_comes_up_is_given_up_and_asked_no_more(folder: Path, tmp_path: Path) -> None:
-    patience = Patience(start_s=0.01, first_pause_s=0.001)
-    client = RankerClient(opening(folder, tmp_path / "state"), on_scores=lambda _: None, patience=patience)
-    question = AskRanker(prompts=((1, "w3"),), pairs=(("w5", 2.0),))
-    client.ask(question)
-    assert client.status().waiting == 1
-    async with asyncio.timeout(DEADLINE_S):
-        await client.run()
-    client.ask(question)
-    numbers = client.status()
-    assert (numbers.state, numbers.deaths, numbers.waiting) == ("given_up", MAX_DEATHS, 0)
+async def test_one_that_never_comes_up_is_started_again_and_what_is_asked_waits(folder: Path, tmp_path: Path) -> None:
+    asked = Asked(opening(folder, tmp_path / "state"), start_s=0.01)
+    async with asked.running():
+        asked.client.ask(AskRanker(prompts=((1, "w3"),), pairs=(("w5", 2.0),)))
+        await asked.until(lambda: asked.client.status().deaths > 2, "three deaths")
+        assert asked.client.status().waiting == 1
 
 
 # ---- in a run
@@ -189,7 +185,9 @@ def test_a_run_goes_on_when_its_ranker_is_killed_and_takes_it_along_at_its_end(w
     step = workers.numbers()["step"]
     wait_for(lambda: workers.numbers()["step"] > step + 5, what="the run to go on", deadline_s=DEADLINE_S)
     assert "ended by signal 9; started again" in workers.text("scheduler")
-    assert workers.numbers()["lengths"]["predictions"]["Ranker"] > 0
+    wait_for(
+        lambda: workers.numbers()["lengths"]["predictions"]["Ranker"], what="its predictions", deadline_s=DEADLINE_S
+    )
     (second,) = wait_for(lambda: rankers_of(scheduler.pid), what="another ranker", deadline_s=DEADLINE_S)
     scheduler.kill()
     wait_for(lambda: not second.is_running(), what="the ranker to end with the scheduler", deadline_s=DEADLINE_S)

@@ -1,8 +1,8 @@
 """A rank that dies or stops: nobody waits for ever, the others say who it was, and end with 75."""
 
 import os
+import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from support.tiny_folder import tiny_folder
 pytestmark = pytest.mark.timeout(600)  # as test_ranks.py
 
 TIMEOUT_S = 20.0
-SLACK_S = 40.0
-"""For the end of a process with torch on a busy machine."""
+FAR_S = 3600.0
+"""Nobody waits so long here: what is seen is seen otherwise."""
 
 
 def _ready(folder: Path, *, timeout_s: float) -> RankTeam:
@@ -22,14 +22,12 @@ def _ready(folder: Path, *, timeout_s: float) -> RankTeam:
 
 
 def test_a_killed_rank_is_named_at_once(tmp_path: Path) -> None:
-    with _ready(tmp_path, timeout_s=120.0) as team:
+    with _ready(tmp_path, timeout_s=FAR_S) as team:
         assert team.answer() == "ready"
         team.steps(1)
         team.ranks[1].kill()
-        begun_s = time.monotonic()
         team.tell(do="step", step=1, groups=3)
         assert team.wait(0) == 75
-        assert time.monotonic() - begun_s < SLACK_S
         assert team.log(0).splitlines()[-1] == "rank 1 is gone"
 
 
@@ -38,18 +36,16 @@ def test_a_stopped_rank_is_named_within_its_deadline(tmp_path: Path) -> None:
         assert team.answer() == "ready"
         team.steps(1)
         os.kill(team.ranks[1].pid, signal.SIGSTOP)
-        begun_s = time.monotonic()
         team.tell(do="step", step=1, groups=3)
         assert team.wait(0) == 75
-        assert time.monotonic() - begun_s < TIMEOUT_S + SLACK_S
-        assert "rank 1 is silent for 2" in team.log(0).splitlines()[-1]
+        silence = re.search(r"rank 1 is silent for (\d+)", team.log(0).splitlines()[-1])
+        assert silence is not None, team.log(0)
+        assert int(silence[1]) >= TIMEOUT_S
 
 
 def test_without_rank_0_the_others_end(tmp_path: Path) -> None:
-    with _ready(tmp_path, timeout_s=120.0) as team:
+    with _ready(tmp_path, timeout_s=FAR_S) as team:
         assert team.answer() == "ready"
         team.ranks[0].kill()
-        begun_s = time.monotonic()
         assert team.wait(1) == 75
-        assert time.monotonic() - begun_s < SLACK_S
         assert team.log(1).splitlines()[-1] == "rank 0 is gone"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from support.jobs import simulated_job, write_prompts
 
+DEADLINE_S = 240.0
 REWARD = """
 import pathlib
 
@@ -30,7 +31,7 @@ def test_a_run_folder_is_its_owners_alone(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     made = [folder, *folder.rglob("*")]
@@ -46,6 +47,8 @@ def test_the_process_that_runs_it_keeps_its_own(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl")
     call = f"main(['run', {str(tmp_path / 'job.yaml')!r}, '--run-dir', {str(tmp_path)!r}])"
     program = f"import os; from streamrl_cli.main import main; os.umask(0o027); {call}; print(oct(os.umask(0)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=DEADLINE_S
+    )
     assert "must be a new or empty folder" in done.stderr
     assert done.stdout.splitlines() == ["0o27"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from streamrl.errors import EXIT_DONE
+from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, wait_for
 from support.worker_processes import Workers
@@ -20,8 +21,9 @@ from support.worker_processes import Workers
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 STEPS = 48
 STEP_S = 0.1
-"""Long enough that a run lives through its kills."""
 KILLS = 4
+LEASE_S = 20.0
+"""A generator that a busy machine holds up for some seconds is not given up."""
 
 
 def mode_job(mode: str, *, staleness: int = 0, step_s: float = STEP_S, **job: Any) -> dict[str, Any]:
@@ -40,10 +42,6 @@ def start(job: dict[str, Any], tmp_path: Path) -> LocalRun:
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
-def ended(run: LocalRun) -> bool:
-    return run.process.poll() is not None
-
-
 def kill(run: LocalRun, victim: str) -> None:
     """Kill a worker and wait for the next one (or the end), or kill all and go on."""
     if victim == "all":
@@ -51,9 +49,7 @@ def kill(run: LocalRun, victim: str) -> None:
         run.assert_exact()
         run.resume()
         return
-    old = run.pid_of(victim)
-    run.kill(victim)
-    wait_for(lambda: run.pid_of(victim) not in (None, old) or ended(run), what=f"a new {victim}; {run.logs()}")
+    run.kill_one(victim)
 
 
 def step_lines(run: LocalRun) -> list[dict[str, Any]]:
@@ -71,18 +67,13 @@ def part_s(run: LocalRun, part: str, *, process: str) -> float:
 )
 def test_whole_batches_survive_kills(mode: str, staleness: int, seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
-    run = start(mode_job(mode, staleness=staleness), tmp_path)
-    kills = 0
+    job, gate = mode_job(mode, staleness=staleness), Gate.shut(tmp_path)
+    job["spec"]["task"]["rewards"] = [REWARD]
+    run = start(job, tmp_path)
     for moment, victim in zip(range(3, STEPS, STEPS // KILLS), chance.sample([*WORKERS, "all"], KILLS), strict=True):
-        run.wait_steps(moment)
-        wait_for(
-            lambda victim=victim: run.pid_of(victim) or victim == "all" or ended(run), what=f"{victim}; {run.logs()}"
-        )
-        if ended(run):
-            break
+        gate.until(lambda moment=moment: run.steps() >= moment, what=f"step {moment}; {run.logs()}")
         kill(run, victim)
-        kills += 1
-    assert kills >= KILLS - 1, run.logs()
+    gate.open()
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == STEPS
     run.assert_exact()
@@ -90,7 +81,7 @@ def test_whole_batches_survive_kills(mode: str, staleness: int, seed: int, tmp_p
         assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_colocated_waits_are_turns(tmp_path: Path) -> None:
     run = start(mode_job("Colocated", steps=10), tmp_path)
     assert run.wait_end() == 0, run.logs()
@@ -131,6 +122,7 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]
         meanTokens=40.0,
         sigma=0.0,
     )
+    job["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
     job["spec"]["task"]["evaluation"]["maxPrompts"] = 1  # those samples come first, and are not counted as issued again
     started = Workers.prepare(job, folder=tmp_path / "run")
     started.start_all(generators=2)
@@ -142,7 +134,7 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workers]
     started.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_generator_that_leaves_finishes_what_it_has_and_the_others_go_on(workers: Workers) -> None:
     wait_for(lambda: _active(workers, "generator-sim-0"), what=f"samples; {workers.text('scheduler')}")
     workers.processes["generator-sim-0"].send_signal(signal.SIGTERM)
@@ -158,7 +150,7 @@ def test_a_generator_that_leaves_finishes_what_it_has_and_the_others_go_on(worke
     wait_for(lambda: workers.numbers()["step"] >= before + 2, what="steps without it")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [250.0], indirect=True, ids=["10 s a sample"])
 def test_what_a_leaving_generator_holds_when_it_is_killed_is_made_by_another(workers: Workers) -> None:
     wait_for(lambda: _active(workers, "generator-sim-0"), what=f"samples; {workers.text('scheduler')}")
@@ -171,7 +163,7 @@ def test_what_a_leaving_generator_holds_when_it_is_killed_is_made_by_another(wor
     wait_for(lambda: workers.numbers()["step"] >= before + 1, what="steps without it")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_autoscalers_numbers(workers: Workers) -> None:
     known = ("step_s", "steps_per_s", "generation_s", "generator_seconds", "training_s", "trainer")
     scaling = wait_for(

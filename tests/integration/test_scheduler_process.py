@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +20,14 @@ from streamrl_workers.stream.channel import connect
 from streamrl_workers.stream.messages import Joiner, write
 from streamrl_workers.stream.services import SCHEDULER, client
 from support.jobs import simulated_job, write_prompts
-from support.runs import wait_for
+from support.runs import DEADLINE_S, wait_for
+from support.tree import python
 from support.worker_processes import Workers
 
 HEAVY = ("torch", "numpy", "transformers", "reasoning_gym", "rich", "pandas", "scipy")
-START_CPU_S = 1.0
-"""Of CPU, not of the wall: other tests may run beside this one."""
+BARE = "import time, grpc.aio, pydantic; print(time.process_time())"
+START_TIMES = 10.0
+"""CPU of a start, in times of what it cannot do without: the same on a slow machine."""
 RSS_LIMIT_BYTES = 80e6
 
 
@@ -42,7 +43,7 @@ def test_starts_light(workers: Workers) -> None:
     child = workers.start_scheduler()
     process = psutil.Process(child.pid)
     times = process.cpu_times()
-    assert times.user + times.system < START_CPU_S
+    assert times.user + times.system < START_TIMES * float(python(BARE))
     wait_for(lambda: workers.page("healthz").strip() == "ok", what="the scheduler to be ready")
     assert process.memory_info().rss < RSS_LIMIT_BYTES
     mapped = [Path(entry.path).parts for entry in process.memory_maps()]
@@ -51,17 +52,17 @@ def test_starts_light(workers: Workers) -> None:
 
 def test_imports_nothing_heavy() -> None:
     code = "import sys, streamrl_workers.scheduler.main; print(*sys.modules)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     modules = set(child.stdout.split())
     assert "streamrl_workers.scheduler.main" in modules
     assert not modules & set(HEAVY)
 
 
 async def _first_answer(workers: Workers, *, token: str, event: pb.GeneratorEvent) -> pb.GeneratorCommand:
-    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
+    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=DEADLINE_S, who="the scheduler")
     try:
         call = client(channel, SCHEDULER).Generate(metadata=call_metadata(token))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await await_admission(call)
             await write(call, event)
             answer = await Joiner(pb.GeneratorCommand).read(call)
@@ -91,11 +92,11 @@ async def test_token_and_hello_are_demanded(workers: Workers) -> None:
 
 async def test_second_hello_loses_the_connection_alone(workers: Workers) -> None:
     workers.start_scheduler()
-    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=30, who="the scheduler")
+    channel = await connect(f"127.0.0.1:{workers.scheduler_port}", timeout_s=DEADLINE_S, who="the scheduler")
     call = client(channel, SCHEDULER).Generate(metadata=call_metadata(workers.token))
     await write(call, HELLO)
     await write(call, HELLO)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
             while await call.read() is not grpc.aio.EOF:
                 pass
@@ -106,7 +107,7 @@ async def test_second_hello_loses_the_connection_alone(workers: Workers) -> None
 
 def _fails(workers: Workers, **environment: str) -> str:
     child = workers.start("scheduler", **environment)
-    assert child.wait(60) == 2, workers.text("scheduler")
+    assert child.wait(DEADLINE_S) == 2, workers.text("scheduler")
     lines = workers.text("scheduler").strip().splitlines()
     assert len(lines) == 1, lines
     return lines[0]
@@ -148,7 +149,7 @@ def test_second_scheduler_of_the_run(workers: Workers) -> None:
     assert "in use by another scheduler" in _fails(workers)
     assert first.poll() is None
     first.kill()
-    first.wait(30)
+    first.wait(DEADLINE_S)
 
 
 def test_ends_when_its_parent_is_gone(workers: Workers) -> None:
@@ -156,10 +157,8 @@ def test_ends_when_its_parent_is_gone(workers: Workers) -> None:
     os.set_inheritable(reader, True)
     try:
         child = _start_with_pipe(workers, reader)
-        began_s = time.monotonic()
         os.close(writer)
-        assert child.wait(30) == os.EX_TEMPFAIL
-        assert time.monotonic() - began_s < 10
+        assert child.wait(DEADLINE_S) == os.EX_TEMPFAIL
     finally:
         os.close(reader)
 

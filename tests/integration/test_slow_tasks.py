@@ -89,6 +89,7 @@ async def test_quick_rewards_pass_slow_ones_and_each_comes_as_it_is_done(tmp_pat
     reward = {"name": "slow", "timeoutSeconds": 300.0, "python": {"function": "waiting:slow_reward"}}
     async with running(tmp_path, rewards=[reward], processes=SLOW + 1) as pool:
         slow = asyncio.create_task(pool.score([sample(number, "slow") for number in range(SLOW)]))
+        await asyncio.sleep(0)  # they are asked first
         quick = await pool.score([sample(SLOW + number, "quick") for number in range(500)])
         assert {score.reward for score in quick} == {1.0}
         assert not slow.done()

@@ -12,7 +12,7 @@ from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from streamrl_workers.weights.pull import Puller, pull
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 CHUNK_BYTES, CHUNKS, TENSORS = 1024, 8, 4
 A_STEP = 4
 """Chunks that the link carries while the trainer takes a step; a version is `CHUNKS * TENSORS` of them."""

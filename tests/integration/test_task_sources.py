@@ -54,7 +54,7 @@ def by_metadata(*, prompt, completion, answer, metadata):
         kept.append(b"x" * {LEAK_BYTES})
     return 1.0
 '''
-ACT = {"name": "act", "timeoutSeconds": 30.0, "python": {"function": "misbehaving:act"}}
+ACT = {"name": "act", "timeoutSeconds": 120.0, "python": {"function": "misbehaving:act"}}
 
 
 def running(base_dir: Path, **task: Any) -> AbstractAsyncContextManager[AskedPool]:
@@ -92,12 +92,12 @@ async def test_children_of_a_reward_end_with_its_process(tmp_path: Path) -> None
 
 
 async def test_a_number_too_large_to_compare_is_ended_by_the_time_limit(tmp_path: Path) -> None:
-    rewards = [{"name": "right", "timeoutSeconds": 3.0, "mathVerify": {}}]
+    rewards = [{"name": "right", "timeoutSeconds": 15.0, "mathVerify": {}}]
     async with running(tmp_path, rewards=rewards) as pool:
         fine, huge, after = await scored(pool, "\\boxed{1}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{1}")
         assert {fine.kind, after.kind} == {None}
         assert huge.kind in {"timeout", "memory"} or huge.reward == 0.0
-        assert huge.error in {"right: took longer than 3 s", "right: ran out of memory", ""}
+        assert huge.error in {"right: took longer than 15 s", "right: ran out of memory", ""}
 
 
 async def test_a_part_that_fails_fails_the_sample_with_its_name(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_a_part_that_fails_fails_the_sample_with_its_name(tmp_path: Path) 
     with serving(judge) as endpoint:
         rewards = [
             {"name": "right", "weightPercent": 60, "exactMatch": {}},
-            {"name": "judge", "weightPercent": 40, "timeoutSeconds": 20.0, "http": {"url": endpoint.url}},
+            {"name": "judge", "weightPercent": 40, "timeoutSeconds": 120.0, "http": {"url": endpoint.url}},
         ]
         async with running(tmp_path, rewards=rewards) as pool:
             good, bad = await scored(pool, "judge this", "refuse this")
@@ -141,7 +141,11 @@ async def test_a_data_set_on_disk_and_a_chat_template_in_two_processes(
     Dataset.from_dict(rows).save_to_disk(tmp_path / "data")
     monkeypatch.setenv(keys.ENV_MODEL_PATH, save_tokenizer(tmp_path / "model"))
     dataset = {"huggingFace": {"path": "data", "promptField": "question", "answerField": "answer"}}
-    job = {"dataset": dataset, "chat": {"systemPrompt": "Add."}, "rewards": [{"name": "right", "mathVerify": {}}]}
+    job = {
+        "dataset": dataset,
+        "chat": {"systemPrompt": "Add."},
+        "rewards": [{"name": "right", "timeoutSeconds": 120.0, "mathVerify": {}}],
+    }
     async with running(tmp_path, processes=2, **job) as pool:
         assert pool.held_out_size == 4
         items = await pool.prompts(split="train", first_index=0, count=36)

@@ -24,8 +24,8 @@ from support.jobs import simulated_job, write_prompts
 from support.pods import HOST, Pods
 from support.runs import wait_for
 
-ANSWER_S = 30.0
-SILENCE_S = 60.0
+ANSWER_S = 120.0
+SILENCE_S = 90.0
 REFUSED_S = 2.0
 """A handshake that fails fails at once, and is tried again; there is nothing to wait for longer."""
 

@@ -1,7 +1,6 @@
 """The trainer's link over real gRPC: a scheduler that is away, that refuses, that goes and comes back."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, Sche
 from streamrl_workers.trainer.session import Session, StoppedError
 
 TOKEN = "secret"
+WAIT_S = 120.0
 
 
 class Scheduler:
@@ -60,7 +60,7 @@ def _link(address: str, *, token: str = TOKEN, lost_after_s: float = 60.0) -> tu
 async def test_a_stream_that_breaks_is_opened_again_by_the_same_instance(scheduler):
     servicer, address = scheduler
     session, link = _link(address)
-    await asyncio.wait_for(link.run(), 30)
+    await asyncio.wait_for(link.run(), WAIT_S)
     assert [hello.instance for hello in servicer.hellos] == ["i", "i"]
     with pytest.raises(StoppedError, match="done"):
         session.poll()
@@ -68,9 +68,7 @@ async def test_a_stream_that_breaks_is_opened_again_by_the_same_instance(schedul
 
 async def test_without_a_scheduler_it_gives_up_and_says_what_it_waited_for():
     session, link = _link("127.0.0.1:1", lost_after_s=0.3)
-    begun_s = time.monotonic()
-    await asyncio.wait_for(link.run(), 30)
-    assert time.monotonic() - begun_s < 10
+    await asyncio.wait_for(link.run(), WAIT_S)
     with pytest.raises(RetryError, match=r"in vain for the scheduler: .*did not answer at 127.0.0.1:1"):
         session.wait_welcome()
 
@@ -79,13 +77,13 @@ async def test_another_runs_token_is_the_users_error(scheduler):
     _, address = scheduler
     _, link = _link(address, token="of another run")
     with pytest.raises(UserError, match="STREAMRL_TOKEN: is not the token of the scheduler"):
-        await asyncio.wait_for(link.run(), 30)
+        await asyncio.wait_for(link.run(), WAIT_S)
 
 
 async def test_closing_ends_a_link_that_finds_nobody():
-    _, link = _link("127.0.0.1:1", lost_after_s=0.2)
+    _, link = _link("127.0.0.1:1", lost_after_s=2 * WAIT_S)
     link.close()
-    await asyncio.wait_for(link.run(), 5)
+    await asyncio.wait_for(link.run(), WAIT_S)
 
 
 class Refusing:
@@ -118,7 +116,7 @@ async def test_a_trainer_that_cannot_say_what_it_has_to_ends(code, reason: str, 
     address = bind(server, port=0)
     await server.start()
     session, link = _link(address)
-    await asyncio.wait_for(link.run(), 60)
+    await asyncio.wait_for(link.run(), WAIT_S)
     await server.stop(None)
     with pytest.raises(RetryError, match=reason):
         session.poll()

@@ -8,10 +8,13 @@ import pytest
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import tensors_hash
 from streamrl_workers.weights.pull import VersionGoneError, WeightsError, pull
+from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
 
 CHUNK_BYTES = 64 * 1024
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
+SHORT_S = 10.0
+"""What is at hand comes within it on a busy machine, too."""
 
 
 def version(step: int = 5, **changes) -> pb.VersionName:
@@ -38,7 +41,8 @@ async def test_what_arrives_is_what_was_published():
 
 
 async def test_a_killed_server_costs_no_byte_that_had_arrived():
-    with weight_server("slowed", allowed=20) as (address, events, process):
+    port = free_port()
+    with weight_server("slowed", port=port, allowed=20) as (address, events, process):
         some = asyncio.Event()
         task = asyncio.create_task(pulled(address, arrived=lambda size: some.set() if size == CHUNK_BYTES else None))
         await asyncio.to_thread(_until_stuck, events)
@@ -46,7 +50,6 @@ async def test_a_killed_server_costs_no_byte_that_had_arrived():
             await some.wait()  # of `big`: what is on its way at the kill is nobody's
         process.kill()
         process.join()
-        port = int(address.rsplit(":", 1)[1])
         with weight_server("slowed", port=port) as (_, again, _):
             assert await task == make_tensors()
             offsets = dict(_drain(again))
@@ -84,20 +87,18 @@ async def test_what_no_retry_can_help_fails_at_once(changes, error, text):
         begun_s = time.monotonic()
         with pytest.raises(error, match=text):
             await pulled(address, **changes)
-        assert time.monotonic() - begun_s < TIMEOUT_S / 2
+        assert time.monotonic() - begun_s < TIMEOUT_S / 2, "not at its deadline"
 
 
 async def test_the_deadline_says_what_was_awaited():
-    expected = pytest.raises(WeightsError, match=r"not complete after 2 s; awaited tensor big, \d+ of \d+ bytes")
+    expected = pytest.raises(WeightsError, match=r"not complete after 10 s; awaited tensor big, \d+ of \d+ bytes")
     with weight_server("slowed", allowed=3) as (address, _, _), expected:
-        await pulled(address, timeout_s=2.0)
+        await pulled(address, timeout_s=SHORT_S)
 
 
 async def test_nobody_there_is_a_deadline_too():
-    with weight_server() as (address, _, _):
-        pass
     with pytest.raises(WeightsError, match=r"not complete after 0\.5 s; awaited its manifest"):
-        await pulled(address, timeout_s=0.5)
+        await pulled(f"127.0.0.1:{free_port()}", timeout_s=0.5)
 
 
 async def test_a_pull_can_be_cancelled():
@@ -106,5 +107,5 @@ async def test_a_pull_can_be_cancelled():
         await asyncio.to_thread(_until_stuck, events)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(TIMEOUT_S):
                 await task

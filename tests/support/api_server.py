@@ -5,20 +5,38 @@ Without schema, admission and controllers: what those do is tested on a real one
 
 import copy
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from streamrl_operator.kube.client import Client
+from streamrl_operator.kube.client import REQUEST_TIMEOUT_S, Client
 from streamrl_operator.kube.rest_config import RestConfig
 
 Doc = dict[str, Any]
 Refuse = Callable[[str, str, Doc], tuple[int, str] | None]
 """(method, path, body) -> (status, message); None: taken."""
 _APPLY = "application/apply-patch+yaml"
+
+
+@asynccontextmanager
+async def client_of(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    *,
+    token: str | None = None,
+    timeout_s: float = REQUEST_TIMEOUT_S,
+) -> AsyncIterator[Client]:
+    """A client of a server that answers every request so, as long as the block lasts."""
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    server = TestServer(application)
+    await server.start_server(shutdown_timeout=0.1)
+    access = RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=token)
+    async with Client(access, timeout_s=timeout_s) as made:
+        yield made
+    await server.close()
 
 
 class ApiServer:
@@ -32,16 +50,9 @@ class ApiServer:
         self.writes: list[str] = []
         self._version = 0
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
+    def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of it, as long as the block lasts."""
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        server = TestServer(application)
-        await server.start_server(shutdown_timeout=0.1)
-        async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None)) as made:
-            yield made
-        await server.close()
+        return client_of(self._answer)
 
     def put(self, path: str, obj: Doc) -> Doc:
         """Keep an object; as it is kept."""

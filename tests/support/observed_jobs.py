@@ -123,6 +123,16 @@ def generator(ordinal: int = 0, **given: Any) -> Doc:
     return pod(f"{JOB}-sim-{ordinal}", **given)
 
 
+def trainer_whose(**state: Any) -> Doc:
+    """The trainer's pod, whose container is in that state (`container`)."""
+    return trainer(containers=[container("trainer", **state)])
+
+
+def generator_whose(ordinal: int = 0, **state: Any) -> Doc:
+    """A generator's pod, whose container is in that state (`container`)."""
+    return generator(ordinal, containers=[container("generator", **state)])
+
+
 def all_ready(generators: int = 2) -> list[Doc]:
     """The trainer and so many generators, all ready."""
     return [trainer(), *(generator(ordinal) for ordinal in range(generators))]

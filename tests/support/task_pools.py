@@ -13,7 +13,7 @@ from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request
 from support.runs import wait_for
 from support.task_jobs import make_job, write_lines
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 
 
 def _key(value: Request | Result) -> Hashable:

@@ -48,7 +48,7 @@ def place(path: Path, line: int) -> str:
 def python(code: str, *arguments: str) -> str:
     """Run `code` in a new interpreter that sees nothing of the environment; returns its output."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-c", code, *arguments], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

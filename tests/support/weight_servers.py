@@ -15,7 +15,7 @@ from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
 TOKEN = "secret"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 SIZES = {"big": 8 * 2**20, "small": 1000, "odd": 12345, "empty": 0}
 """Bytes of each tensor of the test version."""
 

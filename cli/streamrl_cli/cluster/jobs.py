@@ -22,8 +22,6 @@ ENDED = (SUCCEEDED, FAILED)
 HEAD = ("NAME", "STATE", "STEP", "REWARD", "QUEUE", "BUBBLES", "GENERATORS", "AGE")
 MOST_EVENTS = 10
 MOST_CHANGES = 5
-EXIT_INTERRUPTED = 130
-"""What shells expect of a program that Ctrl-C stopped."""
 INTERVAL_S = 2.0
 _OPERATOR_LATE_S = 20.0
 """An operator that has not looked at a new job after so long is probably not there."""
@@ -239,7 +237,7 @@ async def follow(name: str, *, cluster: ApiClient, interval_s: float = INTERVAL_
         return await _JobFollower(name, cluster=cluster, say=say).to_the_end(interval_s)
     except asyncio.CancelledError:
         say(f"detached; the job goes on. Look again: streamrl status {name} -n {cluster.namespace}")
-        return EXIT_INTERRUPTED
+        return console.EXIT_INTERRUPTED
 
 
 class _JobFollower:

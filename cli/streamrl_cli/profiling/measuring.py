@@ -132,7 +132,6 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
         "windows": wanted.windows,
         "samples": wanted.samples,
         "deadline_s": wanted.deadline_s,
-        "base_dir": str(run.base_dir),
     }
     plan = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).generator(pool.name, ordinal=0)
     log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
@@ -170,7 +169,6 @@ async def _trainer(
         "repeats": wanted.repeats,
         "lengths": list(lengths),
         "deadline_s": wanted.deadline_s,
-        "base_dir": str(run.base_dir),
     }
     ranks = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).ranks
     log = run.file(keys.DIR_LOGS, "trainer-0.log")

@@ -14,13 +14,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TextIO
 
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
+from streamrl.keys import ENV_CODE_DIR, ENV_MODEL_PATH, ENV_RUN_DIR, ENV_THREADS, FILE_JOB
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
@@ -49,7 +49,6 @@ class DecodeTask:
     windows: int
     samples: int
     deadline_s: float
-    base_dir: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,6 @@ class TrainTask:
     repeats: int
     lengths: tuple[int, ...]
     deadline_s: float
-    base_dir: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,18 +93,19 @@ def _say(what: str, fields: Mapping[str, Any], output: TextIO) -> None:
 
 def decode(task: DecodeTask, *, say: Say) -> None:
     """Answers of the initial model, then steps at each batch size."""
-    spec = _spec()
+    spec = read_job(Path(required(os.environ, ENV_RUN_DIR)) / FILE_JOB).spec
     pool = next(pool for pool in spec.generators if pool.name == task.pool)
     clock = timing.WallClock(now_s=_clock(spec), sleep=time.sleep)
-    prompts = _prompts(spec, base_dir=Path(task.base_dir))
     sampling = pb.Sampling(**spec.task.sampling.model_dump())
-    source = timing.RequestSource(prompts=prompts, sampling=sampling, seed=spec.seed)
-    engine = _answering_engine(spec, pool)
+    source = timing.RequestSource(prompts=_prompts(spec), sampling=sampling, seed=spec.seed)
+    simulated = pool.engine.simulated is not None  # such an engine gives its answers at once
+    engine = _simulated(spec, pool, time_scale=0.0) if simulated else _loaded_engine(spec, pool)
     answers = timing.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
     lengths = [len(answer) for answer in answers.tokens]
     say("answers", {"tokens": lengths, "unfinished": answers.unfinished, "fill_milliseconds": 1e3 * answers.fill_s})
-    if pool.engine.simulated is not None:
-        engine, source = _endless_engine(spec, pool), _endless(source)
+    if simulated:
+        engine = _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
+        source = replace(source, sampling=_endless(source.sampling))
     else:
         source = source.starting_within(answers.tokens)
     for batch in task.batches:
@@ -151,10 +150,6 @@ def _spread(values: Sequence[float], *, unit: str) -> dict[str, float]:
     return {unit: median(values), f"lowest_{unit}": min(values), f"highest_{unit}": max(values)}
 
 
-def _spec() -> RLJobSpec:
-    return read_job(Path(required(os.environ, ENV_RUN_DIR)) / FILE_JOB).spec
-
-
 def _is_simulated(spec: RLJobSpec) -> bool:
     return spec.trainer.engine.simulated is not None
 
@@ -175,34 +170,23 @@ def _clock(spec: RLJobSpec) -> Callable[[], float]:
     return now_s
 
 
-def _prompts(spec: RLJobSpec, *, base_dir: Path) -> list[str]:
+def _prompts(spec: RLJobSpec) -> list[str]:
     """Of the job's data set; a simulated engine does not read them, but draws a length for each."""
     if _is_simulated(spec):
         return [f"prompt {number}" for number in range(_PROMPTS)]
     from streamrl_workers.tasks.dataset import open_dataset
 
-    model_path = required(os.environ, ENV_MODEL_PATH)
+    model_path, base_dir = required(os.environ, ENV_MODEL_PATH), Path(required(os.environ, ENV_CODE_DIR))
     dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path)
     return [dataset.item("train", index).prompt for index in range(_PROMPTS)]
 
 
-def _endless(source: timing.RequestSource) -> timing.RequestSource:
+def _endless(given: pb.Sampling) -> pb.Sampling:
     sampling = pb.Sampling()
-    sampling.CopyFrom(source.sampling)
+    sampling.CopyFrom(given)
     sampling.max_tokens = _ENDLESS_TOKENS
     sampling.ClearField("stop")
-    return timing.RequestSource(prompts=source.prompts, sampling=sampling, seed=source.seed)
-
-
-def _answering_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
-    """The pool's engine with the initial weights; a simulated one gives its answers at once."""
-    if pool.engine.simulated is not None:
-        return _simulated(spec, pool, time_scale=0.0)
-    return _loaded_engine(spec, pool)
-
-
-def _endless_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
-    return _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
+    return sampling
 
 
 def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine:
@@ -245,7 +229,7 @@ def _shape(spec: RLJobSpec, *, task: TrainTask, model_path: str | None) -> timin
     from streamrl_workers.models.load import load_config, load_tokenizer
 
     tokenizer = load_tokenizer(model_path)
-    prompts = _prompts(spec, base_dir=Path(task.base_dir))
+    prompts = _prompts(spec)
     prompt_tokens = max(1, round(fmean(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)))
     config = load_config(model_path).get_text_config()
     room = getattr(config, "max_position_embeddings", _ENDLESS_TOKENS) - prompt_tokens

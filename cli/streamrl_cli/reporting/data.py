@@ -5,7 +5,7 @@ Owns names, types and bounds of what a report shows. Fields that it does not sho
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
@@ -158,17 +158,9 @@ def read_run(path: Path) -> RunData:
         timelines=_timelines(folder),
         result=folder.result(),
         scaling=tuple(records(metrics / FILE_SCALING, RESIZE, beneath=folder.path)),
-        dropped=_total(line.get("dropped", {}) for line in lines),
-        score_failures=_total(line.get("score_failures", {}) for line in lines),
+        dropped=sum((Counter(line.get("dropped", {})) for line in lines), Counter()),
+        score_failures=sum((Counter(line.get("score_failures", {})) for line in lines), Counter()),
     )
-
-
-def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of what happened at all, over all lines."""
-    total: Counter[str] = Counter()
-    for more in counts:
-        total.update(more)
-    return {key: count for key, count in total.items() if count}
 
 
 def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:

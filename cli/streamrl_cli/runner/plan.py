@@ -92,7 +92,8 @@ class RunPlan:
     def generator(self, pool: str, *, ordinal: int) -> ProcessPlan:
         """The generator with that ordinal in its pool."""
         number = self.first_numbers[pool] + ordinal
-        gpu = generator_gpu(self.gpus, ranks=len(self.ranks), number=number, colocated=self.colocated)
+        free = self.gpus if self.colocated else self.gpus[len(self.ranks) :] or self.gpus
+        gpu = {ENV_VISIBLE: free[number % len(free)]} if free else {}
         name = generator_name(pool, ordinal=ordinal)
         env = {**self.placement.generator(number).env(), **gpu, keys.ENV_POOL: pool}
         return _process(name, role="generator", env=env)
@@ -115,13 +116,14 @@ def plan_run(spec: RLJobSpec, *, cpus: Sequence[int], gpus: Sequence[str] = (), 
 def _ranks(placement: Placement, *, gpus: Sequence[str]) -> tuple[ProcessPlan, ...]:
     """As torchrun would set them up on one node; the port to meet at is new for each attempt (`unit.py`)."""
     world = len(placement.ranks)
+    visible = {ENV_VISIBLE: ",".join(gpus[:world])} if gpus else {}
     return tuple(
         _process(
             f"trainer-{rank}",
             role="trainer",
             env={
                 **share.env(),
-                **rank_gpus(gpus, ranks=world),
+                **visible,
                 keys.ENV_RANK: str(rank),
                 keys.ENV_LOCAL_RANK: str(rank),
                 keys.ENV_WORLD_SIZE: str(world),
@@ -188,16 +190,3 @@ def visible_gpus() -> tuple[str, ...]:
         return tuple(part.strip() for part in given.split(",") if part.strip() and part.strip() != "-1")
     found = [path.name.removeprefix("nvidia") for path in _DEVICES.glob("nvidia[0-9]*")]
     return tuple(sorted(found, key=int))
-
-
-def rank_gpus(gpus: Sequence[str], *, ranks: int) -> Mapping[str, str]:
-    """Environment of every rank of the trainer."""
-    return {ENV_VISIBLE: ",".join(gpus[:ranks])} if gpus else {}
-
-
-def generator_gpu(gpus: Sequence[str], *, ranks: int, number: int, colocated: bool) -> Mapping[str, str]:
-    """Environment of generator `number`, counted over all pools."""
-    if not gpus:
-        return {}
-    free = gpus if colocated else gpus[ranks:] or gpus
-    return {ENV_VISIBLE: free[number % len(free)]}

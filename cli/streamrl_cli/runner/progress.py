@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 import urllib.request
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -23,8 +24,6 @@ from streamrl_cli.runner.folder import RunFolder
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
-MOST_POINTS = 1000
-"""Of a curve that is kept for the eyes: far more than a terminal is wide."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
 STATUS_TIMEOUT_S = 2.0
@@ -64,35 +63,6 @@ class LineReader:
                     yield parse_json(line.decode())
 
 
-@dataclass(slots=True)
-class ThinnedCurve:
-    """A number by step in bounded memory: means over equal ranges of steps, which widen as the run goes on.
-
-    A step that is trained again after a rollback counts twice in its range's mean.
-    """
-
-    width: int = 1
-    sums: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """Range of steps -> sum and count."""
-
-    def add(self, step: int, value: float) -> None:
-        """Take the value of a step."""
-        self._add(step // self.width, value, 1)
-        if len(self.sums) > MOST_POINTS:
-            self.width *= 2
-            narrow, self.sums = self.sums, {}
-            for index, (total, count) in narrow.items():
-                self._add(index // 2, total, count)
-
-    def means(self) -> list[float]:
-        """The curve, by rising step."""
-        return [total / count for _, (total, count) in sorted(self.sums.items())]
-
-    def _add(self, index: int, total: float, count: int) -> None:
-        before = self.sums.get(index, (0.0, 0))
-        self.sums[index] = (before[0] + total, before[1] + count)
-
-
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
     """State of a run as it is shown to people."""
@@ -100,8 +70,8 @@ class RunProgress:
     folder: RunFolder
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The last `RECENT_STEPS` lines of `steps.jsonl` by step; a step trained again after a rollback replaces the first."""
-    rewards: ThinnedCurve = field(default_factory=ThinnedCurve)
-    """Mean training reward."""
+    rewards: "array[float]" = field(default_factory=lambda: array("d"))
+    """Mean training reward of each line of `steps.jsonl`: eight bytes a step."""
     score_failures: Counter[str] = field(default_factory=Counter)
     """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -121,7 +91,7 @@ class RunProgress:
         step = int(line["step"])
         self.steps[step] = line
         self.score_failures.update(line.get("score_failures", {}))
-        self.rewards.add(step, float(line["reward_mean"]))
+        self.rewards.append(line["reward_mean"])
         if len(self.steps) > RECENT_STEPS:
             del self.steps[min(self.steps)]
 
@@ -299,8 +269,9 @@ def _waits(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         yield "the trainer is not connected"
     if not now["generators"]:
         yield "no generator is connected"
-    before = dict(_parts(then))
-    for name, parts in _parts(now):
+    before = {one["id"]: one["bubbles"] for one in processes(then)}
+    for one in processes(now):
+        name, parts = one["id"], one["bubbles"]
         grown = {part: seconds - before.get(name, {}).get(part, 0.0) for part, seconds in parts.items()}
         most = max(grown, key=lambda part: grown[part], default="other")
         yield (
@@ -314,7 +285,7 @@ def _waits(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     yield f"groups: {groups or 'none'}"
 
 
-def _parts(status: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, float]]]:
-    for one in (status.get("trainer"), *status.get("generators", ())):
-        if one is not None:
-            yield str(one["id"]), one["bubbles"]
+def processes(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the status says of the trainer and each generator, as far as they are connected."""
+    trainer = status.get("trainer")
+    return [*([trainer] if trainer else []), *status.get("generators", ())]

@@ -15,7 +15,6 @@ started again before it is gone.
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +42,11 @@ LEAVE_GRACE_S = 60.0
 """For a generator that leaves to finish its samples; what it has not finished then is issued again to the others."""
 
 
-@dataclass(slots=True, kw_only=True)
 class Supervisor:
     """The workers of one run on this machine."""
 
-    folder: RunFolder
-    plan: RunPlan
-    workers: Workers
-    failures: Failures
-    liveness: Liveness
-    generators: dict[str, Unit] = field(default_factory=dict)
-    """By name; those that are leaving included."""
-    _group: asyncio.TaskGroup | None = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """The watches and farewells of all units but the scheduler's."""
-
-    @classmethod
-    def create(
-        cls,
+    def __init__(
+        self,
         folder: RunFolder,
         *,
         plan: RunPlan,
@@ -68,12 +54,18 @@ class Supervisor:
         max_restarts: int,
         liveness_s: float,
         say: Callable[[str], None],
-    ) -> "Supervisor":
-        """A supervisor that has started nothing yet."""
-        workers = Workers(folder=folder, shared_env=shared_env)
-        failures = Failures(workers=workers, max_restarts=max_restarts, say=say)
-        liveness = Liveness(workers=workers, bound_s=liveness_s, say=say)
-        return cls(folder=folder, plan=plan, workers=workers, failures=failures, liveness=liveness)
+    ) -> None:
+        """Nothing is started yet."""
+        self.folder = folder
+        self.plan = plan
+        self.workers = Workers(folder=folder, shared_env=shared_env)
+        self.failures = Failures(workers=self.workers, max_restarts=max_restarts, say=say)
+        self.liveness = Liveness(workers=self.workers, bound_s=liveness_s, say=say)
+        self.generators: dict[str, Unit] = {}
+        """By name; those that are leaving included."""
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The watches and farewells of all units but the scheduler's."""
 
     async def run(self, *, replicas: Mapping[str, int], scaling: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start everybody, each pool with so many generators, and return when the run has ended well.

@@ -137,15 +137,9 @@ class Unit:
 
     async def _first_end(self) -> tuple[str, int]:
         """(name, exit code) of the first that ends."""
-        waits = {
-            asyncio.create_task(process.wait(), name=f"end of {name}"): name for name, process in self._running.items()
-        }
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-        ended = [(waits[task], task.result()) for task in done]
+        await wait_for_ends(self._running.values(), timeout_s=None, return_when=asyncio.FIRST_COMPLETED)
+        codes = ((name, process.returncode) for name, process in self._running.items())
+        ended = [(name, code) for name, code in codes if code is not None]
         return next(((name, code) for name, code in ended if code == EXIT_USER_ERROR), ended[0])
 
     async def _end_all(self, name: str, code: int) -> tuple[str, int]:

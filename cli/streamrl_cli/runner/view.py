@@ -1,7 +1,7 @@
 """Progress for people: a live picture in the terminal (rich), or plain lines for logs, pipes and CI."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -20,6 +20,7 @@ from streamrl_cli.runner.progress import (
     format_number,
     format_seconds,
     held_out_text,
+    processes,
 )
 
 SPARK = "▁▂▃▄▅▆▇█"
@@ -36,7 +37,6 @@ class LiveView:
     def __init__(self, progress: RunProgress, *, console: Console) -> None:
         self.progress = progress
         self.console = console
-        self.warm_up: Mapping[str, Any] | None = None
         self.live = Live(console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> "LiveView":
@@ -53,8 +53,7 @@ class LiveView:
     def prepare(self, event: Mapping[str, Any]) -> None:
         """Progress of the warm-up."""
         if event.get("event") == "warmup":
-            self.warm_up = event
-            self.live.update(self._warm_up_panel())
+            self.live.update(self._warm_up_panel(event))
 
     def update(self, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> None:
         """Draw again."""
@@ -62,8 +61,7 @@ class LiveView:
             self.say(held_out_text(line))
         self.live.update(self._panel())
 
-    def _warm_up_panel(self) -> Panel:
-        event = self.warm_up or {}
+    def _warm_up_panel(self, event: Mapping[str, Any]) -> Panel:
         bar = ProgressBar(total=event["steps"], completed=event["step"], width=BAR_WIDTH)
         text = Text(f"supervised warm-up  {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
         return Panel(Group(text, bar), title=_text(self.progress.folder.job.metadata.name), border_style="cyan")
@@ -83,9 +81,7 @@ class LiveView:
         progress, last = self.progress, (self.progress.recent() or [{}])[-1]
         held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
         table = Table.grid(padding=(0, 2))
-        table.add_row(
-            "reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards.means())
-        )
+        table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards))
         table.add_row(
             "reward (held-out)",
             format_number(held_out[-1] if held_out else None),
@@ -104,9 +100,9 @@ class LiveView:
     def _bubbles(self) -> Table:
         table = Table.grid(padding=(0, 2))
         table.add_row("", Text("share of the wall", style="dim"), legend())
-        for name, parts, wall_s in process_bubbles(self.progress.status):
-            shares = bubble_shares(parts, wall_s=wall_s)
-            table.add_row(_text(name), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
+        for one in processes(self.progress.status):
+            shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
+            table.add_row(_text(one["id"]), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
         return table
 
 
@@ -123,16 +119,6 @@ def replicas_text(progress: RunProgress) -> str:
         for name, scaling in pools.items()
     }
     return ", ".join(f"{name} {count}{bounds[name]}" for name, count in progress.replicas().items())
-
-
-def process_bubbles(status: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float], float]]:
-    """(process, parts in seconds, wall in seconds) of the trainer and each generator."""
-    rows = []
-    trainer = status.get("trainer")
-    if trainer:
-        rows.append(("trainer", trainer["bubbles"], trainer["wall_s"]))
-    rows.extend((one["id"], one["bubbles"], one["wall_s"]) for one in status.get("generators", ()))
-    return rows
 
 
 def legend() -> Text:
@@ -152,7 +138,7 @@ def share_bar(shares: Mapping[str, float], *, width: int = BAR_WIDTH) -> Text:
     return text
 
 
-def sparkline(values: list[float], *, width: int = SPARK_WIDTH) -> Text:
+def sparkline(values: Sequence[float], *, width: int = SPARK_WIDTH) -> Text:
     """The values as a row of blocks, averaged down to `width`."""
     if len(values) < 2:  # noqa: PLR2004 - one value has no shape
         return Text()

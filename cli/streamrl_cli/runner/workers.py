@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,11 +43,13 @@ class Workers:
     """The newest process of each name, alive or not."""
     log_starts: dict[str, int] = field(default_factory=dict)
     """Bytes that its log had when it began: earlier processes of the name wrote them."""
-    _parent_watch: tuple[int, int] | None = None
+    _watched: int | None = None
+    """The end of the parent watch that workers are given."""
+    _open: ExitStack = field(default_factory=ExitStack)
 
     def open(self) -> None:
         """Open the parent watch, and forget the heartbeats of an earlier life of the run."""
-        self._parent_watch = os.pipe()
+        self._watched = self._open.enter_context(open_parent_watch())
         for file in self.folder.file(keys.DIR_HEARTBEATS).glob("*"):
             file.unlink()
 
@@ -59,19 +61,18 @@ class Workers:
             process.kill()
         for process in alive:
             await process.wait()
-        if self._parent_watch is not None:
-            for end in self._parent_watch:
-                os.close(end)
-            self._parent_watch = None
+        self._open.close()
 
     async def spawn(self, plan: ProcessPlan, *, env: Mapping[str, str]) -> asyncio.subprocess.Process:
         """Start a worker; `env` is added to what its plan says."""
-        assert self._parent_watch is not None
-        read_end = self._parent_watch[0]
-        whole = {**os.environ, **self.shared_env, **plan.env, **env, keys.ENV_PARENT_WATCH_FD: str(read_end)}
+        assert self._watched is not None
+        whole = {**os.environ, **self.shared_env, **plan.env, **env, keys.ENV_PARENT_WATCH_FD: str(self._watched)}
         if plan.role != "scheduler":
             whole[keys.ENV_GRPC_PORT] = "0"
-        whole[keys.ENV_HEARTBEAT_FILE] = str(self._new_heartbeat_file(plan.name))
+        heartbeat = self.heartbeat_file(plan.name)
+        heartbeat.parent.mkdir(exist_ok=True)
+        heartbeat.touch()  # from its start on a worker is watched, also if it never comes to touch the file
+        whole[keys.ENV_HEARTBEAT_FILE] = str(heartbeat)
         with self.log_file(plan.name).open("ab") as log:
             self.log_starts[plan.name] = log.tell()
             process = await asyncio.create_subprocess_exec(
@@ -81,7 +82,7 @@ class Workers:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=(read_end,),
+                pass_fds=(self._watched,),
                 start_new_session=True,  # Ctrl-C reaches the runner alone; it stops the workers in order
             )
         self.processes[plan.name] = process
@@ -122,27 +123,23 @@ class Workers:
         """What a worker touches while it is not frozen."""
         return self.folder.file(keys.DIR_HEARTBEATS, name)
 
-    def _new_heartbeat_file(self, name: str) -> Path:
-        """From its start on a worker is watched, also if it never comes to touch the file."""
-        file = self.heartbeat_file(name)
-        file.parent.mkdir(exist_ok=True)
-        file.touch()
-        return file
-
     def log_file(self, name: str) -> Path:
         """Where a worker's output goes."""
         return self.folder.file(keys.DIR_LOGS, f"{name}.log")
 
 
 async def wait_for_ends(
-    processes: Iterable[asyncio.subprocess.Process], *, timeout_s: float
+    processes: Iterable[asyncio.subprocess.Process],
+    *,
+    timeout_s: float | None,
+    return_when: str = asyncio.ALL_COMPLETED,
 ) -> list[asyncio.subprocess.Process]:
-    """Wait until all have ended, at most `timeout_s`; returns those that have not."""
+    """Wait until all (or the first) have ended, at most `timeout_s`; returns those that have not."""
     waits = {asyncio.create_task(process.wait(), name="wait for a worker's end"): process for process in processes}
     if not waits:
         return []
     try:
-        _, late = await asyncio.wait(waits, timeout=timeout_s)
+        _, late = await asyncio.wait(waits, timeout=timeout_s, return_when=return_when)
     finally:
         for task in waits:
             task.cancel()

@@ -17,9 +17,11 @@ from functools import lru_cache, partial
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.simulation.engine import ModelledEngine, PoolModel
-from streamrl_cli.simulation.shell import Shell
+from streamrl_cli.simulation.shell import Call, Shell
 from streamrl_workers.metrics.bubbles import GeneratorState, WallPartition, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.effects import Effect
 
 PARTIALS_INTERVAL_S = 1.0
 """A generator tells of running samples so often (`generator/link.py`): what a death costs at most."""
@@ -107,7 +109,7 @@ class ModelledGenerator:
             return
         self.leaving = True
         if self.connected:
-            self._say(self._is_leaving)
+            self._tell(lambda core, now_s: core.generator_leaving(self.name, now_s=now_s))
         else:
             self._end()
 
@@ -121,11 +123,8 @@ class ModelledGenerator:
             self._measures.lost(self.name, run.sample, now_s=self._now_s)
         self._running.clear()
         if told:
-            self._tell_progress(told)
+            self._shell.tell(partial(self._progress, told))
         self._end()
-
-    def _is_leaving(self) -> None:
-        self._shell.tell(lambda core, now_s: core.generator_leaving(self.name, now_s=now_s))
 
     def _drained(self) -> None:
         self._shell.tell(lambda core, now_s: core.generator_drained(self.name, now_s=now_s))
@@ -229,13 +228,10 @@ class ModelledGenerator:
             self._measures.finished(self.name, run.sample, tokens=run.tokens, now_s=now_s)
             items.append(self._finish(lease, run, seconds=now_s - run.begun_s))
         self._shell.touched[self.name] = self
-        if self.link_s:
-            self._say(partial(self._tell_progress, items))
-        else:
-            self._tell_progress(items)
+        self._tell(partial(self._progress, items))
 
-    def _tell_progress(self, items: list[pb.Progress]) -> None:
-        self._shell.tell(lambda core, now_s: core.generator_progress(self.name, items=items, now_s=now_s))
+    def _progress(self, items: list[pb.Progress], core: Core, now_s: float) -> list[Effect]:
+        return core.generator_progress(self.name, items=items, now_s=now_s)
 
     def _finish(self, lease: int, run: _Running, *, seconds: float) -> pb.Progress:
         units = max(run.prefix + 1, self._shell.units(run.tokens)) - run.prefix - run.told
@@ -280,7 +276,7 @@ class ModelledGenerator:
         gains = (self._gain(lease, run, tokens=int(made - run.made)) for lease, run in self._running.items())
         items = [item for item in gains if item is not None]
         if items:
-            self._say(partial(self._tell_progress, items))
+            self._tell(partial(self._progress, items))
         self._shell.touched[self.name] = self
 
     def _spans(self, run: _Running, *, units: int) -> list[pb.VersionSpan]:
@@ -340,16 +336,16 @@ class ModelledGenerator:
             following, self._next = self._next, None
             self._fetch(following)
         self._shell.touched[self.name] = self
-        self._say(partial(self._has_loaded, version))
-
-    def _has_loaded(self, version: pb.VersionName) -> None:
-        self._shell.tell(lambda core, now_s: core.weights_loaded(self.name, version=version, now_s=now_s))
+        self._tell(lambda core, now_s: core.weights_loaded(self.name, version=version, now_s=now_s))
 
     # ---- inside
 
     @property
     def _now_s(self) -> float:
         return self._shell.timeline.now_s
+
+    def _tell(self, call: Call) -> None:
+        self._say(partial(self._shell.tell, call))
 
     def _say(self, say: Say) -> None:
         """Tell the scheduler, as long as the link takes; a dead process's last words are lost with its link."""

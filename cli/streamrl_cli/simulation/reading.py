@@ -16,7 +16,7 @@ from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.parse import parse_document, parse_job
-from streamrl_cli.jobfile import SourceLines, documents_in
+from streamrl_cli.jobfile import documents_in, located
 from streamrl_cli.simulation.scenario import MOST_TOKENS, Scenario
 from streamrl_cli.yaml_document import Document
 
@@ -38,7 +38,7 @@ def read_scenario(path: Path) -> Scenario:
             return scenario_of(parse_job(document.data))
         return parse_scenario(document.data)
     except UserErrors as errors:
-        raise UserErrors(SourceLines(path=path, lines=document.lines).located(errors.errors)) from None
+        raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
 
 
 def parse_scenario(data: object) -> Scenario:

@@ -10,12 +10,12 @@ trainer; a track for each slot, one for weights; times in microseconds.
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
@@ -25,7 +25,6 @@ _US = 1e6
 _WEIGHTS_TRACK = 0
 """Slots are the tracks from 1 on."""
 _HOUR_S = 3600.0
-_Key = TypeVar("_Key", int, str)
 
 
 class ChromeTrace:
@@ -214,6 +213,8 @@ def summary(outcome: SimulationResult) -> dict[str, Any]:
     samples = sum(row.summary.stats.samples for row in rows)
     tokens = sum(row.tokens for row in rows)
     trained_s, walls = outcome.trained_s, outcome.measures.walls
+    ages: Counter[int] = sum((Counter(row.summary.staleness_histogram) for row in rows), Counter())
+    dropped: Counter[str] = sum((Counter(row.summary.dropped_groups) for row in outcome.steps), Counter())
     return {
         "steps": len(rows),
         "virtual_s": outcome.wall_s,
@@ -228,8 +229,8 @@ def summary(outcome: SimulationResult) -> dict[str, Any]:
         "cost": sum(wall.wall_s * wall.cost_per_hour / _HOUR_S for wall in chain(*walls.values())),
         "bubbles": {"all": outcome.ratios()} | {kind: outcome.ratios(kind) for kind in walls},
         "seconds": {kind: _seconds(those) for kind, those in walls.items()},
-        "staleness": {str(age): count for age, count in _total(row.summary.staleness_histogram for row in rows)},
-        "dropped_groups": dict(_total(row.summary.dropped_groups for row in outcome.steps)),
+        "staleness": {str(age): ages[age] for age in sorted(ages)},
+        "dropped_groups": {reason: dropped[reason] for reason in sorted(dropped)},
         "reissued_samples": outcome.reissued_samples,
         "moved_samples": outcome.moved_samples,
         "lost_samples": max(0, outcome.measures.lost_samples - outcome.moved_samples),
@@ -266,14 +267,6 @@ def _row(row: StepRow) -> dict[str, Any]:
         "trusted": row.trusted,
         "dispatch": row.dispatch,
     }
-
-
-def _total(counts: Iterable[Mapping[_Key, int]]) -> list[tuple[_Key, int]]:
-    """All together, by rising key."""
-    total: Counter[_Key] = Counter()
-    for more in counts:
-        total.update(more)
-    return sorted((key, count) for key, count in total.items() if count)
 
 
 def _seconds(walls: Sequence[ProcessWall]) -> dict[str, float]:

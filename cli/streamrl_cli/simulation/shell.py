@@ -276,12 +276,8 @@ class Shell:
 
     def _to_generator(self, effect: fx.ToGenerator) -> None:
         generator = self.generators.get(effect.generator_id)
-        if generator is None:
-            return
-        if generator.link_s:
-            self.timeline.after(generator.link_s, generator.take, effect.command)
-        else:
-            generator.take(effect.command)
+        if generator is not None:
+            self._later(generator.link_s, generator.take, effect.command)
 
     def _to_trainer(self, effect: fx.ToTrainer) -> None:
         if self.trainer is not None:

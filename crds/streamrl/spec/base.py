@@ -1,7 +1,7 @@
 """Building blocks of the specification: strict camelCase models, one-of by key, quantities."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -12,17 +12,36 @@ def map_by(key: str) -> dict[str, JsonValue]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
+class FieldRule(NamedTuple):
+    """What must hold between the fields of a model: once for us, once for an API server."""
+
+    message: str
+    cel: str
+    broken: Callable[[Any], object]
+    """What is got where it does not hold, True where that says nothing new; else nothing."""
+
+
+def repeated(values: Iterable[str]) -> str:
+    """All of them, if two are equal."""
+    got = list(values)
+    return "" if len(set(got)) == len(got) else ", ".join(got)
+
+
 def demand_different(what: str, values: Iterable[str]) -> None:
     """Refuse two equal ones; where the list is a map by that key, an API server does so by itself."""
+    if got := repeated(values):
+        raise ValueError(f"{what} must differ, got {got}")
+
+
+def not_rising(values: Iterable[int | float]) -> list[int | float]:
+    """All of them, if they do not rise."""
     got = list(values)
-    if len(set(got)) != len(got):
-        raise ValueError(f"{what} must differ, got {', '.join(got)}")
+    return [] if got == sorted(set(got)) else got
 
 
 def demand_rising(what: str, *, by: str, values: Iterable[int | float]) -> None:
     """Refuse points of a curve that are not given by rising `by`."""
-    got = list(values)
-    if got != sorted(set(got)):
+    if got := not_rising(values):
         raise ValueError(f"{what} must be given by rising {by}, got {got}")
 
 
@@ -58,13 +77,19 @@ class SpecModel(BaseModel):
         alias_generator=to_camel, extra="forbid", frozen=True, strict=True, json_schema_extra=_complete_schema
     )
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """(CEL expression, message): what the validators of the class demand, for an API server."""
+    field_rules: ClassVar[tuple[FieldRule, ...]] = ()
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
-        """The CEL rules of this model."""
-        return cls.cel_rules
+        """(CEL expression, message) of this model, for an API server."""
+        return tuple((rule.cel, rule.message) for rule in cls.field_rules)
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in self.field_rules:
+            if got := rule.broken(self):
+                raise ValueError(rule.message if got is True else f"{rule.message}, got {got}")
+        return self
 
 
 class OneOf(SpecModel):
@@ -85,7 +110,7 @@ class OneOf(SpecModel):
         """Exactly one of the choices, and the rules of the class."""
         given = ", ".join(f"has(self.{key})" for key in cls.choices())
         message = f"needs exactly one of {', '.join(cls.choices())}"
-        return ((f"[{given}].filter(given, given).size() == 1", message), *cls.cel_rules)
+        return ((f"[{given}].filter(given, given).size() == 1", message), *super().all_cel_rules())
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -1,10 +1,10 @@
 """Generator pools: engine, size, cost."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, CostQuantity, OneOf, SpecModel, demand_rising
+from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
 from streamrl.spec.pod import Pod
 
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=11)]
@@ -42,15 +42,11 @@ class SimulatedEngineSpec(SpecModel):
         default=50, ge=0, le=100, description="Share of completions that equal the reference answer."
     )
 
-    @model_validator(mode="after")
-    def _curve_rises(self) -> Self:
-        demand_rising("latency", by="batch", values=(point.batch for point in self.latency))
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "self.latency.map(p, p.batch).isSorted() && self.latency.all(p, self.latency.exists_one(o, o.batch == p.batch))",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             "latency must be given by rising batch",
+            "self.latency.map(p, p.batch).isSorted() && self.latency.all(p, self.latency.exists_one(o, o.batch == p.batch))",
+            lambda engine: not_rising(point.batch for point in engine.latency),
         ),
     )
 
@@ -81,17 +77,14 @@ class AutoScaling(SpecModel):
         description="Least time between two changes, and for a new replica to show its effect.",
     )
 
-    @model_validator(mode="after")
-    def _bounds_are_ordered(self) -> Self:
-        if not self.min_replicas <= self.initial_replicas <= self.max_replicas:
-            got = f"{self.min_replicas}, {self.initial_replicas}, {self.max_replicas}"
-            raise ValueError(f"minReplicas, initialReplicas, maxReplicas must not fall, got {got}")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             "minReplicas, initialReplicas, maxReplicas must not fall",
+            "self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas",
+            lambda auto: (
+                not auto.min_replicas <= auto.initial_replicas <= auto.max_replicas
+                and f"{auto.min_replicas}, {auto.initial_replicas}, {auto.max_replicas}"
+            ),
         ),
     )
 
@@ -131,17 +124,10 @@ class GeneratorPool(SpecModel):
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
     pod: Pod = Field(default=Pod(), description="Its pods on Kubernetes.")
 
-    @model_validator(mode="after")
-    def _name_is_free(self) -> Self:
-        if self.name in ("trainer", "scheduler"):
-            raise ValueError(
-                f"name must not be trainer or scheduler: the job's own objects have those, got {self.name}"
-            )
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "!(self.name in ['trainer', 'scheduler'])",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             "name must not be trainer or scheduler: the job's own objects have those",
+            "!(self.name in ['trainer', 'scheduler'])",
+            lambda pool: pool.name in ("trainer", "scheduler") and pool.name,
         ),
     )

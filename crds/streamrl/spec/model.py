@@ -1,10 +1,10 @@
 """Which model is trained: one from the hub, one on disk, or one built from scratch."""
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from streamrl.spec.base import OneOf, SpecModel
+from streamrl.spec.base import FieldRule, OneOf, SpecModel
 
 
 class HuggingFaceModel(SpecModel):
@@ -44,16 +44,14 @@ class ScratchModel(SpecModel):
     )
     warm_up: WarmUp = Field(default=WarmUp(), description="Supervised warm-up; its result is cached by its hash.")
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"hiddenSize must be a multiple of 2 x heads, got hiddenSize {self.hidden_size} and heads {self.heads}"
-            )
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("self.hiddenSize % (2 * self.heads) == 0", "hiddenSize must be a multiple of 2 x heads"),
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "hiddenSize must be a multiple of 2 x heads",
+            "self.hiddenSize % (2 * self.heads) == 0",
+            lambda model: (
+                model.hidden_size % (2 * model.heads) and f"hiddenSize {model.hidden_size} and heads {model.heads}"
+            ),
+        ),
     )
 
 

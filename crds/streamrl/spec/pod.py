@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from streamrl.spec.base import NAME_PATTERN, OneOf, SpecModel, demand_different, map_by
+from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, SpecModel, demand_different, map_by
 
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
@@ -82,21 +82,17 @@ class EnvVar(SpecModel):
     value: str | None = Field(default=None, max_length=4096, description="Its value.")
     secret_key: SecretKey | None = Field(default=None, description="Or the Secret that holds it.")
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.value is None) == (self.secret_key is None):
-            raise ValueError("needs exactly one of value, secretKey")
-        return self
-
-    @model_validator(mode="after")
-    def _not_ours(self) -> Self:
-        if self.name.startswith(OWN_PREFIX):
-            raise ValueError("name must not begin with STREAMRL_: the operator sets those")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("has(self.value) != has(self.secretKey)", "needs exactly one of value, secretKey"),
-        ("!self.name.startsWith('STREAMRL_')", "name must not begin with STREAMRL_: the operator sets those"),
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "needs exactly one of value, secretKey",
+            "has(self.value) != has(self.secretKey)",
+            lambda variable: (variable.value is None) == (variable.secret_key is None),
+        ),
+        FieldRule(
+            "name must not begin with STREAMRL_: the operator sets those",
+            "!self.name.startsWith('STREAMRL_')",
+            lambda variable: variable.name.startswith(OWN_PREFIX),
+        ),
     )
 
 
@@ -139,18 +135,13 @@ class Volume(OneOf):
     secret: SecretVolume | None = Field(default=None, description="A Secret as files.")
     empty_dir: EmptyDirVolume | None = Field(default=None, description="Scratch space that ends with the pod.")
 
-    @model_validator(mode="after")
-    def _not_ours(self) -> Self:
-        if self.name.startswith("streamrl-"):
-            raise ValueError("name must not begin with streamrl-: the operator makes those")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("!self.name.startsWith('streamrl-')", "name must not begin with streamrl-: the operator makes those"),
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "name must not begin with streamrl-: the operator makes those",
+            "!self.name.startsWith('streamrl-')",
+            lambda volume: volume.name.startswith("streamrl-"),
+        ),
     )
-
-
-_NOT_OURS = "mountPath must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's"
 
 
 class VolumeMount(SpecModel):
@@ -161,17 +152,13 @@ class VolumeMount(SpecModel):
     sub_path: SubPath | None = Field(default=None, description="Directory in the volume; absent = all.")
     read_only: bool = Field(default=False, description="For reading only.")
 
-    @model_validator(mode="after")
-    def _not_ours(self) -> Self:
-        path = f"{self.mount_path}/"
-        if any(path.startswith(own) or own.startswith(path) for own in OWN_DIRS):
-            raise ValueError(_NOT_OURS)
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "mountPath must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's",
             f"{list(OWN_DIRS)}.all(own, !(self.mountPath + '/').startsWith(own) && !own.startsWith(self.mountPath + '/'))",
-            _NOT_OURS,
+            lambda mount: any(
+                f"{mount.mount_path}/".startswith(own) or own.startswith(f"{mount.mount_path}/") for own in OWN_DIRS
+            ),
         ),
     )
 
@@ -233,16 +220,10 @@ class Pod(SpecModel):
         demand_different("mountPath of volumeMounts", (mount.mount_path for mount in self.volume_mounts))
         return self
 
-    @model_validator(mode="after")
-    def _mounts_have_volumes(self) -> Self:
-        known = {volume.name for volume in self.volumes}
-        if any(mount.name not in known for mount in self.volume_mounts):
-            raise ValueError("volumeMounts must name volumes of this pod")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             "volumeMounts must name volumes of this pod",
+            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))",
+            lambda pod: not {mount.name for mount in pod.volume_mounts} <= {volume.name for volume in pod.volumes},
         ),
     )

@@ -1,10 +1,10 @@
 """The RLJob: the one document that a user writes."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, SpecModel, demand_different, map_by
+from streamrl.spec.base import NAME_PATTERN, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
@@ -65,24 +65,16 @@ class RLJobSpec(SpecModel):
         default=None, ge=0, le=31_536_000, description="On Kubernetes: deleted so long after its end; absent = never."
     )
 
-    @model_validator(mode="after")
-    def _pools_differ(self) -> Self:
-        demand_different("names of generators", (pool.name for pool in self.generators))
-        return self
-
-    @model_validator(mode="after")
-    def _simulation_is_whole(self) -> Self:
-        kinds = {pool.engine.key == "simulated" for pool in self.generators}
-        kinds.add(self.trainer.engine.key == "simulated")
-        if len(kinds) > 1:
-            raise ValueError("engine simulated must be used by all generators and the trainer, or by none")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("self.generators.all(g, self.generators.exists_one(o, o.name == g.name))", "names of generators must differ"),
-        (
-            "self.generators.all(g, has(g.engine.simulated) == has(self.trainer.engine.simulated))",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "names of generators must differ",
+            "self.generators.all(g, self.generators.exists_one(o, o.name == g.name))",
+            lambda spec: repeated(pool.name for pool in spec.generators),
+        ),
+        FieldRule(
             "engine simulated must be used by all generators and the trainer, or by none",
+            "self.generators.all(g, has(g.engine.simulated) == has(self.trainer.engine.simulated))",
+            lambda spec: len({one.engine.key == "simulated" for one in (*spec.generators, spec.trainer)}) > 1,
         ),
     )
 
@@ -122,7 +114,7 @@ class RLJobSpec(SpecModel):
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
         """The rules of every document, and those of a change."""
-        return (*cls.cel_rules, *cls.transition_rules)
+        return (*super().all_cel_rules(), *cls.transition_rules)
 
 
 class RLJob(SpecModel):

@@ -1,10 +1,10 @@
 """`spec.scheduling`: who generates what and when."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import ByteQuantity, OneOf, SpecModel
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
 
 
 class Fifo(SpecModel):
@@ -115,27 +115,19 @@ class Scheduling(SpecModel):
         default="256Mi", description="Bound on finished samples that wait for the trainer."
     )
 
-    @model_validator(mode="after")
-    def _ranker_is_used(self) -> Self:
-        if (self.ranker is not None) != ("Ranker" in self.length_signals):
-            got = f"{'a' if self.ranker else 'no'} ranker and lengthSignals {', '.join(self.length_signals)}"
-            raise ValueError(f"ranker and the length signal Ranker must be given together, got {got}")
-        return self
-
-    @model_validator(mode="after")
-    def _siblings_have_company(self) -> Self:
-        """Alone they would order nothing: when a group begins, none of it has finished; dispatch would be fifo, and say nothing of it."""
-        if set(self.length_signals) == {"Siblings"}:
-            raise ValueError("the length signal Siblings orders nothing alone: add History or Ranker, or give []")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            "self.lengthSignals.size() == 0 || self.lengthSignals.exists(signal, signal != 'Siblings')",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        # When a group begins, none of it has finished: dispatch would be fifo, and say nothing of it.
+        FieldRule(
             "the length signal Siblings orders nothing alone: add History or Ranker, or give []",
+            "self.lengthSignals.size() == 0 || self.lengthSignals.exists(signal, signal != 'Siblings')",
+            lambda scheduling: set(scheduling.length_signals) == {"Siblings"},
         ),
-        (
-            "has(self.ranker) == ('Ranker' in self.lengthSignals)",
+        FieldRule(
             "ranker and the length signal Ranker must be given together",
+            "has(self.ranker) == ('Ranker' in self.lengthSignals)",
+            lambda scheduling: (
+                (scheduling.ranker is not None) != ("Ranker" in scheduling.length_signals)
+                and f"{'a' if scheduling.ranker else 'no'} ranker and lengthSignals {', '.join(scheduling.length_signals)}"
+            ),
         ),
     )

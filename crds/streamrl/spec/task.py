@@ -1,10 +1,10 @@
 """What is learned: the data set, how answers are sampled, what they earn, how they are evaluated."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, OneOf, PythonFunction, SpecModel, demand_different, map_by
+from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, PythonFunction, SpecModel, map_by, repeated
 from streamrl.spec.pod import ObjectName
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -63,14 +63,12 @@ class HuggingFaceDataset(SpecModel):
         description="Share of the rows kept for evaluation, in percent, if `evaluation.split` names no split.",
     )
 
-    @model_validator(mode="after")
-    def _one_place(self) -> Self:
-        if (self.name is None) == (self.path is None):
-            raise ValueError(f"needs exactly one of name, path; got {'both' if self.name else 'none'}")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("has(self.name) != has(self.path)", "needs exactly one of name, path"),
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "needs exactly one of name, path",
+            "has(self.name) != has(self.path)",
+            lambda data: (data.name is None) == (data.path is None) and ("both" if data.name else "none"),
+        ),
     )
 
 
@@ -230,9 +228,6 @@ class Code(SpecModel):
 
 MAX_SAMPLE_TOKENS = 2**24
 """Of all turns: a sample goes to the trainer, and into the journal, as one message."""
-_SAMPLES_FIT = (
-    f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}"
-)
 
 
 class Task(SpecModel):
@@ -259,45 +254,39 @@ class Task(SpecModel):
     evaluation: Evaluation = Field(default=Evaluation(), description="Held-out evaluation.")
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
 
-    @model_validator(mode="after")
-    def _weights_and_names(self) -> Self:
-        total = sum(reward.weight_percent for reward in self.rewards)
-        if total != WHOLE_PERCENT:
-            raise ValueError(f"weightPercent of rewards must sum to {WHOLE_PERCENT}, got {total}")
-        demand_different("names of rewards", (reward.name for reward in self.rewards))
-        return self
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.environment is None and any(reward.environment is not None for reward in self.rewards):
-            raise ValueError("reward environment needs task.environment")
-        if self.evaluation.split is not None and self.dataset.hugging_face is None:
-            raise ValueError("evaluation.split needs dataset.huggingFace")
-        return self
-
-    @model_validator(mode="after")
-    def _samples_fit(self) -> Self:
+    @property
+    def _most_sample_tokens(self) -> int:
+        """Of all turns; 0 without an environment."""
         turns = self.environment
-        if turns is not None:
-            most = turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
-            if most > MAX_SAMPLE_TOKENS:
-                raise ValueError(f"{_SAMPLES_FIT}, got {most}")
-        return self
+        return 0 if turns is None else turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("self.rewards.map(r, r.weightPercent).sum() == 100", "weightPercent of rewards must sum to 100"),
-        ("self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))", "names of rewards must differ"),
-        (
-            "has(self.environment) || self.rewards.all(r, !has(r.environment))",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "weightPercent of rewards must sum to 100",
+            "self.rewards.map(r, r.weightPercent).sum() == 100",
+            lambda task: (
+                (total := sum(reward.weight_percent for reward in task.rewards)) != WHOLE_PERCENT and f"{total}"
+            ),
+        ),
+        FieldRule(
+            "names of rewards must differ",
+            "self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))",
+            lambda task: repeated(reward.name for reward in task.rewards),
+        ),
+        FieldRule(
             "reward environment needs task.environment",
+            "has(self.environment) || self.rewards.all(r, !has(r.environment))",
+            lambda task: task.environment is None and any(reward.environment is not None for reward in task.rewards),
         ),
-        (
-            "!has(self.evaluation.split) || has(self.dataset.huggingFace)",
+        FieldRule(
             "evaluation.split needs dataset.huggingFace",
+            "!has(self.evaluation.split) || has(self.dataset.huggingFace)",
+            lambda task: task.evaluation.split is not None and task.dataset.hugging_face is None,
         ),
-        (
+        FieldRule(
+            f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
             "!has(self.environment) || self.environment.maxTurns * "
             f"(self.sampling.maxTokens + self.environment.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
-            _SAMPLES_FIT,
+            lambda task: task._most_sample_tokens > MAX_SAMPLE_TOKENS and task._most_sample_tokens,
         ),
     )

@@ -8,6 +8,7 @@ from streamrl.spec.base import (
     NAME_PATTERN,
     ByteQuantity,
     CostQuantity,
+    FieldRule,
     OneOf,
     SpecModel,
     demand_different,
@@ -187,6 +188,14 @@ ON_POLICY_MODES: tuple[Mode, ...] = ("Colocated", "StreamSync")
 """Modes whose samples are always of the newest weights."""
 
 
+def _staleness_rule(mode: Mode) -> FieldRule:
+    return FieldRule(
+        f"maxStalenessSteps must be 0 (or absent) with mode {mode}",
+        f"self.mode != '{mode}' || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
+        lambda pipeline: pipeline.mode == mode and pipeline.staleness,
+    )
+
+
 class Pipeline(SpecModel):
     """How generation and training overlap, and for how long."""
 
@@ -216,25 +225,12 @@ class Pipeline(SpecModel):
             return 1 if self.mode == "StreamAsync" else 0
         return self.max_staleness_steps
 
-    @model_validator(mode="after")
-    def _staleness_fits_mode(self) -> Self:
-        if self.mode in ON_POLICY_MODES and self.staleness != 0:
-            raise ValueError(f"maxStalenessSteps must be 0 (or absent) with mode {self.mode}, got {self.staleness}")
-        if self.mode == "StreamAsync" and self.staleness < 1:
-            raise ValueError(f"maxStalenessSteps must be at least 1 with mode StreamAsync, got {self.staleness}")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        *(
-            (
-                f"self.mode != '{mode}' || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
-                f"maxStalenessSteps must be 0 (or absent) with mode {mode}",
-            )
-            for mode in ON_POLICY_MODES
-        ),
-        (
-            "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        *map(_staleness_rule, ON_POLICY_MODES),
+        FieldRule(
             "maxStalenessSteps must be at least 1 with mode StreamAsync",
+            "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
+            lambda pipeline: pipeline.mode == "StreamAsync" and pipeline.staleness < 1 and f"{pipeline.staleness}",
         ),
     )
 
@@ -317,24 +313,21 @@ class Trainer(SpecModel):
         default=Pod(), description="Its pods on Kubernetes, one a node; resources are those of the trainer's container."
     )
 
-    @model_validator(mode="after")
-    def _simulated_is_one_process(self) -> Self:
-        if self.engine.simulated is not None and self.nodes > 1:
-            raise ValueError(f"nodes must be 1 with engine simulated, got {self.nodes}")
-        if self.engine.simulated is not None and self.processes_per_node > 1:
-            raise ValueError(f"processesPerNode must be 1 with engine simulated, got {self.processes_per_node}")
-        return self
-
     @property
     def ranks(self) -> int:
         """Processes on all nodes."""
         return self.nodes * self.processes_per_node
 
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("!has(self.engine.simulated) || self.nodes == 1", "nodes must be 1 with engine simulated"),
-        (
-            "!has(self.engine.simulated) || self.processesPerNode == 1",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "nodes must be 1 with engine simulated",
+            "!has(self.engine.simulated) || self.nodes == 1",
+            lambda one: one.engine.simulated is not None and one.nodes > 1 and f"{one.nodes}",
+        ),
+        FieldRule(
             "processesPerNode must be 1 with engine simulated",
+            "!has(self.engine.simulated) || self.processesPerNode == 1",
+            lambda one: one.engine.simulated is not None and one.processes_per_node > 1 and f"{one.processes_per_node}",
         ),
     )
 
@@ -347,16 +340,11 @@ class GrpcWeights(SpecModel):
         default=120.0, gt=0, le=86_400, description="Longest time for one version, retries included."
     )
 
-    @model_validator(mode="after")
-    def _chunk_fits_a_message(self) -> Self:
-        if parse_bytes(self.chunk_bytes) > parse_bytes(MAX_CHUNK):
-            raise ValueError(f"chunkBytes must be at most {MAX_CHUNK}, got {self.chunk_bytes}")
-        return self
-
-    cel_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        (
-            f"quantity(self.chunkBytes).compareTo(quantity('{MAX_CHUNK}')) <= 0",
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
             f"chunkBytes must be at most {MAX_CHUNK}",
+            f"quantity(self.chunkBytes).compareTo(quantity('{MAX_CHUNK}')) <= 0",
+            lambda grpc: parse_bytes(grpc.chunk_bytes) > parse_bytes(MAX_CHUNK) and grpc.chunk_bytes,
         ),
     )
 

@@ -100,11 +100,6 @@ class Replica:
     fill_s: float = 0.0
     """That the whole batch waits while one more sample is admitted (its prompt is read)."""
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Of a full batch."""
-        return self.curve.tokens_per_s(self.slots)
-
 
 @dataclass(slots=True, eq=False)
 class _Playing:
@@ -163,10 +158,11 @@ def _deal(playing: Sequence[_Playing], waiting: list[float]) -> None:
 
 def by_rounds(replicas: Sequence[Replica], *, samples: int, mean_tokens: float) -> float:
     """Eq. 2, the samples shared out by the speed of a full batch; the slowest replica counts."""
-    speed = sum(replica.tokens_per_s for replica in replicas)
+    speeds = [replica.curve.tokens_per_s(replica.slots) for replica in replicas]
+    all_speed = sum(speeds)
     return max(
-        _rounds(replica, samples=ceil(samples * replica.tokens_per_s / speed), mean_tokens=mean_tokens)
-        for replica in replicas
+        _rounds(replica, samples=ceil(samples * speed / all_speed), mean_tokens=mean_tokens)
+        for replica, speed in zip(replicas, speeds, strict=True)
     )
 
 

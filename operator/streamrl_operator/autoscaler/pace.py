@@ -13,7 +13,6 @@ second. The logarithms of both are summed until a speed-up of `JUDGED_FROM` was 
 until T_gen has grown by `CHANGED`, or a step is overdue by the queue.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log
 
@@ -37,8 +36,9 @@ def pool_share(before: PoolObservation, now: PoolObservation, *, window_s: float
     """Mean of `busy_share` over the replicas; None if they are not the same ones, or one of them has no share."""
     if not now.replicas or [one.name for one in before.replicas] != [one.name for one in now.replicas]:
         return None
-    pairs = zip(before.replicas, now.replicas, strict=True)
-    return _mean([busy_share(one.clock, other.clock, window_s=window_s) for one, other in pairs])
+    shares = [busy_share(one.clock, later.clock, window_s=window_s) for one, later in _pairs(before, now)]
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if len(known) == len(shares) else None
 
 
 def has_begun_again(before: PoolObservation, now: PoolObservation) -> bool:
@@ -114,11 +114,6 @@ def _slot_use(before: PoolObservation, now: PoolObservation) -> float:
     return busy_s / (busy_s + skew_s) if busy_s > 0 else 1.0
 
 
-def _mean(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return sum(known) / len(known) if known and len(known) == len(shares) else None
-
-
 WORTH = 0.25
 """Least share of the expected that must come: the paper's elastic run had .8 to .5 of an even split, a step's noise takes some."""
 JUDGED_FROM = 1.19
@@ -129,9 +124,9 @@ _MOST_FALL = 0.5
 """Of an interval: what a second replica takes off where all splits evenly."""
 
 
-def asked(gains: Gains, *, pace: StagePace | None, fall_s: float) -> Gains:
+def asked(gains: Gains, *, pace: StagePace, fall_s: float) -> Gains:
     """A replica is added, and T_gen is predicted to fall by so much."""
-    if pace is None or not pace.tokens_per_s:
+    if not pace.tokens_per_s:
         return replace(gains, before=None)
     share = min(max(fall_s / pace.interval_s, 0.0), _MOST_FALL)
     return replace(gains, before=pace, newest=-log(1 - share), released_s=None, why="")

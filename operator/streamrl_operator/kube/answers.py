@@ -94,23 +94,6 @@ class _List(_Shape):
     items: list[dict[str, Any]] | None = None
 
 
-class _Named(_Shape):
-    metadata: _Metadata
-
-
-class _Names(_Shape):
-    metadata: _ListMetadata
-    items: list[_Named] | None = None
-
-
-class _BookmarkMetadata(_Shape):
-    resourceVersion: Version
-
-
-class _Bookmark(_Shape):
-    metadata: _BookmarkMetadata
-
-
 class _Event(_Shape):
     type: str
     object: dict[str, Any]
@@ -165,7 +148,7 @@ def read_object(body: bytes, kind: Kind) -> dict[str, Any]:
     Raises:
         MalformedError: it is none.
     """
-    return _checked(_mapping(body, most=_MOST_VALUES), kind)
+    return check(_mapping(body, most=_MOST_VALUES), kind)
 
 
 def read_dry_run(body: bytes, kind: Kind) -> dict[str, Any]:
@@ -177,7 +160,7 @@ def read_dry_run(body: bytes, kind: Kind) -> dict[str, Any]:
     found = _mapping(body, most=_MOST_VALUES)
     if isinstance(metadata := found.get("metadata"), dict):
         metadata.setdefault("resourceVersion", "0")
-    return _checked(found, kind)
+    return check(found, kind)
 
 
 def read_deleted(body: bytes, kind: Kind) -> dict[str, Any]:
@@ -187,7 +170,7 @@ def read_deleted(body: bytes, kind: Kind) -> dict[str, Any]:
         MalformedError: it is neither.
     """
     found = _mapping(body, most=_MOST_VALUES)
-    return found if found.get("kind") == STATUS else _checked(found, kind)
+    return found if found.get("kind") == STATUS else check(found, kind)
 
 
 def read_list(body: bytes, kind: Kind) -> tuple[list[dict[str, Any]], str, str]:
@@ -200,7 +183,7 @@ def read_list(body: bytes, kind: Kind) -> tuple[list[dict[str, Any]], str, str]:
     found = _mapping(body, most=_MOST_VALUES)
     shape = _fits(_List, found)
     stamp = {"apiVersion": kind.api_version, "kind": kind.kind}  # items do not say what they are
-    items = [_checked(item | stamp, kind) for item in found.get("items") or []]
+    items = [check(item | stamp, kind) for item in found.get("items") or []]
     return items, shape.metadata.resourceVersion, shape.metadata.continue_
 
 
@@ -211,9 +194,9 @@ def read_names(body: bytes, kind: Kind) -> tuple[list[tuple[str, str]], str, str
         MalformedError: it is none.
     """
     del kind
-    shape = _fits(_Names, _mapping(body, most=_MOST_VALUES))
-    names = [(each.metadata.namespace, each.metadata.name) for each in shape.items or []]
-    return names, shape.metadata.resourceVersion, shape.metadata.continue_
+    shape = _fits(_List, _mapping(body, most=_MOST_VALUES))
+    found = [_fits(_Metadata, item.get("metadata")) for item in shape.items or []]
+    return [(one.namespace, one.name) for one in found], shape.metadata.resourceVersion, shape.metadata.continue_
 
 
 def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
@@ -225,9 +208,9 @@ def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
     found = _mapping(line, most=_MOST_VALUES)
     event, obj = _fits(_Event, found).type, found["object"]
     if event == "BOOKMARK":
-        _fits(_Bookmark, obj)
+        _fits(_List, obj)  # it has what a list has without items: a version
     elif event != "ERROR":
-        _checked(obj, kind)
+        check(obj, kind)
     return event, obj
 
 
@@ -240,13 +223,16 @@ def read_page(body: bytes) -> Mapping[str, Any]:
     return _mapping(body, most=_MOST_PAGE_VALUES)
 
 
-def check(obj: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
-    """An object of this kind that somebody else has parsed.
+def check(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
+    """An object of this kind, parsed.
 
     Raises:
         MalformedError: it is none.
     """
-    return _checked(dict(obj), kind)
+    if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
+        raise MalformedError(f"it is no {kind.kind}")
+    _fits(_Lease if kind is LEASE else _Object, obj)
+    return obj
 
 
 def _mapping(body: bytes, *, most: int) -> dict[str, Any]:
@@ -268,13 +254,6 @@ def _has_more(body: bytes, most: int) -> bool:
         return False
     marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_COUNTED).replace(b'""', b"")
     return len(marks) - sum(each.end() - each.start() for each in _STRING.finditer(marks)) > most
-
-
-def _checked(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
-    if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
-        raise MalformedError(f"it is no {kind.kind}")
-    _fits(_Lease if kind is LEASE else _Object, obj)
-    return obj
 
 
 def _fits(shape: type[_S], value: object) -> _S:

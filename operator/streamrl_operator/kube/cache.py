@@ -267,9 +267,14 @@ class Reflector:
         await asyncio.sleep(pause_s(self._failures, asked_s=error.retry_after_s, longest_s=longest_s))
 
     async def _list(self) -> None:
-        self._version = await refill(
-            self.store, client=self.client, kind=self.kind, namespace=self.namespace, labels=self.labels
-        )
+        """Make the store equal to what there is; a watch goes on from there."""
+        listed: set[Key] = set()
+        version = ""
+        async for items, newest in self.client.list(self.kind, namespace=self.namespace, labels=self.labels):
+            listed |= {self.store.put(obj) for obj in items}
+            version = newest
+        self.store.keep(listed, version=int(version), namespace=self.namespace)
+        self._version = version
         self.cache_sync.listed(self.namespace, self.kind)
 
     async def _watch(self) -> None:
@@ -288,17 +293,6 @@ class Reflector:
 
 def _is_broken_connection(error: KubeError) -> bool:
     return isinstance(error, UnavailableError) and not isinstance(error, UnusableError) and error.status in (0, 200)
-
-
-async def refill(store: Store, *, client: Client, kind: Kind, namespace: str = "", labels: str = "") -> str:
-    """List, and make the store equal to it; the version from which a watch goes on."""
-    listed: set[Key] = set()
-    version = ""
-    async for page in client.list(kind, namespace=namespace, labels=labels):
-        listed |= {store.put(obj) for obj in page.items}
-        version = page.version
-    store.keep(listed, version=int(version), namespace=namespace)
-    return version
 
 
 def pause_s(

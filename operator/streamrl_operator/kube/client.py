@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -54,15 +53,6 @@ Count = Callable[[str, str, int, float], None]
 """(verb, resource, HTTP status or 0, seconds): called after every request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Part of a list."""
-
-    items: list[dict[str, Any]]
-    version: str
-    """resourceVersion of the list: a watch goes on from here."""
-
-
 class Client:
     """Requests to one API server."""
 
@@ -92,8 +82,10 @@ class Client:
         """One object."""
         return await self._call("get", kind, kind.path(namespace, name), read=answers.read_object)
 
-    async def list(self, kind: Kind, *, namespace: str = "", labels: str = "") -> AsyncIterator[Page]:
-        """All objects of a kind, page by page, as of one moment: not older than the call.
+    async def list(
+        self, kind: Kind, *, namespace: str = "", labels: str = ""
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+        """All objects of a kind as of one moment, not older than the call: (objects, resourceVersion) of each page. A watch goes on from there.
 
         An object that is too large even alone is told and left out: the others of its kind are not to wait for it.
         """
@@ -110,7 +102,7 @@ class Client:
                     most //= 2
                     continue
                 items, (version, more), most = [], await self._skip(kind, path, query, error), PAGE
-            yield Page(items=items, version=version)
+            yield items, version
             if not more:
                 return
             query["continue"] = more

@@ -206,7 +206,8 @@ def from_kubeconfig(
         user = _named(config.get("users") or [], chosen["user"], "user") if chosen.get("user") else {}
         server = str(cluster["server"]).rstrip("/")
         tls = _tls(cluster, user, base=base or Path()) if server.startswith("https:") else None
-        plugin = Plugin.model_validate(_given(dict(user["exec"]))) if user.get("exec") else None
+        given = {name: value for name, value in dict(user.get("exec") or {}).items() if value is not None}
+        plugin = Plugin.model_validate(given) if user.get("exec") else None
     except (YAMLError, KeyError, TypeError, ValueError, OSError, ssl.SSLError) as error:
         fix = "give one that kubectl can use"
         raise UserError(field=source, rule=f"must be a kubeconfig with a current context ({error})", fix=fix) from None
@@ -219,10 +220,6 @@ def from_kubeconfig(
         token_file=(base or Path()) / token_file if token_file else None,
         plugin=plugin,
     )
-
-
-def _given(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if value is not None}
 
 
 def _named(entries: list[dict[str, Any]], name: str, key: str) -> dict[str, Any]:

@@ -99,7 +99,8 @@ class Due:
 def plan_certificates(seen: Seen, *, now: datetime, lives: Lives) -> Due:
     """What is due. Actions on a CA stand alone: the leaves are looked at when the CA is there."""
     if seen.present is None or now >= seen.present.not_after:
-        return Due(actions=(Promote(),)) if _is_alive(seen.next, now) else Due(actions=(NewCa(place="present"),))
+        is_followed = seen.next is not None and now < seen.next.not_after
+        return Due(actions=(Promote() if is_followed else NewCa(place="present"),))
     if seen.next is None or now >= seen.next.not_after:
         renewal = _renewal(seen.present.not_before, seen.present.not_after)
         if now >= renewal:
@@ -143,7 +144,3 @@ def _leaves(seen: Seen, *, now: datetime, signer: Signer, trusts: tuple[Signer, 
 
 def _renewal(not_before: datetime, not_after: datetime) -> datetime:
     return not_before + (not_after - not_before) * 2 / 3
-
-
-def _is_alive(ca: Ca | None, now: datetime) -> bool:
-    return ca is not None and now < ca.not_after

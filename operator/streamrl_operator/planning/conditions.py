@@ -94,12 +94,6 @@ def find(conditions: Sequence[Condition], kind: str) -> Condition | None:
     return next((condition for condition in conditions if condition.type == kind), None)
 
 
-def holds(conditions: Sequence[Condition], kind: str) -> bool:
-    """Whether it is there and True."""
-    condition = find(conditions, kind)
-    return condition is not None and condition.status == "True"
-
-
 def false_since(conditions: Sequence[Condition], kind: str) -> str | None:
     """Since when it is False; None: it is not."""
     condition = find(conditions, kind)

@@ -65,16 +65,6 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerEstimate:
-    """The trainer."""
-
-    ranks: int
-    bytes_per_rank: int | None
-    """None: the model's size is not known."""
-    cost_per_hour: Decimal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEstimate:
     """One pool."""
 
@@ -94,21 +84,25 @@ class ResourceEstimate:
     """There is no model."""
     parameters: int | None
     """None: not known."""
-    trainer: TrainerEstimate
+    ranks: int
+    """Of the trainer."""
+    bytes_per_rank: int | None
+    """None: the model's size is not known."""
+    trainer_cost_per_hour: Decimal
     pools: tuple[PoolEstimate, ...]
 
     @property
     def cost_per_hour(self) -> tuple[Decimal, Decimal]:
         """All together, at the start and at most."""
         start, most = (sum((pool.cost_per_hour[at] for pool in self.pools), Decimal(0)) for at in (0, 1))
-        return self.trainer.cost_per_hour + start, self.trainer.cost_per_hour + most
+        return self.trainer_cost_per_hour + start, self.trainer_cost_per_hour + most
 
     def lines(self) -> list[str]:
         """For people."""
-        ranks = f"{self.trainer.ranks} {'rank' if self.trainer.ranks == 1 else 'ranks'}"
+        ranks = f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
         return [
             f"model: {'none, the run is simulated' if self.simulated else _parameters(self.parameters)}",
-            f"trainer: {ranks}, {_memory(self.trainer.bytes_per_rank)} each, {self.trainer.cost_per_hour} an hour",
+            f"trainer: {ranks}, {_memory(self.bytes_per_rank)} each, {self.trainer_cost_per_hour} an hour",
             *(
                 f"pool {pool.name}: {_range(*pool.replicas)} generators, {_memory(pool.bytes_per_replica)} each, "
                 f"{_range(*pool.cost_per_hour)} an hour"
@@ -127,11 +121,9 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
     return ResourceEstimate(
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
-        trainer=TrainerEstimate(
-            ranks=trainer.ranks,
-            bytes_per_rank=_SIMULATED_BYTES if simulated else _rank_bytes(job, architecture),
-            cost_per_hour=Decimal(trainer.cost_per_hour),
-        ),
+        ranks=trainer.ranks,
+        bytes_per_rank=_SIMULATED_BYTES if simulated else _rank_bytes(job, architecture),
+        trainer_cost_per_hour=Decimal(trainer.cost_per_hour),
         pools=tuple(_pool(job, pool=pool, architecture=architecture) for pool in job.spec.generators),
     )
 

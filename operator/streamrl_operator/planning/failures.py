@@ -250,14 +250,11 @@ def _is_replaced(judged: JudgedFailure) -> bool:
     return judged.action == REPLACE and judged.rule != NO_RULE and bool(judged.failure.container)
 
 
-def least_life_s(ignored: int) -> float:
-    """Of a pod that a rule may replace, after so many restarts that were not counted; the first is replaced at once."""
-    return 0.0 if ignored == 0 else min(FIRST_LIFE_S * 2.0 ** min(ignored - 1, 16), LONGEST_LIFE_S)
-
-
 def _is_young(pod: Object, *, ignored: int, now: datetime) -> bool:
+    """Whether no rule may replace it yet, after so many restarts that were not counted; the first is replaced at once."""
+    least_s = min(FIRST_LIFE_S * 2.0 ** min(ignored - 1, 16), LONGEST_LIFE_S) if ignored else 0.0
     age_s = seconds_since(pod["metadata"].get("creationTimestamp"), now=now)
-    return age_s is not None and age_s < least_life_s(ignored)
+    return age_s is not None and age_s < least_s
 
 
 def mark_as_seen(before: RLJobStatus, *, all_pods: Sequence[Object]) -> tuple[str, ...]:
@@ -283,11 +280,6 @@ def _event(judged: JudgedFailure, *, accounting: RestartAccounting, most_restart
     left = "; its pod is new and stays: the container is started again in place" if is_left else ""
     message = f"{judged.failure.text}; rule {judged.rule}: {judged.action}; {counts}{left}"
     return JobEvent(kind="Normal" if judged.action == REPLACE else "Warning", reason="PodFailed", message=message)
-
-
-def first_fatal(accounting: RestartAccounting) -> JudgedFailure | None:
-    """The first failure after which the job is not tried again."""
-    return next((judged for judged in accounting.new if judged.action == FAIL), None)
 
 
 def _ordered(all_pods: Sequence[Object]) -> list[Object]:

@@ -69,7 +69,7 @@ def images_of_job(observed: Observed, *, settings: PlanningSettings, begins: boo
     kept = _kept_images(observed.resolved.get(keys.FILE_IMAGES, ""))
     if kept is not None or not begins:
         return kept
-    trainer = observed.sets.get(names.trainer(str(observed.raw["metadata"]["name"])))
+    trainer = observed.sets.get(names.trainer(observed.name))
     # What has no pods may be as old as it likes.
     return _images_seen(observed, default=settings.images) if pods.asked(trainer) else settings.images
 

@@ -9,9 +9,8 @@ Level-triggered: only what is observed counts, and the stored status is part of 
 status stored, gives the same status and no event. Times are written when something flips.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from streamrl import names
 from streamrl.spec import RLJob
@@ -45,41 +44,19 @@ class _JobView:
     """As stored."""
 
     @property
-    def now(self) -> datetime:
-        return self.observed.now
-
-    @property
     def job(self) -> RLJob:
         assert self.observed.job is not None, "asked only of a valid job"
         return self.observed.job
 
     @property
-    def name(self) -> str:
-        return str(self.observed.raw["metadata"]["name"])
-
-    @property
     def store(self) -> str:
         """Its directory on the checkpoints' volume."""
-        return names.store_name(self.name, uid=str(self.observed.raw["metadata"].get("uid", "")))
+        return names.store_name(self.observed.name, uid=str(self.observed.metadata.get("uid", "")))
 
     @property
     def spec(self) -> Object:
         """As stored."""
         return self.observed.raw.get("spec") or {}
-
-    @property
-    def annotations(self) -> Mapping[str, str]:
-        """Of the job."""
-        return self.observed.raw["metadata"].get("annotations") or {}
-
-    @property
-    def generation(self) -> int | None:
-        generation = self.observed.raw["metadata"].get("generation")
-        return generation if isinstance(generation, int) else None
-
-    @property
-    def is_leaving(self) -> bool:
-        return bool(self.observed.raw["metadata"].get("deletionTimestamp"))
 
 
 def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
@@ -88,7 +65,7 @@ def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     end = termination.end_of_status(view.before)
     if end is not None:
         return _after_the_end(view, end)
-    if view.is_leaving:
+    if observed.metadata.get("deletionTimestamp"):
         return _leaving(view)
     end = termination.end_by_result(observed.numbers)
     if end is not None:
@@ -108,7 +85,11 @@ def _after_the_end(view: _JobView, end: End) -> JobDecision:
         update={"completion_time": view.before.completion_time or ended.last_transition_time}
     )
     plans = replicas.stopped(view.observed, why="the job has ended")
-    left_s = None if view.is_leaving else termination.seconds_to_deletion(status, view.spec, now=view.now)
+    left_s = (
+        None
+        if view.observed.metadata.get("deletionTimestamp")
+        else termination.seconds_to_deletion(status, view.spec, now=view.observed.now)
+    )
     decision = _decision(
         view, status, plans, aspects=termination.end_aspects(end), generation=ended.observed_generation, running=False
     )
@@ -136,12 +117,12 @@ def _terminated(
     page = view.observed.numbers
     if view.observed.job is not None:  # the last numbers, whenever they were written before
         before = job_status.with_progress(
-            before, page, spec=view.job.spec, store=view.store, now=view.now, resync_s=0.0
+            before, page, spec=view.job.spec, store=view.store, now=view.observed.now, resync_s=0.0
         )
-    after = termination.with_end(before, end, page=page, store=view.store, now=view.now)
+    after = termination.with_end(before, end, page=page, store=view.store, now=view.observed.now)
     plans = replicas.stopped(view.observed, why="the job has ended")
     decision = _decision(view, after, plans, aspects=termination.end_aspects(end), running=False)
-    left_s = termination.seconds_to_deletion(after, view.spec, now=view.now)
+    left_s = termination.seconds_to_deletion(after, view.spec, now=view.observed.now)
     events = (*reported, termination.end_event(end))
     return replace(decision, has_ended=True, events=events, requeue_after_s=left_s)
 
@@ -150,7 +131,7 @@ def _invalid(view: _JobView) -> JobDecision:
     """What a person must change is said; what runs stays, what does not run is not made. Its deadline and `suspend` hold."""
     observed = view.observed
     deadline_s = job_status.whole_number(view.spec.get("activeDeadlineSeconds"))
-    end = termination.end_by_deadline(view.before, deadline_s=deadline_s, now=view.now)
+    end = termination.end_by_deadline(view.before, deadline_s=deadline_s, now=view.observed.now)
     if end is not None:
         return _terminated(view, end)
     wrong = Aspect(type=READY, holds=False, reason="InvalidSpec", message=observed.invalid or "spec is not valid")
@@ -159,8 +140,8 @@ def _invalid(view: _JobView) -> JobDecision:
     is_news = was is None or was.reason != wrong.reason
     decision = _decision(view, view.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
     halted = view.spec.get("suspend") is True
-    trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(view.name)))
-    generators = {pool: pods.asked(observed.sets.get(names.pool(view.name, pool))) for pool in observed.pools}
+    trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(view.observed.name)))
+    generators = {pool: pods.asked(observed.sets.get(names.pool(view.observed.name, pool))) for pool in observed.pools}
     return replace(
         decision,
         wanted=replace(
@@ -194,7 +175,8 @@ def _suspended(view: _JobView) -> JobDecision:
     plans = replicas.plan(observed, before=before, halted="the job is suspended")
     ready = Aspect(type=READY, holds=False, reason=suspended.reason, message=suspended.message)
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready, suspended=suspended), running=False)
-    is_news = suspended.holds and not conditions.holds(before.conditions, SUSPENDED)
+    was = conditions.kept(before.conditions, SUSPENDED)
+    is_news = suspended.holds and not (was is not None and was.holds)
     reported = (JobEvent(kind="Normal", reason="Suspended", message="the job is suspended: no pods; volumes stay"),)
     return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())))
 
@@ -209,11 +191,11 @@ def _running(view: _JobView) -> JobDecision:
         all_pods=observed.pods,
         sets=observed.sets,
         desired=_desired(view.job, plans),
-        now=view.now,
+        now=view.observed.now,
     )
     status = before.model_copy(
         update={
-            "start_time": before.start_time or stamp(view.now),
+            "start_time": before.start_time or stamp(view.observed.now),
             "completion_time": None,
             "restarts": counted.restarts,
             "ignored_restarts": counted.ignored,
@@ -223,12 +205,12 @@ def _running(view: _JobView) -> JobDecision:
     reported = failures.failure_events(counted, most_restarts=spec.failure_policy.max_restarts)
     deadline_s = spec.active_deadline_seconds
     end = termination.end_by_failure(counted, policy=spec.failure_policy) or termination.end_by_deadline(
-        status, deadline_s=deadline_s, now=view.now
+        status, deadline_s=deadline_s, now=view.observed.now
     )
     if end is not None:
         return _terminated(view, end, status=status, reported=reported)
     status = job_status.with_progress(
-        status, observed.numbers, spec=spec, store=view.store, now=view.now, resync_s=view.settings.resync_s
+        status, observed.numbers, spec=spec, store=view.store, now=view.observed.now, resync_s=view.settings.resync_s
     )
     ready, unreadable = readiness.with_signals_unreachable(
         readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=view.settings.resync_s
@@ -269,7 +251,7 @@ def _scaled(plans: Sequence[PoolPlan]) -> Sequence[JobEvent]:
 def _next_reconcile_s(
     view: _JobView, status: RLJobStatus, *, deadline_s: int | None, plans: Sequence[PoolPlan] = ()
 ) -> float:
-    left_s = termination.seconds_left(status, deadline_s=deadline_s, now=view.now)
+    left_s = termination.seconds_left(status, deadline_s=deadline_s, now=view.observed.now)
     resync_s = view.settings.resync_s
     if any(plan.state is not None for plan in plans):  # we scale one
         resync_s = min(resync_s, AUTO_RECONCILE_S)
@@ -286,19 +268,20 @@ def _decision(
     generation: int | None = None,
 ) -> JobDecision:
     """What all branches have in common. `generation`: that the conditions are about; None: the present one."""
-    about = view.generation if generation is None else generation
+    present = view.observed.metadata.get("generation")
+    about = present if generation is None else generation
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={
-            "observed_generation": view.generation,
-            "conditions": conditions.renewed(view.before.conditions, aspects, now=view.now, generation=about),
+            "observed_generation": present,
+            "conditions": conditions.renewed(view.before.conditions, aspects, now=view.observed.now, generation=about),
             "restarts": status.restarts or 0,
             "ignored_restarts": status.ignored_restarts or 0,
             "images": taken or status.images,
             "pools": tuple(plan.summary for plan in plans) or status.pools,
         }
     )
-    annotations = view.annotations
+    annotations = view.observed.metadata.get("annotations") or {}
     return JobDecision(
         wanted=DesiredRun(
             trainers=1 if running else 0,

@@ -19,14 +19,13 @@ from streamrl_operator.planning.values import JobEvent, Object, Observed
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
-    job = str(observed.raw["metadata"]["name"])
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
-        return _missing_pods(names.trainer(job), "has not made its pod yet", observed=observed, wanted=1)
+        return _missing_pods(names.trainer(observed.name), "has not made its pod yet", observed=observed, wanted=1)
     nodes = 1 if observed.job is None else observed.job.spec.trainer.nodes
     if len(trainer) < nodes:
         made = f"has made {len(trainer) - 1} of its {nodes - 1} pods yet"
-        return _missing_pods(names.trainer_workers(job), made, observed=observed, wanted=nodes - 1)
+        return _missing_pods(names.trainer_workers(observed.name), made, observed=observed, wanted=nodes - 1)
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)
@@ -71,18 +70,13 @@ def with_signals_unreachable(
     ready: Aspect, *, observed: Observed, before: RLJobStatus, resync_s: float
 ) -> tuple[Aspect, Sequence[JobEvent]]:
     """The condition Ready, and what is told once, where a job should run and `ready` is all else that is known."""
-    signals_unreachable, was_told = observed.signals_unreachable, is_signals_unreachable(before)
+    signals_unreachable, was = observed.signals_unreachable, conditions.find(before.conditions, READY)
     if signals_unreachable is None:
         return ready, ()
+    was_told = was is not None and was.reason == UNREACHABLE
     if not was_told and (observed.now - signals_unreachable.since).total_seconds() < RESYNCS * resync_s:
         return ready, ()
     why = f"the scheduler's numbers cannot be read, so neither progress nor the end of the run is seen: {_REMEDY}"
     message = f"{why}; {signals_unreachable.error}"
     unreachable = Aspect(type=READY, holds=False, reason=UNREACHABLE, message=f"{message}; {ready.message}")
     return unreachable, () if was_told else (conditions.warning(UNREACHABLE, message),)
-
-
-def is_signals_unreachable(status: RLJobStatus) -> bool:
-    """Whether it is what Ready says."""
-    ready = conditions.find(status.conditions, READY)
-    return ready is not None and ready.reason == UNREACHABLE

@@ -152,15 +152,17 @@ def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: s
         history, events = _reported(name, asked, history, now=stamp(observed.now))
     desired = 0 if halted or asked is None else asked.replicas
     reported = _missing_pods(name, before, history, observed=observed, desired=desired)
-    status = _status(name, before, observed=observed, desired=desired, reported=reported).model_copy(
-        update={"reason": _reason(asked, history, halted=halted), "scaling_history": history}
-    )
+    held = "" if asked is None else asked.held[:1024]
+    # No pods are wanted, it is held at its size, or its last change: it stays while nothing changes.
+    reason = halted or held or (history[-1].reason if history else None)
     return PoolPlan(
         name=name,
         desired=desired,
         requested=None if asked is None else asked.requested,
         state=None if asked is None else asked.state,
-        status=status,
+        status=_status(name, before, observed=observed, desired=desired, reported=reported).model_copy(
+            update={"reason": reason, "scaling_history": history}
+        ),
         events=events,
         missing_pods=reported,
     )
@@ -176,14 +178,8 @@ def _missing_pods(
         history[-1].time if history else None,
         conditions.false_since(before.conditions, READY),
     )
-    stateful_set = pool_name(str(observed.raw["metadata"]["name"]), name)
+    stateful_set = pool_name(observed.name, name)
     return pods.missing_pods_advice(stateful_set, observed=observed, pods=desired, since=since)
-
-
-def _reason(asked: _Asked | None, history: tuple[Scaled, ...], *, halted: str) -> str | None:
-    """Why there are so many: no pods are wanted, it is held at its size, or its last change. It stays while nothing changes."""
-    held = "" if asked is None else asked.held[:1024]
-    return halted or held or (history[-1].reason if history else None)
 
 
 def _reported(
@@ -218,7 +214,7 @@ def _status(
         replicas=len(staying),
         ready_replicas=ready,
         desired_replicas=desired,
-        selector=f"{LABEL_JOB}={observed.raw['metadata']['name']},{LABEL_POOL}={name}",
+        selector=f"{LABEL_JOB}={observed.name},{LABEL_POOL}={name}",
     )
 
 

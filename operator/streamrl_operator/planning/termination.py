@@ -13,7 +13,7 @@ from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
 from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect, warning
-from streamrl_operator.planning.failures import NO_RULE, RestartAccounting, first_fatal
+from streamrl_operator.planning.failures import FAIL, NO_RULE, RestartAccounting
 from streamrl_operator.planning.values import JobEvent, Object, seconds_since, stamp
 
 COMPLETED, DEADLINE = "Completed", "DeadlineExceeded"
@@ -51,7 +51,7 @@ def end_by_result(page: Mapping[str, Any] | None) -> End | None:
 
 def end_by_failure(accounting: RestartAccounting, *, policy: FailurePolicy) -> End | None:
     """By a container's end that fails the job, or by too many restarts."""
-    fatal = first_fatal(accounting)
+    fatal = next((judged for judged in accounting.new if judged.action == FAIL), None)
     if fatal is not None:
         if fatal.rule == NO_RULE:
             return End(succeeded=False, reason="UserError", message=fatal.failure.text)

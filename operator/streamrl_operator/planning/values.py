@@ -76,6 +76,22 @@ class Observed:
     at_s: float = 0.0
     """Monotonic clock, for the scaling policies."""
 
+    @property
+    def metadata(self) -> Object:
+        """Of the job, as stored."""
+        metadata: Object = self.raw["metadata"]
+        return metadata
+
+    @property
+    def name(self) -> str:
+        """Of the job."""
+        return str(self.metadata["name"])
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name) of the job."""
+        return self.metadata["namespace"], self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredRun:

@@ -132,21 +132,26 @@ async def run(case: Case, *, bench: Bench, book: Book) -> Result:
     return await judged(case.name, story)
 
 
-async def _crash(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
+async def _at_write(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
+    """The operator dies at one write, or does not hear its answer."""
     scenario = SCENARIOS[case.scenario]
     async with bench.station(f"{case.kind}-{case.scenario}") as station:
         station.operator.start()
         await book.lead_to(station, scenario)
         told = Counter(await station.lab.told())
-        fault = KillAt(case.number, station.operator.kill, has_answer=case.kind == ANSWERED)
+        death = KillAt(case.number, station.operator.kill, has_answer=case.kind == ANSWERED)
+        fault = LoseReply(case.number) if case.kind == LOST else death
         station.proxy.mark()
         station.proxy.faults = (fault,)
         await scenario.act(station.lab)
-        async with asyncio.timeout(DEADLINE_S):
-            await _until_fired(station, fault, undisturbed, result)
-        station.proxy.faults = ()
-        await station.restart()
+        if fault is death:
+            async with asyncio.timeout(DEADLINE_S):
+                await _until_fired(station, death, undisturbed, result)
+            station.proxy.faults = ()
+            await station.restart()
         await _end(station, scenario, undisturbed, told)
+        if not fault.fired:
+            result.notes.append("so many writes were not made")
 
 
 async def _until_fired(station: Station, fault: KillAt, undisturbed: Undisturbed, result: Result) -> None:
@@ -159,21 +164,6 @@ async def _until_fired(station: Station, fault: KillAt, undisturbed: Undisturbed
             if is_silent and not differences(await station.picture(), undisturbed.picture):
                 result.notes.append(f"killed at rest, after {len(station.proxy.writes)} writes")
                 fault.fire()
-
-
-async def _lose(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
-    scenario = SCENARIOS[case.scenario]
-    async with bench.station(f"{case.kind}-{case.scenario}") as station:
-        station.operator.start()
-        await book.lead_to(station, scenario)
-        told = Counter(await station.lab.told())
-        fault = LoseReply(case.number)
-        station.proxy.mark()
-        station.proxy.faults = (fault,)
-        await scenario.act(station.lab)
-        await _end(station, scenario, undisturbed, told)
-        if not fault.fired:
-            result.notes.append("so many writes were not made")
 
 
 async def _disturb(case: Case, bench: Bench, book: Book, undisturbed: Undisturbed, result: Result) -> None:
@@ -265,7 +255,7 @@ def _but(told: "Counter[tuple[str, str]]", scenario: Scenario) -> "Counter[tuple
 
 
 _Story = Callable[[Case, Bench, Book, Undisturbed, Result], Awaitable[None]]
-_STORIES: dict[str, _Story] = {KILLED: _crash, ANSWERED: _crash, LOST: _lose, FAULTS: _disturb}
+_STORIES: dict[str, _Story] = {**dict.fromkeys(CRASHES, _at_write), FAULTS: _disturb}
 
 
 def crashes(scenario: str, writes: int, *, kinds: Sequence[str] = CRASHES) -> list[str]:

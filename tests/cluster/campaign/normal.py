@@ -48,23 +48,17 @@ def _kept(plural: str, obj: Mapping[str, Any], objects: Objects) -> dict[str, An
             "leaves": "deletionTimestamp" in metadata,
         }
     if "annotations" in metadata:
-        metadata["annotations"] = _annotations(metadata["annotations"])
+        of_hash = {key: "HASH" for key in metadata["annotations"] if key == names.ANNOTATION_SPEC_HASH}
+        metadata["annotations"] = metadata["annotations"] | of_hash
     if plural == "services":
-        left["spec"] = left["spec"] | {key: "ADDRESS" for key in ("clusterIP", "clusterIPs") if _is_given(obj, key)}
+        given = [key for key in ("clusterIP", "clusterIPs") if obj["spec"].get(key) not in (None, "None", ["None"])]
+        left["spec"] = left["spec"] | dict.fromkeys(given, "ADDRESS")
     if plural == "secrets":
         left["data"] = sorted(left["data"])
         left["trusted"] = _is_trusted(obj, objects)
     if plural in _WITH_OUR_STATUS:
         left["status"] = _status(obj)
     return left | {"metadata": metadata, "managers": _managers(obj)}
-
-
-def _annotations(found: Mapping[str, str]) -> dict[str, str]:
-    return {key: "HASH" if key == names.ANNOTATION_SPEC_HASH else value for key, value in found.items()}
-
-
-def _is_given(obj: Mapping[str, Any], key: str) -> bool:
-    return obj["spec"].get(key) not in (None, "None", ["None"])
 
 
 def _status(obj: Mapping[str, Any]) -> Any:
@@ -95,14 +89,10 @@ def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Of the manager of replicas only these count: what else a pool was born with it shares with the other until its next write."""
     if entry["manager"] == names.REPLICAS_MANAGER:
         return {"f:replicas": "f:replicas" in (entry["fieldsV1"].get("f:spec") or {})}
-    return _without_memory(entry["fieldsV1"])
-
-
-def _without_memory(fields: Mapping[str, Any]) -> dict[str, Any]:
-    status = fields.get("f:status")
-    if not isinstance(status, Mapping):
-        return dict(fields)
-    return dict(fields) | {"f:status": {key: part for key, part in status.items() if key != "f:seenFailures"}}
+    fields = dict(entry["fieldsV1"])
+    if isinstance(status := fields.get("f:status"), Mapping):
+        fields["f:status"] = {key: part for key, part in status.items() if key != "f:seenFailures"}
+    return fields
 
 
 def _is_trusted(obj: Mapping[str, Any], objects: Objects) -> bool:

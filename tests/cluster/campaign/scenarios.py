@@ -11,6 +11,7 @@ from cluster.campaign.lab import JOB, Lab, Objects
 from streamrl import names
 from support.jobs import simulated_job
 
+_Act = Callable[[Lab], Awaitable[Any]]
 TRAINER_POD = f"{names.trainer(JOB)}-0"
 _EXIT_OF_RULE, _EXIT_FATAL = 77, 2
 
@@ -42,7 +43,7 @@ class Scenario:
     """One story."""
 
     name: str
-    act: Callable[[Lab], Awaitable[Any]]
+    act: _Act
     after: str = ""
     """The scenario whose end this one begins at; empty: an empty namespace."""
     wrong: Callable[[Objects], str]
@@ -53,10 +54,6 @@ class Scenario:
     """Fields of the picture and reasons of events that may differ (docs/track-record.md says why)."""
     looks: bool = True
     """Whether a job is left that the operator looks at by itself."""
-
-
-async def _create(lab: Lab) -> None:
-    await lab.create("rljobs", job())
 
 
 async def _scale(lab: Lab) -> None:
@@ -83,19 +80,11 @@ async def _convert(lab: Lab) -> None:
     await lab.patch("rljobs", JOB, change)
 
 
-async def _suspend(lab: Lab) -> None:
-    await lab.patch("rljobs", JOB, {"spec": {"suspend": True}})
+def _suspend(*, value: bool) -> _Act:
+    return lambda lab: lab.patch("rljobs", JOB, {"spec": {"suspend": value}})
 
 
-async def _resume(lab: Lab) -> None:
-    await lab.patch("rljobs", JOB, {"spec": {"suspend": False}})
-
-
-async def _delete(lab: Lab) -> None:
-    await lab.delete("rljobs", JOB)
-
-
-async def _end_container(lab: Lab, exit_code: int) -> None:
+def _end_container(exit_code: int) -> _Act:
     ended = {"exitCode": exit_code, "reason": "Error", "containerID": f"test://{exit_code:064d}"}
     container = {
         "name": names.CONTAINER_TRAINER,
@@ -105,19 +94,8 @@ async def _end_container(lab: Lab, exit_code: int) -> None:
         "restartCount": 0,
         "state": {"terminated": ended},
     }
-    await lab.patch("pods", TRAINER_POD, {"status": {"containerStatuses": [container]}}, part="status")
-
-
-async def _replace(lab: Lab) -> None:
-    await _end_container(lab, _EXIT_OF_RULE)
-
-
-async def _restart(lab: Lab) -> None:
-    await _end_container(lab, 1)
-
-
-async def _fail(lab: Lab) -> None:
-    await _end_container(lab, _EXIT_FATAL)
+    change = {"status": {"containerStatuses": [container]}}
+    return lambda lab: lab.patch("pods", TRAINER_POD, change, part="status")
 
 
 def sizes(objects: Objects, plural: str = "statefulsets") -> dict[str, int]:
@@ -183,7 +161,7 @@ def _gone(objects: Objects) -> str:
 SCENARIOS: Mapping[str, Scenario] = {
     scenario.name: scenario
     for scenario in (
-        Scenario(name="create", act=_create, wrong=_sized(RUNNING)),
+        Scenario(name="create", act=lambda lab: lab.create("rljobs", job()), wrong=_sized(RUNNING)),
         Scenario(name="scale", act=_scale, after="create", wrong=_sized(RUNNING | {"fixed": 5, "free": 6})),
         Scenario(name="edit", act=_edit, after="create", wrong=_edited),
         Scenario(
@@ -194,21 +172,31 @@ SCENARIOS: Mapping[str, Scenario] = {
             forgiven=("status.reason", "scalingHistory.1.reason", "Scaled"),
         ),
         Scenario(
-            name="suspend", act=_suspend, after="create", wrong=_sized(STOPPED, condition="Suspended"), looks=False
+            name="suspend",
+            act=_suspend(value=True),
+            after="create",
+            wrong=_sized(STOPPED, condition="Suspended"),
+            looks=False,
         ),
-        Scenario(name="resume", act=_resume, after="suspend", wrong=_sized(RUNNING)),
-        Scenario(name="restart", act=_restart, after="create", wrong=_counted("restarts")),
+        Scenario(name="resume", act=_suspend(value=False), after="suspend", wrong=_sized(RUNNING)),
+        Scenario(name="restart", act=_end_container(1), after="create", wrong=_counted("restarts")),
         Scenario(
             name="replace",
-            act=_replace,
+            act=_end_container(_EXIT_OF_RULE),
             after="create",
             wrong=_counted("ignoredRestarts"),
             left=_ended_pod,
             forgiven=("status.ignoredRestarts", "PodFailed"),
         ),
-        Scenario(name="fail", act=_fail, after="create", wrong=_sized(STOPPED, condition="Failed"), looks=False),
-        Scenario(name="delete", act=_delete, after="create", wrong=_gone, looks=False),
-        Scenario(name="recreate", act=_create, after="delete", wrong=_sized(RUNNING)),
+        Scenario(
+            name="fail",
+            act=_end_container(_EXIT_FATAL),
+            after="create",
+            wrong=_sized(STOPPED, condition="Failed"),
+            looks=False,
+        ),
+        Scenario(name="delete", act=lambda lab: lab.delete("rljobs", JOB), after="create", wrong=_gone, looks=False),
+        Scenario(name="recreate", act=lambda lab: lab.create("rljobs", job()), after="delete", wrong=_sized(RUNNING)),
     )
 }
 

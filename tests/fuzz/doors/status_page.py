@@ -33,7 +33,7 @@ from support.jobs import simulated_job
 from support.observed_jobs import SETTINGS, all_ready, carried_out, job_document, observed, page
 
 HOST = "127.0.0.1"
-DEADLINE_S = 20.0
+DEADLINE_S = 100.0
 AUTO = {"auto": {"minReplicas": 1, "maxReplicas": 4, "initialReplicas": 2}}
 
 

@@ -35,28 +35,11 @@ def profile(
 ) -> dict[str, Any]:
     """Generation takes 8 s on one replica; training takes what `training` says, by processes, for the job's step."""
     times = training or {1: 4.0, 4: 1.0}
-    points = [
-        {
-            "processes": n,
-            "samples": SAMPLES,
-            "tokens": 6400,
-            "seconds": s,
-            "lowestSeconds": s,
-            "highestSeconds": s,
-            "repeats": 3,
-        }
-        for n, s in times.items()
-    ]
+    step = {"samples": SAMPLES, "tokens": 6400, "repeats": 3}
+    points = [step | {"processes": n, "seconds": s, "lowestSeconds": s, "highestSeconds": s} for n, s in times.items()]
     model = {"scratch": {"hiddenSize": 128, "layers": 2, "heads": 4, "intermediateSize": 256, "maxPositions": 512}}
-    trainer = {"engine": "torch", "points": points}
-    return {
-        "version": 1,
-        "job": "simulated",
-        "model": model,
-        "pools": pools or [pool_profile()],
-        "trainer": trainer,
-        **changes,
-    }
+    measured = {"pools": pools or [pool_profile()], "trainer": {"engine": "torch", "points": points}}
+    return {"version": 1, "job": "simulated", "model": model, **measured, **changes}
 
 
 class Files:
@@ -115,15 +98,7 @@ def test_why_shows_the_choice_beside_its_neighbours_with_times_and_costs(files: 
     assert done.out[0].startswith("simulated: ")
     text = done.out[done.out.index("WHY 4 generators in pool sim and 2 trainer processes") :]
     rows = [line.split() for line in text[2:9]]
-    assert [row[:2] for row in rows] == [
-        ["3", "2"],
-        ["3", "3"],
-        ["4", "1"],
-        ["4", "2"],
-        ["4", "3"],
-        ["5", "1"],
-        ["5", "2"],
-    ]
+    assert [" ".join(row[:2]) for row in rows] == ["3 2", "3 3", "4 1", "4 2", "4 3", "5 1", "5 2"]
     assert " ".join(text[5].split()) == "4 2 2 s 2 s 2 s 8.00 0.06944 <- chosen"  # 8 an hour, 2 s, 64 samples a step
     assert text[6].endswith("more devices than there are")
     assert text[9].strip().startswith("the stages are balanced: generation 2 s, training 2 s")
@@ -195,10 +170,8 @@ def test_other_pools_keep_their_sizes_and_take_their_part(files: Files) -> None:
     other = document["spec"]["generators"][0] | {"name": "other", "scaling": {"static": {"replicas": 2}}}
     document["spec"]["generators"].append(other)
     files.write(document, profile(pools=[pool_profile(), pool_profile("other")]))
-    assert files.chosen("--pool", "sim", "--devices", "4") == (
-        2,
-        2,
-    )  # two and two generate: 2 s, as two processes train
+    # Two and two generate: 2 s, as two processes train.
+    assert files.chosen("--pool", "sim", "--devices", "4") == (2, 2)
     line = files.optimise("--devices", "4").err
     assert line == ["--pool: must name one of sim, other; the others keep their sizes"]
 

@@ -52,8 +52,8 @@ while not os.path.exists("result.json" if not rank or rank == "0" else "rank-0-d
 class Stage:
     """A supervisor over stand-ins, and what they wrote."""
 
-    def __init__(self, folder: Path, supervisor: Supervisor, said: list[str]) -> None:
-        self.folder, self.supervisor, self.said = folder, supervisor, said
+    def __init__(self, supervisor: Supervisor, task: asyncio.Task[None], said: list[str]) -> None:
+        self.folder, self.supervisor, self.task, self.said = supervisor.folder.path, supervisor, task, said
 
     def seen(self, name: str) -> list[tuple[str, str, int]]:
         """(event, port to meet at, process id) of a process, over all its lives."""
@@ -79,8 +79,17 @@ class Stage:
     def kill(self, name: str) -> None:
         os.kill(self.seen(name)[-1][2], signal.SIGKILL)
 
+    async def ranks_live(self, ranks: int, count: int) -> None:
+        """Until each rank was started so many times."""
+        for rank in range(ranks):
+            await self.lives(f"trainer-{rank}", count)
+
     def end(self) -> None:
         (self.folder / keys.FILE_RESULT).write_text("{}")
+
+    async def ended(self) -> None:
+        """Until the supervisor is done."""
+        await asyncio.wait_for(self.task, DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +109,7 @@ async def running(
     max_restarts: int = 3,
     scheduler: str = SCHEDULER,
     liveness_s: float = LIVENESS_S,
-) -> AsyncIterator[tuple[Stage, asyncio.Task[None]]]:
+) -> AsyncIterator[Stage]:
     """A run of stand-ins; whatever the test leaves is killed."""
     job = simulated_job()
     job["spec"]["trainer"] = {"processesPerNode": ranks}
@@ -111,7 +120,7 @@ async def running(
         (made.path / f"stand_ins/{role}.py").write_text(scheduler if role == "scheduler" else STAND_IN)
     said: list[str] = []
     plan = plan_run(made.job.spec, cpus=(0,))
-    supervisor = Supervisor.create(
+    supervisor = Supervisor(
         made, plan=plan, shared_env={}, max_restarts=max_restarts, liveness_s=liveness_s, say=said.append
     )
 
@@ -120,7 +129,7 @@ async def running(
 
     task = asyncio.create_task(supervisor.run(replicas={"sim": replicas}, scaling=no_scaling), name="run")
     try:
-        yield Stage(made.path, supervisor, said), task
+        yield Stage(supervisor, task, said)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError, RunFailedError):
@@ -128,13 +137,11 @@ async def running(
 
 
 async def test_when_a_rank_dies_all_begin_again_at_a_new_port_as_one_restart(tmp_path: Path) -> None:
-    async with running(tmp_path, ranks=3) as (stage, task):
-        for rank in range(3):
-            await stage.lives(f"trainer-{rank}", 1)
+    async with running(tmp_path, ranks=3) as stage:
+        await stage.ranks_live(3, 1)
         (stage.folder / "trainer-2.deaf").touch()  # as in a collective: no signal is heard
         stage.kill("trainer-1")
-        for rank in range(3):
-            await stage.lives(f"trainer-{rank}", 2)
+        await stage.ranks_live(3, 2)
         ports = {
             rank: [port for event, port, _ in stage.seen(f"trainer-{rank}") if event == "starts"] for rank in range(3)
         }
@@ -144,17 +151,15 @@ async def test_when_a_rank_dies_all_begin_again_at_a_new_port_as_one_restart(tmp
         assert [event for event, *_ in stage.seen("trainer-2")].count("starts") == 2
         assert len(stage.seen("generator-sim-0")) == 1, "others go on"
         stage.end()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_when_a_rank_freezes_it_is_told_and_all_begin_again(tmp_path: Path) -> None:
-    async with running(tmp_path, ranks=2, liveness_s=6.0) as (stage, task):
-        for rank in range(2):
-            await stage.lives(f"trainer-{rank}", 1)
+    async with running(tmp_path, ranks=2, liveness_s=6.0) as stage:
+        await stage.ranks_live(2, 1)
         (stage.folder / keys.DIR_HEARTBEATS / "ranker").touch()  # of a process that is the scheduler's, and has ended
         os.kill(stage.seen("trainer-1")[-1][2], signal.SIGSTOP)
-        for rank in range(2):
-            await stage.lives(f"trainer-{rank}", 2)
+        await stage.ranks_live(2, 2)
         told, killed, again = [line for line in stage.said if "trainer-1" in line]
         assert told.startswith("trainer-1 has shown no sign of life for 2 s, since ")
         assert killed.endswith(": it is killed")
@@ -162,38 +167,37 @@ async def test_when_a_rank_freezes_it_is_told_and_all_begin_again(tmp_path: Path
         assert killed in (stage.folder / "logs" / "trainer-1.log").read_text()
         assert not [line for line in stage.said if "ranker" in line]
         stage.end()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_what_one_rank_says_of_the_users_mistake_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_module, "SETTLE_S", DEADLINE_S)  # it ends by itself, when the machine lets it
-    async with running(tmp_path, ranks=2) as (stage, task):
-        for rank in range(2):
-            await stage.lives(f"trainer-{rank}", 1)
-        (stage.folder / "trainer-0.code").write_text("2")
+    async with running(tmp_path, ranks=2) as stage:
+        await stage.ranks_live(2, 1)
+        (stage.folder / "code").write_text("2")
+        (stage.folder / "code").rename(stage.folder / "trainer-0.code")  # whole when it is seen
         stage.kill("trainer-1")
         with pytest.raises(RunFailedError, match="oh no"):
-            await asyncio.wait_for(task, DEADLINE_S)
+            await stage.ended()
 
 
 async def test_too_many_deaths_of_ranks_end_the_run(tmp_path: Path) -> None:
-    async with running(tmp_path, ranks=2, max_restarts=1) as (stage, task):
+    async with running(tmp_path, ranks=2, max_restarts=1) as stage:
         for life in (1, 2):
-            for rank in range(2):
-                await stage.lives(f"trainer-{rank}", life)
+            await stage.ranks_live(2, life)
             stage.kill("trainer-0")
         with pytest.raises(RunFailedError, match=r"after 1 restarts \(failurePolicy.maxRestarts\)"):
-            await asyncio.wait_for(task, DEADLINE_S)
+            await stage.ended()
 
 
 async def test_at_the_end_all_ranks_end_by_themselves(tmp_path: Path) -> None:
-    async with running(tmp_path, ranks=2) as (stage, task):
+    async with running(tmp_path, ranks=2) as stage:
         await stage.lives("trainer-1", 1)
         await stage.lives("trainer-0", 1)
         stage.end()
         await stage.until(lambda: not stage.alive("trainer-0"))
         (stage.folder / "rank-0-done").touch()  # as rank 0 tells them
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
         assert [event for event, *_ in stage.seen("trainer-1")] == ["starts"]
         assert stage.said == []
 
@@ -203,11 +207,11 @@ async def test_a_stop_asks_rank_0_first_and_generators_to_end_now(
 ) -> None:
     for name in ("FOLLOWER_TIMEOUT_S", "GENERATOR_TIMEOUT_S"):
         monkeypatch.setattr(supervisor_module, name, DEADLINE_S)
-    async with running(tmp_path, ranks=2) as (stage, task):
+    async with running(tmp_path, ranks=2) as stage:
         for name in ("trainer-0", "trainer-1", "generator-sim-0"):
             await stage.lives(name, 1)
         await stage.supervisor.stop()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
         events = {
             name: [event for event, *_ in stage.seen(name)][1:]
             for name in ("trainer-0", "trainer-1", "generator-sim-0")
@@ -217,7 +221,7 @@ async def test_a_stop_asks_rank_0_first_and_generators_to_end_now(
 
 
 async def test_generators_come_and_the_highest_go_in_peace(tmp_path: Path) -> None:
-    async with running(tmp_path) as (stage, task):
+    async with running(tmp_path) as stage:
         await stage.lives("generator-sim-0", 1)
         stage.supervisor.resize("sim", replicas=3)
         for ordinal in (1, 2):
@@ -232,14 +236,14 @@ async def test_generators_come_and_the_highest_go_in_peace(tmp_path: Path) -> No
         assert stage.said == ["generator-sim-1 was killed by SIGKILL; starting it again (1 of 3)"]
         stage.end()
         (stage.folder / "rank-0-done").touch()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_one_that_does_not_go_is_killed_and_its_ordinal_comes_back_when_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "LEAVE_GRACE_S", 0.5)
-    async with running(tmp_path, replicas=2) as (stage, _):
+    async with running(tmp_path, replicas=2) as stage:
         await stage.lives("generator-sim-1", 1)
         (stage.folder / "generator-sim-1.deaf").touch()
         first = stage.supervisor.workers.processes["generator-sim-1"]
@@ -254,7 +258,7 @@ async def test_one_that_does_not_go_is_killed_and_its_ordinal_comes_back_when_it
 
 
 async def test_one_that_is_let_go_while_it_starts_does_not_stay(tmp_path: Path) -> None:
-    async with running(tmp_path) as (stage, task):
+    async with running(tmp_path) as stage:
         await stage.lives("generator-sim-0", 1)
         for _ in range(3):
             stage.supervisor.resize("sim", replicas=2)
@@ -263,41 +267,41 @@ async def test_one_that_is_let_go_while_it_starts_does_not_stay(tmp_path: Path) 
             await stage.until(lambda: "generator-sim-1" not in stage.supervisor.generators)
             assert not stage.alive("generator-sim-1")
         stage.end()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_others_are_not_sent_to_the_address_of_an_earlier_scheduler(tmp_path: Path) -> None:
-    async with running(tmp_path) as (stage, task):
+    async with running(tmp_path) as stage:
         ends = stage.folder / keys.DIR_ENDPOINTS
         (ends / "scheduler.json").write_text('{"grpc": "127.0.0.1:9"}')  # before the run's first moment: none has begun
         await stage.lives("trainer-0", 1)
         assert stage.supervisor.workers.shared_env[keys.ENV_SCHEDULER_ADDRESS] == "127.0.0.1:1"
         stage.end()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_a_scheduler_that_dies_before_it_listens_is_started_again(tmp_path: Path) -> None:
     dies_once = 'import os\nif not os.path.exists("died"): open("died", "w"); os.kill(os.getpid(), 9)\n'
-    async with running(tmp_path, scheduler=dies_once + SCHEDULER) as (stage, task):
+    async with running(tmp_path, scheduler=dies_once + SCHEDULER) as stage:
         await stage.lives("trainer-0", 1)
         assert stage.said == ["scheduler was killed by SIGKILL; starting it again (1 of 3)"]
         stage.end()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
 
 
 async def test_what_an_earlier_life_said_is_not_told_as_the_reason(tmp_path: Path) -> None:
     dies = 'import os, sys\nif not os.path.exists("spoke"): open("spoke", "w"); sys.exit("the disk is full")\nos.kill(os.getpid(), 9)\n'
-    async with running(tmp_path, scheduler=dies, max_restarts=1) as (stage, task):
+    async with running(tmp_path, scheduler=dies, max_restarts=1) as stage:
         with pytest.raises(RunFailedError, match=r"killed by SIGKILL after 1 restarts .*: it said nothing; see"):
-            await asyncio.wait_for(task, DEADLINE_S)
+            await stage.ended()
         assert stage.said == ["scheduler ended with exit code 1; starting it again (1 of 1)"]
 
 
 async def test_a_stop_before_the_scheduler_listens_ends_the_run(tmp_path: Path) -> None:
     mute = 'import os, time\nopen("up", "w")\nwhile True: time.sleep(0.01)\n'
-    async with running(tmp_path, scheduler=mute) as (stage, task):
+    async with running(tmp_path, scheduler=mute) as stage:
         await stage.until((stage.folder / "up").exists)
         await stage.supervisor.stop()
-        await asyncio.wait_for(task, DEADLINE_S)
+        await stage.ended()
         assert stage.said == []
         assert stage.seen("trainer-0") == []

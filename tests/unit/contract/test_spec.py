@@ -200,7 +200,7 @@ def test_schemas_carry_bounds_defaults_and_rules() -> None:
     pipeline = plain_schema(Pipeline)
     assert pipeline["properties"]["maxStalenessSteps"]["maximum"] == 64
     assert [rule["message"] for rule in pipeline["x-kubernetes-validations"]] == [
-        message for _, message in Pipeline.cel_rules
+        rule.message for rule in Pipeline.field_rules
     ]
     assert schema_at("spec.algorithm")["default"] == {"grpo": {}}  # type: ignore[index]
     assert "$" not in "".join(plain_schema(RLJobStatus))

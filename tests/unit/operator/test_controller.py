@@ -173,11 +173,20 @@ A, B = ("lab", "a"), ("lab", "b")
 class FakeClock:
     """Goes when it is told to."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def queue(clock: FakeClock) -> WorkQueue:
+    return WorkQueue(clock=clock)
 
 
 def due(queue: WorkQueue) -> list[tuple[str, str]]:
@@ -192,9 +201,7 @@ def due(queue: WorkQueue) -> list[tuple[str, str]]:
     return found
 
 
-def test_many_changes_make_one_look() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_many_changes_make_one_look(queue: WorkQueue, clock: FakeClock) -> None:
     for key in (A, B, A, A):
         queue.add(key)
     assert due(queue) == []
@@ -203,9 +210,7 @@ def test_many_changes_make_one_look() -> None:
     assert due(queue) == []
 
 
-def test_a_change_during_a_look_makes_one_more() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_a_change_during_a_look_makes_one_more(queue: WorkQueue, clock: FakeClock) -> None:
     queue.add_after(A, 0)
     assert due(queue) == [A]
     queue.add(A)
@@ -219,9 +224,7 @@ def test_a_change_during_a_look_makes_one_more() -> None:
     assert due(queue) == []
 
 
-def test_the_earlier_of_two_plans_counts() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_the_earlier_of_two_plans_counts(queue: WorkQueue, clock: FakeClock) -> None:
     queue.add_after(A, 30)
     queue.add_after(A, 5)
     queue.add_after(A, 60)
@@ -234,9 +237,9 @@ def test_the_earlier_of_two_plans_counts() -> None:
     assert due(queue) == [A]
 
 
-def test_one_that_fails_waits_longer_each_time_and_changes_do_not_make_it_hot() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_one_that_fails_waits_longer_each_time_and_changes_do_not_make_it_hot(
+    queue: WorkQueue, clock: FakeClock
+) -> None:
     queue.add_after(A, 0)
     waits = []
     for _ in range(12):
@@ -251,9 +254,7 @@ def test_one_that_fails_waits_longer_each_time_and_changes_do_not_make_it_hot() 
     assert LONGEST_S / 2 <= waits[-1] <= LONGEST_S
 
 
-def test_a_new_wish_of_the_owner_ends_the_pause() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_a_new_wish_of_the_owner_ends_the_pause(queue: WorkQueue, clock: FakeClock) -> None:
     queue.add_after(A, 0)
     assert due(queue) == [A]
     queue.failed(A, asked_s=50)
@@ -262,10 +263,8 @@ def test_a_new_wish_of_the_owner_ends_the_pause() -> None:
     assert due(queue) == [A]
 
 
-def test_a_change_during_the_look_after_a_failure_is_not_lost() -> None:
+def test_a_change_during_the_look_after_a_failure_is_not_lost(queue: WorkQueue, clock: FakeClock) -> None:
     """Found by the crash-point campaign: that look succeeded, was too early to see the change, and nobody looked again."""
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
     queue.add_after(A, 0)
     assert due(queue) == [A]
     clock.now_s += queue.failed(A)
@@ -276,9 +275,7 @@ def test_a_change_during_the_look_after_a_failure_is_not_lost() -> None:
     assert due(queue) == [A]
 
 
-def test_a_success_forgets_the_failures() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_a_success_forgets_the_failures(queue: WorkQueue, clock: FakeClock) -> None:
     queue.add_after(A, 0)
     for _ in range(5):
         assert due(queue) == [A]
@@ -289,9 +286,7 @@ def test_a_success_forgets_the_failures() -> None:
     assert queue.failed(A) <= 0.2
 
 
-def test_one_that_changes_without_end_is_looked_at_less_and_less_often() -> None:
-    clock = FakeClock()
-    queue = WorkQueue(clock=clock)
+def test_one_that_changes_without_end_is_looked_at_less_and_less_often(queue: WorkQueue, clock: FakeClock) -> None:
     looks = 0
     while clock.now_s < 600:
         queue.add(A)

@@ -75,37 +75,23 @@ def test_age_counts_from_the_last_change_that_we_saw() -> None:
     assert renewed.since_s == 110.0  # whatever renewTime says: it is another machine's clock
 
 
-def test_a_new_lease() -> None:
-    made = held({"metadata": {"name": "l"}}, me=ME, lease_s=15.0, moment=MOMENT)
-    assert made["spec"] == {
-        "holderIdentity": ME,
-        "leaseDurationSeconds": 15,
-        "acquireTime": MOMENT,
-        "renewTime": MOMENT,
-        "leaseTransitions": 1,
-    }
-
-
-def test_renewing_keeps_when_it_was_taken() -> None:
-    mine = lease("7", holderIdentity=ME, acquireTime="before", leaseTransitions=3)
-    again = held(mine, me=ME, lease_s=15.0, moment=MOMENT)
-    assert (again["spec"]["acquireTime"], again["spec"]["renewTime"], again["spec"]["leaseTransitions"]) == (
-        "before",
-        MOMENT,
-        3,
-    )
-    assert again["metadata"]["resourceVersion"] == "7"  # so that of two who write, one is refused
-
-
-def test_taking_over_and_giving_back_are_counted_once() -> None:
-    taken = held(lease("7", holderIdentity=OTHER, leaseTransitions=3), me=ME, lease_s=15.0, moment=MOMENT)
-    assert taken["spec"]["leaseTransitions"] == 4
-    given = held(taken, me="", lease_s=1.0, moment=MOMENT)
-    assert (given["spec"]["holderIdentity"], given["spec"]["leaseTransitions"]) == ("", 4)
-
-
-def test_a_short_lease_is_written_as_a_whole_second() -> None:
-    assert held({}, me=ME, lease_s=0.4, moment=MOMENT)["spec"]["leaseDurationSeconds"] == 1
+@pytest.mark.parametrize(
+    ("before", "me", "lease_s", "written"),
+    [
+        ({}, ME, 15.0, (ME, 15, MOMENT, 1)),
+        ({"holderIdentity": ME, "acquireTime": "before", "leaseTransitions": 3}, ME, 15.0, (ME, 15, "before", 3)),
+        ({"holderIdentity": OTHER, "acquireTime": "before", "leaseTransitions": 3}, ME, 15.0, (ME, 15, MOMENT, 4)),
+        ({"holderIdentity": ME, "leaseTransitions": 4}, "", 1.0, ("", 1, MOMENT, 4)),
+        ({}, ME, 0.4, (ME, 1, MOMENT, 1)),  # whole seconds
+    ],
+    ids=["new", "renewed", "taken over", "given back", "short"],
+)
+def test_what_is_written(before: dict[str, Any], me: str, lease_s: float, written: tuple[str, int, str, int]) -> None:
+    made = held(lease("7", **before), me=me, lease_s=lease_s, moment=MOMENT)
+    names = ("holderIdentity", "leaseDurationSeconds", "acquireTime", "leaseTransitions")
+    assert tuple(made["spec"][name] for name in names) == written
+    assert made["spec"]["renewTime"] == MOMENT
+    assert made["metadata"]["resourceVersion"] == "7"  # so that of two who write, one is refused
 
 
 def test_the_holder_gives_up_before_another_may_begin() -> None:

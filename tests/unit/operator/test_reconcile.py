@@ -54,7 +54,7 @@ class World:
         pools = [each | (fields or {} if each["name"] == pool else {}) for each in self.job["spec"]["generators"]]
         self.put({**self.job, "spec": {**self.job["spec"], "generators": pools, **spec}})
 
-    async def observe_certificates(self, *pods: Doc) -> None:
+    async def pods_are(self, *pods: Doc) -> None:
         """Pods as they are now."""
         for each in pods:
             owner = {"kind": "StatefulSet", "name": "s", "uid": "u", "controller": True}
@@ -142,8 +142,8 @@ async def world() -> AsyncIterator[World]:
 async def running(world: World) -> World:
     """Brought about, with its pods."""
     await world.look()
-    await world.observe_certificates(trainer(init=[container("scheduler")], containers=[container("trainer")]))
-    await world.observe_certificates(
+    await world.pods_are(trainer(init=[container("scheduler")], containers=[container("trainer")]))
+    await world.pods_are(
         *(pod(f"{JOB}-{name}-0", containers=[container("generator")]) for name in ("one", "two", "three"))
     )
     world.server.page = page()
@@ -207,15 +207,6 @@ async def test_the_end_of_a_job_with_a_refused_pool_is_final_and_leaves_no_pods(
     await rests(refused)
 
 
-async def test_what_is_refused_first_in_the_look_that_ends_the_job_does_not_undo_the_end(running: World) -> None:
-    running.refuse_bad_pods()
-    running.edit(pool="one", fields={"pod": BAD})
-    running.server.page = SUCCESS
-    await running.look(3)
-    assert running.condition("Succeeded") == ("True", "Completed")
-    assert set(running.sizes().values()) == {0}
-
-
 async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: World) -> None:
     running.server.refuse = lambda _, path, __: (403, "no") if "/statefulsets/" in path else None
     running.server.page = SUCCESS
@@ -244,9 +235,7 @@ async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> Non
 
 async def test_failures_beside_a_refused_pool_count_towards_the_end(refused: World) -> None:
     for life in range(1, 5):
-        await refused.observe_certificates(
-            pod(f"{JOB}-two-0", containers=[container("generator", restarts=life, last=1)])
-        )
+        await refused.pods_are(pod(f"{JOB}-two-0", containers=[container("generator", restarts=life, last=1)]))
         await refused.look()
         assert refused.status["restarts"] == life
     assert refused.condition("Failed") == ("True", "TooManyRestarts")
@@ -255,7 +244,7 @@ async def test_failures_beside_a_refused_pool_count_towards_the_end(refused: Wor
 
 async def test_a_failure_is_not_counted_before_its_pod_could_be_deleted(refused: World) -> None:
     refused.edit(failurePolicy={"rules": [REPLACE]})
-    await refused.observe_certificates(pod(f"{JOB}-two-0", containers=[container("generator", restarts=1, last=139)]))
+    await refused.pods_are(pod(f"{JOB}-two-0", containers=[container("generator", restarts=1, last=139)]))
     refused.refuse(f"{JOB}-two-0")
     with pytest.raises(RequestRefusedError):
         await refused.look()
@@ -349,8 +338,3 @@ async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> No
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []
-
-
-async def test_at_the_first_visit_too_it_is_told(world: World) -> None:
-    await world.reconciler.say((LAB, JOB), Aspect(type="Ready", holds=False, reason="ServerError", message="m"))
-    assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]

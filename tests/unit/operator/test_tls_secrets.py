@@ -75,11 +75,8 @@ def each(signer: Any, *trusts: Any) -> list[Action]:
 
 BOTH = (OLD, NEW)
 TABLE: dict[str, tuple[Seen, float, list[Action], float | None]] = {
-    "nothing there": (seen(None), 0, [NewCa(place="present")], None),
-    "a CA alone": (seen(ca(OLD)), 0, each("present", "present"), None),
     "in order: looked at again when the first leaf is due": (seen(ca(OLD), all=leaf(OLD)), 1, [], 20),
     "the CA is due before the leaves": (seen(ca(OLD), all=leaf(OLD, begin=50)), 51, [], 60),
-    "leaves at two thirds": (seen(ca(OLD), all=leaf(OLD)), 20, each("present", "present"), None),
     "one leaf is gone": (
         seen(ca(OLD), all=leaf(OLD), trainer=None),
         1,
@@ -100,12 +97,6 @@ TABLE: dict[str, tuple[Seen, float, list[Action], float | None]] = {
         seen(ca(OLD, 100), ca(NEW), all=leaf(OLD, begin=150)),
         160,
         [NewCa(place="next")],
-        None,
-    ),
-    "step 2: trust both": (
-        seen(ca(OLD), ca(NEW, 60), all=leaf(OLD, begin=50)),
-        60,
-        each(None, "present", "next"),
         None,
     ),
     "step 2: the one that does not yet": (

@@ -125,16 +125,6 @@ async def open_frames(connection: socket.socket) -> tuple[asyncio.Transport, Fra
     return await asyncio.get_running_loop().create_connection(Frames, sock=connection)
 
 
-async def read(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401 - JSON
-    """Next frame, or None at the end of the stream. Raises `ForeignBytesError`."""
-    try:
-        head = await reader.readexactly(_HEAD.size)
-        body = await reader.readexactly(_body_bytes(head))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-    return _decode(body)
-
-
 def _body_bytes(head: bytes) -> int:
     mark, size = _HEAD.unpack(head)
     if mark != _MARK or size > MAX_FRAME_BYTES:

@@ -5,7 +5,7 @@
 
 StreamRL (arXiv 2504.15930, section 5) fine-tunes such a model on (prompt, output length) pairs and goes on while lengths
 drift; only ranks are used. All weights are trained (AdamW, linear rise and fall over a round). Its folder: model and
-tokenizer as `save_pretrained` writes them, `head.safetensors`, `ranker.json`, and the pairs that it has learnt.
+tokenizer as `save_pretrained` writes them, `head.safetensors` and `ranker.json`.
 Any model that `AutoModel` knows: encoders and causal models. Of a prompt that is too long the end is read.
 """
 
@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl_workers.models.load import load_encoder
-from streamrl_workers.ranker import pairs
 from streamrl_workers.ranker.folder import FOLDER_FILE, HEAD_FILE
+from streamrl_workers.ranker.pairs import standardised
 from streamrl_workers.stream.run_folder import write_json_atomically
 
 MAX_TOKENS = 1024
@@ -51,8 +51,6 @@ class LanguageModel:
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
         self._learning_rate = learning_rate
-        self._learnt: list[pairs.Pair] = []
-        """Of a fit: a run that tunes the model on mixes them with its own."""
 
     @classmethod
     def of(cls, path: str, *, learning_rate: float, field: str) -> "LanguageModel":
@@ -84,14 +82,10 @@ class LanguageModel:
         """That model, fine-tuned on pairs (prompt, tokens). Raises `UserError`."""
         torch.manual_seed(seed)
         fitted = cls.of(model, learning_rate=learning_rate, field="--model")
-        targets = pairs.standardised([tokens for _, tokens in known])
+        targets = standardised([tokens for _, tokens in known])
         examples = [(prompt, target) for (prompt, _), target in zip(known, targets, strict=True)]
         for _ in fitted.tuning(examples, passes=passes, batch_prompts=batch_prompts, seed=seed):
             pass
-        fitted._learnt = [
-            pairs.Pair(prompt=prompt[-pairs.MAX_CHARS :], tokens=tokens, target=target)
-            for (prompt, tokens), target in zip(known, targets, strict=True)
-        ][-pairs.MEMORY_PAIRS :]
         return fitted
 
     def tuning(
@@ -149,8 +143,6 @@ class LanguageModel:
 
     def save(self, path: Path) -> None:
         """The folder, which exists; `ranker.json` last."""
-        if self._learnt:
-            pairs.write_pairs(path / pairs.FILE, self._learnt)
         self._model.save_pretrained(path)
         self._tokenizer.save_pretrained(path)
         save_file(

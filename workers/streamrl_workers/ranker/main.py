@@ -5,7 +5,7 @@
             ◀═ scores, status ═════════        └── state_dir: pairs.jsonl, model-<rounds>/
 ```
 The loop consumes frames and mini-batches that are due; produces an answer to each frame; waits for a frame, or until the budget allows the
-next mini-batch; unblocked by the scheduler, by time, and by the end of the socket. When the scheduler is gone the lifeline ends it.
+next mini-batch; unblocked by the scheduler, by time, and by the end of the socket. When the scheduler is gone the socket ends it.
 
 Owns the order: all frames that are there come before a mini-batch. Standard output is standard error here: nothing gets between the frames.
 """
@@ -18,7 +18,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import start_heartbeat
-from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.ranker import protocol
 from streamrl_workers.ranker.folder import RankerModel, check_folder, model_class
 from streamrl_workers.ranker.hashing import HashingRanker
@@ -47,7 +45,6 @@ def main() -> int:
     control = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)
     log_to_stderr()
-    watch_parent(os.environ)
     start_heartbeat()
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_DIE_FIRST, encoding="ascii")
@@ -56,37 +53,25 @@ def main() -> int:
         return EXIT_DONE
     opening = Opening.of(frame)
     try:
-        serving = open_tuned(opening) if opening.path else open_hashing(opening)
+        ranker = open_tuned(opening) if opening.path else open_hashing(opening)
     except UserError as error:
         control.sendall(framing.encode(protocol.refusal(error)))
         return EXIT_USER_ERROR
     with contextlib.suppress(ConnectionError):  # the scheduler is gone
-        RankerProcess(control, serving).run()
+        ranker.serve(control)
     return EXIT_DONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """A model, and what it learns from."""
-
-    model: RankerModel | HashingRanker
-    store: PairStore | None = None
-    """None: it learns nothing."""
-    tuner: Tuner | None = None
-    """None: it learns each pair at once, if any."""
-    budget: CpuBudget | None = None
-
-
-def open_hashing(opening: Opening) -> Serving:
+def open_hashing(opening: Opening) -> "RankerProcess":
     """With what the run has taught it so far."""
     Path(opening.state_dir).mkdir(parents=True, exist_ok=True)
     model, store = HashingRanker(), PairStore(Path(opening.state_dir))
     for pair in store.new():
         model.learn(pair.prompt, pair.tokens)
-    return Serving(model=model, store=store)
+    return RankerProcess(model, store=store)
 
 
-def open_tuned(opening: Opening) -> Serving:
+def open_tuned(opening: Opening) -> "RankerProcess":
     """The model that was tuned in this run, if there is one, else the one that was fitted."""
     origin = Path(opening.path)
     check_folder(origin, field=opening.field)
@@ -101,67 +86,74 @@ def open_tuned(opening: Opening) -> Serving:
         rounds, model = 0, None
     model = model or loader.load(origin, field=opening.field)
     if opening.cpu_percent == 0:
-        return Serving(model=model)
-    store = PairStore(Path(opening.state_dir), first=origin)
+        return RankerProcess(model)
+    store = PairStore(Path(opening.state_dir))
     tuner = Tuner(model, store=store, models=models, refit_pairs=opening.refit_pairs, rounds=rounds)
     budget = CpuBudget(opening.cpu_percent, wall_s=time.monotonic, cpu_s=time.process_time)
-    return Serving(model=model, store=store, tuner=tuner, budget=budget)
+    return RankerProcess(model, store=store, tuner=tuner, budget=budget)
 
 
 class RankerProcess:
-    """The loop."""
+    """A model, what it learns from, and the loop."""
 
-    def __init__(self, control: socket.socket, serving: Serving) -> None:
-        self._control = control
-        self._serving = serving
+    def __init__(
+        self,
+        model: RankerModel | HashingRanker,
+        *,
+        store: PairStore | None = None,
+        tuner: Tuner | None = None,
+        budget: CpuBudget | None = None,
+    ) -> None:
+        """Without a `store` it learns nothing; without a `tuner` it learns each pair at once, if any."""
+        self._model = model
+        self._store = store
+        self._tuner = tuner
+        self._budget = budget
 
-    def run(self) -> None:
+    def serve(self, control: socket.socket) -> None:
         """Until the scheduler closes the socket."""
-        self._answer()
+        control.sendall(framing.encode(protocol.answer((), (), status=self._status())))
         while True:
-            ready, _, _ = select.select([self._control], [], [], self._wait_s())
-            if ready:
-                frame = framing.receive(self._control)
-                if frame is None:
-                    return
-                self._take(frame)
-            else:
+            ready, _, _ = select.select([control], [], [], self._wait_s())
+            if not ready:
                 self._tune()
+            elif (frame := framing.receive(control)) is not None:
+                keys, scores = self._take(frame)
+                control.sendall(framing.encode(protocol.answer(keys, scores, status=self._status())))
+            else:
+                return
 
     def _wait_s(self) -> float | None:
         """Seconds until the next mini-batch; None: there is none."""
-        tuner, budget = self._serving.tuner, self._serving.budget
-        return budget.wait_s() if tuner is not None and budget is not None and tuner.due else None
-
-    def _take(self, frame: Mapping[str, Any]) -> None:
-        if "score" in frame:
-            keys = [int(key) for key, _ in frame["score"]]
-            self._answer(keys, self._serving.model.scores([str(prompt) for _, prompt in frame["score"]]))
-            return
-        pairs = [(str(prompt), float(tokens)) for prompt, tokens in frame["learn"]]
-        if isinstance(self._serving.model, HashingRanker):
-            for prompt, tokens in pairs:
-                self._serving.model.learn(prompt, tokens)
-        if self._serving.store is not None:
-            with _disk():
-                self._serving.store.add(pairs)
-        self._answer()
-
-    def _tune(self) -> None:
-        assert self._serving.tuner is not None
-        with _disk():
-            self._serving.tuner.step()
-
-    def _status(self) -> ProcessStatus:
-        tuner, store = self._serving.tuner, self._serving.store
-        return ProcessStatus(
-            rounds=0 if tuner is None else tuner.rounds,
-            pairs=0 if store is None else len(store),
-            cpu_s=time.process_time(),
+        return (
+            self._budget.wait_s() if self._budget is not None and self._tuner is not None and self._tuner.due else None
         )
 
-    def _answer(self, keys: Sequence[int] = (), scores: Sequence[float] = ()) -> None:
-        self._control.sendall(framing.encode(protocol.answer(keys, scores, status=self._status())))
+    def _take(self, frame: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[float]]:
+        """Keys and scores of the answer."""
+        if "score" in frame:
+            prompts = [str(prompt) for _, prompt in frame["score"]]
+            return [int(key) for key, _ in frame["score"]], self._model.scores(prompts)
+        pairs = [(str(prompt), float(tokens)) for prompt, tokens in frame["learn"]]
+        if isinstance(self._model, HashingRanker):
+            for prompt, tokens in pairs:
+                self._model.learn(prompt, tokens)
+        if self._store is not None:
+            with _disk():
+                self._store.add(pairs)
+        return (), ()
+
+    def _tune(self) -> None:
+        assert self._tuner is not None
+        with _disk():
+            self._tuner.step()
+
+    def _status(self) -> ProcessStatus:
+        return ProcessStatus(
+            rounds=0 if self._tuner is None else self._tuner.rounds,
+            pairs=0 if self._store is None else len(self._store),
+            cpu_s=time.process_time(),
+        )
 
 
 @contextlib.contextmanager

@@ -47,11 +47,10 @@ def standardised(tokens: Sequence[float]) -> list[float]:
 class PairStore:
     """The newest pairs, oldest first."""
 
-    def __init__(self, folder: Path, *, first: Path | None = None) -> None:
-        """Take up the folder's file; if there is none, that of the folder `first`, which may have none either."""
+    def __init__(self, folder: Path) -> None:
+        """Take up the folder's file, if there is one."""
         self._path = folder / FILE
-        found = read_pairs(self._path if first is None or self._path.exists() else first / FILE)
-        self._pairs: deque[Pair] = deque(found, maxlen=MEMORY_PAIRS)
+        self._pairs: deque[Pair] = deque(_read(self._path), maxlen=MEMORY_PAIRS)
         self._lines = 2 * MEMORY_PAIRS  # the file is written anew with the first pairs that come
 
     def __len__(self) -> int:
@@ -76,22 +75,17 @@ class PairStore:
         return [pair for pair in self._pairs if pair.target is not None]
 
     def write(self) -> None:
-        """Write the file anew."""
-        write_pairs(self._path, self._pairs)
+        """Write the file anew: whole, or not at all."""
+        beside = self._path.with_name(f".{FILE}.part")
+        with beside.open("w", encoding="utf-8") as file:
+            file.writelines(pair.line() for pair in self._pairs)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self._path)
         self._lines = len(self._pairs)
 
 
-def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:
-    """A file that `read_pairs` reads; it appears whole or not at all."""
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.writelines(pair.line() for pair in pairs)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
-def read_pairs(path: Path) -> list[Pair]:
+def _read(path: Path) -> list[Pair]:
     """The file's pairs, oldest first; none where there is no file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

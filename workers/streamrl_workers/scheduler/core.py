@@ -124,7 +124,7 @@ class Core:
 
     def prompts_ranked(self, scores: Mapping[int, float]) -> list[Effect]:
         """Answers to AskRanker: scores by prompt key, in any portions."""
-        self._components.waiting.renew(self._components.lifecycle.lengths.ranked(scores))
+        self._components.lifecycle.lengths.ranked(scores)
         return self._settle()
 
     def scores_arrived(self, scores: Sequence[Score]) -> list[Effect]:

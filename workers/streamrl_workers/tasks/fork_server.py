@@ -7,10 +7,7 @@ Invariant: after `close` no process of the fork server is left.
 import asyncio
 import contextlib
 import os
-import signal
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,8 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.text import say
 from streamrl_workers.process import framing
+from streamrl_workers.process.child import CLOSE_TIMEOUT_S, ChildProcess
 from streamrl_workers.process.framing import ForeignBytesError, Frames
-from streamrl_workers.process.heartbeat import child_environment, kill_when_frozen
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path
 from streamrl_workers.tasks.protocol import COMMAND, KILL
 from streamrl_workers.tasks.values import TaskPoolError
@@ -31,7 +28,6 @@ MODEL_TIMEOUT_S = 600.0
 """For the model's place to be written, in a pod; in a local run it is known before."""
 SPAWN_TIMEOUT_S = 30.0
 """A fork takes milliseconds; this is for machines that swap."""
-CLOSE_TIMEOUT_S = 5.0
 STREAM_LIMIT_BYTES = 1 << 20
 OUTPUT_BYTES = 16 << 20
 """What the processes print is kept up to here, or a talkative reward would fill the disk with its log."""
@@ -73,12 +69,10 @@ class ForkServer:
         self._needs_model = job.spec.task.chat is not None
         self._connections: dict[int, Connection] = {}
         self._spawned = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._control: socket.socket | None = None
-        self._transport: asyncio.Transport | None = None
         self._listener: asyncio.Task[None] | None = None
         self._output: asyncio.Task[None] | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._lost = False  # a command met a closed socket; the listener hears of the end a moment later
 
     @property
@@ -89,28 +83,20 @@ class ForkServer:
     async def start(self) -> int | None:
         """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
         config = {**self._config, "model_path": await self._model_path()}
-        heartbeat = child_environment(
-            "task-pool", environ=os.environ, watched_at_once=False
-        )  # the start has a deadline
-        ours, theirs = socket.socketpair()
         printed, printing = os.pipe()
         self._output = asyncio.create_task(_forward(printed), name="task-pool-output")
-        with theirs, open(printing, "wb") as said:  # noqa: ASYNC230, PTH123 - a descriptor that is open
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond; no pipe is waited for
-                [sys.executable, "-m", "streamrl_workers.tasks.fork_server_process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
+        with open(printing, "wb") as said:  # noqa: ASYNC230, PTH123 - a descriptor that is open
+            self._child = await ChildProcess.start(
+                "streamrl_workers.tasks.fork_server_process",
+                name="task-pool",
+                what="the task pool's fork server",
+                environment=ENVIRONMENT,
                 stderr=said,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **ENVIRONMENT, **heartbeat},
-                start_new_session=True,
             )
-        self._transport, frames = await framing.open_frames(ours)
-        self._control = ours.dup()
-        self._transport.write(framing.encode(config))
-        answer = await self._first_answer(frames)
-        self._listener = asyncio.create_task(self._listen(frames), name="task-pool-fork-server")
-        watch = kill_when_frozen("the task pool's fork server", environ=heartbeat, kill=self._process.kill)
-        self._watch = asyncio.create_task(watch, name="task-pool-heartbeat")
+        self._control = self._child.transport.get_extra_info("socket").dup()
+        self._child.send(config)
+        answer = await self._first_answer(self._child)
+        self._listener = asyncio.create_task(self._listen(self._child.frames), name="task-pool-fork-server")
         return answer["held_out_size"]  # type: ignore[no-any-return] # JSON
 
     async def _model_path(self) -> str:
@@ -122,9 +108,9 @@ class ForkServer:
         except ModelTimeoutError as error:
             raise TaskPoolError(str(error)) from None
 
-    async def _first_answer(self, frames: Frames) -> Any:  # noqa: ANN401 - JSON
+    async def _first_answer(self, child: ChildProcess) -> Any:  # noqa: ANN401 - JSON
         try:
-            answer = await frames.read(limit_s=START_TIMEOUT_S)
+            answer = await child.frames.read(limit_s=START_TIMEOUT_S)
         except ForeignBytesError:
             raise TaskPoolError("something else than an answer was written to the fork server's socket") from None
         except TimeoutError:
@@ -133,17 +119,11 @@ class ForkServer:
             ) from None
         if answer is None:
             raise TaskPoolError(
-                f"the task process ended{await self._how_it_ended()} while it opened the data set and rewards"
+                f"the task process ended{await child.how_it_ended()} while it opened the data set and rewards"
             )
         if "user_error" in answer:
             raise UserError(**answer["user_error"])
         return answer["ready"]
-
-    async def _how_it_ended(self) -> str:
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return f" with status {await asyncio.to_thread(self._process.wait, CLOSE_TIMEOUT_S)}"
-        return ""
 
     async def _listen(self, frames: Frames) -> None:
         """Consumes `exited` notices; produces ends of connections; waits for the fork server; ends with it."""
@@ -205,10 +185,6 @@ class ForkServer:
 
     async def close(self) -> None:
         """End the fork server and its workers: politely by closing the socket, else by SIGKILL."""
-        if self._watch is not None:
-            self._watch.cancel()
-        if self._transport is not None:
-            self._transport.abort()
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
@@ -216,8 +192,8 @@ class ForkServer:
         if self._listener is not None:
             await asyncio.wait([self._listener], timeout=CLOSE_TIMEOUT_S)
             self._listener.cancel()
-        if self._process is not None:
-            await asyncio.to_thread(_reap, self._process)
+        if self._child is not None:
+            await self._child.close()
         if self._output is not None:
             await asyncio.wait([self._output], timeout=CLOSE_TIMEOUT_S)
             self._output.cancel()
@@ -239,11 +215,3 @@ async def _forward(printed: int) -> None:
                 printed_bytes += len(data)
         finally:
             transport.close()
-
-
-def _reap(process: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(CLOSE_TIMEOUT_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # it, or helpers that it has left: one that was killed ends none
-    process.wait(CLOSE_TIMEOUT_S)

@@ -8,23 +8,19 @@ from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_
 def plan_objects(plan: JobPlan) -> list[Built]:
     """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
     pools = plan.job.spec.generators
-    several = plan.job.spec.trainer.nodes > 1
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
         *shared.claims(plan),
-        shared.trainer_policy(plan),
-        *([shared.trainer_workers_policy(plan)] if several else []),
+        *shared.trainer_policies(plan),
         *(shared.generators_policy(plan, pool=pool) for pool in pools),
         trainer.scheduler_service(plan),
-        trainer.headless_service(plan),
-        *([trainer.workers_service(plan)] if several else []),
+        *trainer.headless_services(plan),
         *(generators.headless_service(plan, pool=pool) for pool in pools),
         *trainer.disruption_budgets(plan),
         *(generators.budget(plan, pool=pool) for pool in pools),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
-        trainer.stateful_set(plan),
-        *([trainer.workers_set(plan)] if several else []),
+        *trainer.stateful_sets(plan),
         *(generators.stateful_set(plan, pool=pool) for pool in pools),
     ]
     return [with_spec_hash(each) for each in built]

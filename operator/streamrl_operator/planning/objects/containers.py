@@ -137,16 +137,6 @@ _READY = "/healthz"
 """Page of the signals port. It says no while a process loads or waits for another, and nobody is helped by killing one that waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
-    """How it is seen that a container works: that it is alive by its heartbeat file, which nobody outside of the container can keep from being
-    touched or touch himself, and that it is ready by its signals port."""
-
-    port: int
-    start_deadline_s: int | None = None
-    """Given: it has started only when it is ready, and what comes after it in the pod waits for that, so long at most."""
-
-
 _START_PERIOD_S = 2
 _READY_PERIOD_S = 5
 _ALIVE_FAILURES = 6
@@ -180,7 +170,11 @@ class Container:
     read_only: Sequence[str] = ()
     """Volumes that it only reads."""
     ports: Mapping[str, int] = field(default_factory=dict)
-    probes: Probes | None = None
+    signals_port: int | None = None
+    """Given: it is seen to work. It is alive by its heartbeat file, which nobody outside of the container can keep from being touched or touch
+    himself, and it is ready by this port."""
+    start_deadline_s: int | None = None
+    """Given: it has started only when it is ready, and what comes after it in the pod waits for that, so long at most."""
     requests: Mapping[str, str] | None = None
     """None: the job's own resources."""
     sidecar: bool = False
@@ -194,7 +188,7 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         "imagePullPolicy": pod.image_pull_policy,
         "command": ["python", "-m", container.module, *container.arguments],
         "env": merged_environment(container.variables, pod.env),
-        "resources": _resources(container, pod=pod),
+        "resources": as_given(pod.resources) if container.requests is None else {"requests": dict(container.requests)},
         "volumeMounts": _mounts(container, given=pod.volume_mounts),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -211,24 +205,16 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         built["ports"] = [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in container.ports.items()
         ]
-    return built | (_probes(container, container.probes) if container.probes else {})
-
-
-def _resources(container: Container, *, pod: Pod) -> Built:
-    if container.requests is not None:
-        return {"requests": dict(container.requests)}
-    return pod.resources.model_dump(mode="json", exclude_defaults=True)
+    return built if container.signals_port is None else built | _probes(container, port=container.signals_port)
 
 
 def _mounts(container: Container, *, given: Sequence[VolumeMount]) -> list[Built]:
     """Ours and the job's; the job may put a volume of its own in the place of scratch space, and of nothing else (`VolumeMount`)."""
-    ours = {path: _own_mount(container, path=path, volume=volume) for path, volume in container.mounts.items()}
-    return list((ours | {mount.mount_path: as_given(mount) for mount in given}).values())
-
-
-def _own_mount(container: Container, *, path: str, volume: str) -> Built:
-    mount = {"name": volume, "mountPath": path}
-    return mount | {"readOnly": True} if volume in container.read_only else mount
+    mounts: dict[str, Built] = {}
+    for path, volume in container.mounts.items():
+        read_only = {"readOnly": True} if volume in container.read_only else {}
+        mounts[path] = {"name": volume, "mountPath": path, **read_only}
+    return list((mounts | {mount.mount_path: as_given(mount) for mount in given}).values())
 
 
 def as_given(part: SpecModel) -> Built:
@@ -236,14 +222,14 @@ def as_given(part: SpecModel) -> Built:
     return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _probes(container: Container, probes: Probes) -> Built:
+def _probes(container: Container, *, port: int) -> Built:
     built: Built = {
         "livenessProbe": _alive(str(container.variables[keys.ENV_HEARTBEAT_FILE])),
-        "readinessProbe": _ready(probes.port, period_s=_READY_PERIOD_S),
+        "readinessProbe": _ready(port, period_s=_READY_PERIOD_S),
     }
-    if probes.start_deadline_s is not None:
-        tries = probes.start_deadline_s // _START_PERIOD_S
-        built["startupProbe"] = _ready(probes.port, period_s=_START_PERIOD_S) | {"failureThreshold": tries}
+    if container.start_deadline_s is not None:
+        tries = container.start_deadline_s // _START_PERIOD_S
+        built["startupProbe"] = _ready(port, period_s=_START_PERIOD_S) | {"failureThreshold": tries}
     return built
 
 

@@ -4,7 +4,7 @@ from streamrl import API_VERSION, names
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl_operator.planning.objects import containers, template
-from streamrl_operator.planning.objects.containers import Container, Probes
+from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
@@ -94,5 +94,5 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
         ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
-        probes=Probes(port=names.PORT_SIGNALS),
+        signals_port=names.PORT_SIGNALS,
     )

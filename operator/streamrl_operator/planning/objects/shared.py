@@ -160,30 +160,25 @@ def _claim(plan: JobPlan, *, name: str, claim: Claim, kept: bool = False, shared
 _PORT_DNS = 53
 
 
-def trainer_policy(plan: JobPlan) -> Built:
-    """The trainer's first pod; it may go out to hubs, rewards and environments, so nothing is said of that."""
-    pods_of_job = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
-    ingress = [
+def trainer_policies(plan: JobPlan) -> list[Built]:
+    """Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
+    further nodes, which nobody but the trainer's other pods reaches, besides signals."""
+    pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
+    ingress: list[Built] = [
         {"from": [pods_of_job], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
         {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
-        *_from_ranks(plan),
     ]
-    return _policy(plan, names.trainer(plan.name), role=ROLE_TRAINER, ingress=ingress)
-
-
-def trainer_workers_policy(plan: JobPlan) -> Built:
-    """Pods of the trainer's further nodes: nobody but the trainer's other pods reaches them, besides signals."""
-    ingress = [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, *_from_ranks(plan)]
-    return _policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=ingress)
-
-
-def _from_ranks(plan: JobPlan) -> list[Built]:
-    """Ranks of other pods, on any port: collectives choose theirs as they start."""
+    first = names.trainer(plan.name)
     if plan.job.spec.trainer.nodes == 1:
-        return []
+        return [_policy(plan, first, role=ROLE_TRAINER, ingress=ingress)]
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
-    pods = {"matchLabels": {names.LABEL_JOB: plan.name}, "matchExpressions": [roles]}
-    return [{"from": [{"podSelector": pods}]}]
+    ranks = {"podSelector": {**pods_of_job["podSelector"], "matchExpressions": [roles]}}
+    from_ranks: Built = {"from": [ranks]}  # on any port: collectives choose theirs as they start
+    further = [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, from_ranks]
+    return [
+        _policy(plan, first, role=ROLE_TRAINER, ingress=[*ingress, from_ranks]),
+        _policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=further),
+    ]
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:

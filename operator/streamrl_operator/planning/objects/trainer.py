@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from streamrl import keys, names
 from streamrl_operator.planning.objects import containers, template
-from streamrl_operator.planning.objects.containers import Container, Probes
+from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
@@ -35,27 +35,22 @@ _RANKER_MEMORY = "2Gi"
 """About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
 
 
-def stateful_set(plan: JobPlan) -> Built:
-    """The StatefulSet of the first pod."""
-    name = names.trainer(plan.name)
-    return template.stateful_set(plan, name, replicas=plan.wanted.trainers, template=_template(plan))
+def stateful_sets(plan: JobPlan) -> list[Built]:
+    """Of the first pod, and of the further nodes."""
+    trainers, more = plan.wanted.trainers, plan.job.spec.trainer.nodes - 1
+    first = template.stateful_set(plan, names.trainer(plan.name), replicas=trainers, template=_template(plan))
+    if not more:
+        return [first]
+    workers, built = names.trainer_workers(plan.name), _worker_template(plan)
+    return [first, template.stateful_set(plan, workers, replicas=trainers * more, template=built)]
 
 
-def workers_set(plan: JobPlan) -> Built:
-    """The StatefulSet of the further nodes."""
-    replicas = plan.wanted.trainers * (plan.job.spec.trainer.nodes - 1)
-    name = names.trainer_workers(plan.name)
-    return template.stateful_set(plan, name, replicas=replicas, template=_worker_template(plan))
-
-
-def headless_service(plan: JobPlan) -> Built:
-    """Name of the trainer's first pod, from before it is ready: the others wait for each other."""
-    return _headless_service(plan, names.trainer(plan.name), role=ROLE_TRAINER)
-
-
-def workers_service(plan: JobPlan) -> Built:
-    """Names of the pods of the further nodes."""
-    return _headless_service(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)
+def headless_services(plan: JobPlan) -> list[Built]:
+    """Names of the trainer's pods, from before they are ready: they wait for each other."""
+    first = _headless_service(plan, names.trainer(plan.name), role=ROLE_TRAINER)
+    if plan.job.spec.trainer.nodes == 1:
+        return [first]
+    return [first, _headless_service(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER)]
 
 
 def _headless_service(plan: JobPlan, name: str, *, role: str) -> Built:
@@ -94,7 +89,11 @@ def _template(plan: JobPlan) -> template.Template:
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
     before = ([] if simulated else [_prepare(plan)]) + [_scheduler(plan)]
-    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=_volumes(plan))
+    volumes = _shared_volumes(plan) | {
+        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
+        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
+    }
+    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=volumes)
 
 
 def _worker_template(plan: JobPlan) -> template.Template:
@@ -117,14 +116,6 @@ def _pod_template(
         image=plan.images.trainer,
         pod=plan.job.spec.trainer.pod,
     )
-
-
-def _volumes(plan: JobPlan) -> dict[str, Built]:
-    """Of the first pod."""
-    return _shared_volumes(plan) | {
-        _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
-        template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
-    }
 
 
 def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
@@ -184,7 +175,8 @@ def _scheduler(plan: JobPlan) -> Container:
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER},
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
-        probes=Probes(port=names.PORT_SIGNALS, start_deadline_s=_SCHEDULER_START_S),
+        signals_port=names.PORT_SIGNALS,
+        start_deadline_s=_SCHEDULER_START_S,
         requests=_scheduler_requests(plan),
         sidecar=True,
     )
@@ -207,5 +199,5 @@ def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[s
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
         read_only=_READ_ONLY,
         ports={**ports, names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS},
-        probes=Probes(port=names.PORT_TRAINER_SIGNALS),
+        signals_port=names.PORT_TRAINER_SIGNALS,
     )

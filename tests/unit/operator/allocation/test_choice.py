@@ -117,21 +117,6 @@ def test_of_two_datacenters_the_faster_side_is_shrunk_until_both_match() -> None
     assert found.bound == "both"
 
 
-def test_a_step_a_little_longer_is_taken_where_it_costs_less() -> None:
-    generation, training = stage({8: 1.03, 80: 1.0}), stage({8: 1.0})
-    fastest = one_datacenter(generation, training, devices=88, tolerance=0.0)
-    cheapest = one_datacenter(generation, training, devices=88, tolerance=0.05)
-    assert (fastest.generator_devices, cheapest.generator_devices) == (80, 8)
-    assert cheapest.cost_per_step < fastest.cost_per_step
-    assert cheapest.step_s == 1.03
-
-
-def test_a_longer_step_that_costs_more_is_not_taken() -> None:
-    generation, training = stage({8: 1.04, 16: 1.0}), stage({512: 1.0}, sizes=Sizes(unit=512))
-    found = one_datacenter(generation, training, devices=528, tolerance=0.05)
-    assert (found.generator_devices, found.trainer_devices, found.step_s) == (16, 512, 1.0)
-
-
 def test_costs_and_bounds_are_told() -> None:
     one = Allocation(generator_devices=2, trainer_devices=1, generation_s=36.0, training_s=18.0, cost_per_hour=10.0)
     assert (one.step_s, one.bound) == (36.0, "generation")

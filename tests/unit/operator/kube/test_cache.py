@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from streamrl_operator.kube.answers import (
     ConflictError,
@@ -22,6 +21,7 @@ from streamrl_operator.kube.cache import CacheSync, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.kinds import SERVICE
 from streamrl_operator.kube.rest_config import RestConfig
+from support.api_server import client_of
 
 DEADLINE_S = 120.0
 Answers = list[Callable[[web.Request], Any]]
@@ -90,34 +90,36 @@ async def script() -> Script:
 
 @pytest.fixture
 async def client(script: Script) -> AsyncIterator[Client]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", script.answer)
-    server = TestServer(application)
-    await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None)) as made:
+    async with client_of(script.answer) as made:
         yield made
-    await server.close()
+
+
+NOT_IN_SCHEMA = "failed to create typed patch object (n/x; apps/v1): .spec.nonsense: field not declared in schema"
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("code", "message", "kind"),
     [
-        (404, NotFoundError),
-        (409, ConflictError),
-        (410, ExpiredError),
-        (429, UnavailableError),
-        (500, UnavailableError),
-        (503, UnavailableError),
-        (422, RequestRefusedError),
-        (403, ForbiddenError),
+        (404, "no\n such  thing", NotFoundError),
+        (409, "the object has been modified", ConflictError),
+        (410, "too old resource version", ExpiredError),
+        (429, "too many requests", UnavailableError),
+        (500, "etcdserver: leader changed", UnavailableError),
+        (500, NOT_IN_SCHEMA, RequestRefusedError),
+        (503, "apiserver not ready", UnavailableError),
+        (422, "spec.replicas: Invalid value", RequestRefusedError),
+        (403, "not allowed", ForbiddenError),
     ],
 )
-async def test_errors_say_what_to_do(client: Client, script: Script, code: int, kind: type[KubeError]) -> None:
-    script.answers = [status(code, details={"retryAfterSeconds": 3})]
-    with pytest.raises(kind, match="no such thing") as caught:
+async def test_errors_say_whether_asking_again_can_help(
+    client: Client, script: Script, code: int, message: str, kind: type[KubeError]
+) -> None:
+    script.answers = [status(code, message=message, details={"retryAfterSeconds": 3})]
+    with pytest.raises(kind) as caught:
         await client.get(SERVICE, namespace="n", name="s")
     assert (caught.value.status, caught.value.reason, caught.value.retry_after_s) == (code, "Because", 3.0)
     assert type(caught.value) is kind
+    assert str(caught.value) == f"get /api/v1/namespaces/n/services/s: {code} Because: {' '.join(message.split())}"
 
 
 async def test_an_answer_that_is_no_json(client: Client, script: Script) -> None:

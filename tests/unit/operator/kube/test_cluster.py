@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from streamrl import names
 from streamrl_operator.kube.answers import KubeError
@@ -14,6 +13,7 @@ from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import CHILDREN, RLJOB
 from streamrl_operator.kube.rest_config import RestConfig
+from support.api_server import client_of
 
 UID = "u-2"
 
@@ -36,13 +36,8 @@ async def cluster(there: dict[str, Any]) -> AsyncIterator[CachedCluster]:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(there)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    server = TestServer(application)
-    await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None)) as client:
+    async with client_of(answer) as client:
         yield CachedCluster(client, changed=lambda *_: None)
-    await server.close()
 
 
 KEEPS, LOSES = None, UID
@@ -110,11 +105,8 @@ async def answered(request: web.Request, asked: asyncio.Semaphore, all_asked: as
     if name == "broken":
         return web.json_response({"code": 500, "reason": "InternalError"}, status=500)
     found = ANSWERS[name]
-    return (
-        web.json_response({"code": 404, "reason": "NotFound"}, status=404)
-        if found is None
-        else web.json_response(found)
-    )
+    refusal = {"code": 404, "reason": "NotFound"}
+    return web.json_response(found or refusal, status=200 if found else 404)
 
 
 @pytest.fixture
@@ -125,13 +117,8 @@ async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[CachedCluster
     async def answer(each: web.Request) -> web.Response:
         return await answered(each, asked, all_asked)
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", answer)
-    server = TestServer(application)
-    await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None), timeout_s=60.0) as client:
+    async with client_of(answer, timeout_s=60.0) as client:
         yield CachedCluster(client, changed=lambda *_: None)
-    await server.close()
 
 
 @pytest.mark.parametrize("waiting", [3], indirect=True)

@@ -1,11 +1,13 @@
-"""What is known of objects: newer wins, deletions are not missed and not undone, and who is told."""
+"""What is known: of objects, where newer wins and deletions are neither missed nor undone, and of namespaces, each by itself."""
 
 from typing import Any
 
 import pytest
 
 from streamrl.names import LABEL_JOB
-from streamrl_operator.kube.cache import Key, Store
+from streamrl_operator.kube.answers import KubeError, Status, from_status
+from streamrl_operator.kube.cache import CacheSync, Key, Store
+from streamrl_operator.kube.kinds import POD, RLJOB
 
 NS = "lab"
 
@@ -149,3 +151,53 @@ def test_field_managers_are_kept_of_pools_alone(store: Store) -> None:
     store.put(pool)
     assert "managedFields" not in store.get(NS, "s")["metadata"]  # type: ignore[index]
     assert store.get(NS, "p")["metadata"]["managedFields"] == [{"manager": "m"}]  # type: ignore[index]
+
+
+# ---- namespaces
+
+KINDS = (RLJOB, POD)
+
+
+def error(status: int) -> KubeError:
+    return from_status("list pods", status, Status(reason="Because", message="it is so"))
+
+
+def seen(*namespaces: str) -> CacheSync:
+    """All is known everywhere."""
+    cache_sync = CacheSync(namespaces, KINDS)
+    for namespace in namespaces:
+        for kind in KINDS:
+            cache_sync.listed(namespace, kind)
+    return cache_sync
+
+
+def test_a_namespace_is_whole_when_all_kinds_are_listed() -> None:
+    cache_sync = CacheSync(("a", "b"), KINDS)
+    assert cache_sync.unready() == "waits for the first list of pods, rljobs"
+    cache_sync.listed("a", RLJOB)
+    assert not cache_sync.is_whole("a")
+    cache_sync.listed("a", POD)
+    assert (cache_sync.is_whole("a"), cache_sync.is_whole("b")) == (True, False)
+    cache_sync.listed("b", POD)
+    assert cache_sync.unready() == "waits for the first list of rljobs"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "status", "refused"),
+    [("a", 403, True), ("a", 404, True), ("a", 401, False), ("a", 500, False), ("", 403, False), ("", 404, False)],
+)
+def test_what_is_a_refusal(namespace: str, status: int, refused: bool) -> None:
+    cache_sync = seen(namespace)
+    assert cache_sync.is_refused(namespace, POD, error(status)) is refused
+    assert cache_sync.is_whole("a") is not refused
+
+
+def test_a_refused_namespace_is_whole_only_when_all_of_it_is_listed_again() -> None:
+    cache_sync = seen("a", "b")
+    for kind in KINDS:
+        cache_sync.is_refused("a", kind, error(403))
+    assert cache_sync.unready() == ""  # the other can be worked on
+    cache_sync.listed("a", POD)
+    assert not cache_sync.is_whole("a")
+    cache_sync.listed("a", RLJOB)
+    assert cache_sync.is_whole("a")

@@ -45,10 +45,15 @@ QWEN3_30B_A3B = {
 GIB = 1 << 30
 
 
-def full(**trainer: Any) -> dict[str, Any]:
+def rank_bytes(*, algorithm: dict[str, Any] | None = None, **trainer: Any) -> int:
+    """Of a rank of the full job with these changes."""
     document = full_document()
     document["spec"]["trainer"] |= trainer
-    return document
+    if algorithm is not None:
+        document["spec"]["algorithm"] = algorithm
+    found = estimate(parse_job(document), config=QWEN3_8B).bytes_per_rank
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -68,15 +73,12 @@ def test_parameters_are_those_of_the_hub(config: dict[str, Any], parameters: int
 def test_another_kind_of_model_is_unknown(config: dict[str, Any]) -> None:
     assert of_config(config) is None
     found = estimate(full_job(), config=config)
-    assert (found.parameters, found.trainer.bytes_per_rank, found.pools[0].bytes_per_replica) == (None, None, None)
+    assert (found.parameters, found.bytes_per_rank, found.pools[0].bytes_per_replica) == (None, None, None)
     assert "unknown" in found.lines()[0]
 
 
 def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
-    one = estimate(parse_job(full(processesPerNode=1)), config=QWEN3_8B).trainer.bytes_per_rank
-    eight = estimate(parse_job(full(processesPerNode=8)), config=QWEN3_8B).trainer.bytes_per_rank
-    assert one is not None
-    assert eight is not None
+    one, eight = rank_bytes(processesPerNode=1), rank_bytes(processesPerNode=8)
     states = 16 * 8_190_735_360  # weights, gradients, two moments in float32
     assert one > states
     assert one - eight == pytest.approx(states * 7 / 8, rel=0.01)
@@ -93,23 +95,12 @@ def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
     ],
 )
 def test_what_saves_memory_saves_memory(less: dict[str, Any], more: dict[str, Any]) -> None:
-    small, large = (estimate(parse_job(full(**part)), config=QWEN3_8B).trainer.bytes_per_rank for part in (less, more))
-    assert small is not None
-    assert large is not None
-    assert small < large
+    assert rank_bytes(**less) < rank_bytes(**more)
 
 
 def test_critic_and_reference_need_their_own() -> None:
-    document = full(processesPerNode=1)
-    document["spec"]["algorithm"] = {"grpo": {}}
-    plain = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
-    document["spec"]["algorithm"] = {"grpo": {"referenceKl": {}}}
-    reference = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
-    document["spec"]["algorithm"] = {"ppo": {}}
-    critic = estimate(parse_job(document), config=QWEN3_8B).trainer.bytes_per_rank
-    assert plain is not None
-    assert reference is not None
-    assert critic is not None
+    kinds = ({"grpo": {}}, {"grpo": {"referenceKl": {}}}, {"ppo": {}})
+    plain, reference, critic = (rank_bytes(algorithm=kind, processesPerNode=1) for kind in kinds)
     assert reference - plain == pytest.approx(4 * 8.19e9, rel=0.01)
     assert critic - plain == pytest.approx(16 * 8.19e9, rel=0.01)
 

@@ -14,7 +14,16 @@ from streamrl.status import RLJobStatus
 from streamrl_operator.planning import failures
 from streamrl_operator.planning.failures import FAIL, LONGEST_LIFE_S, REPLACE, RESTART, RestartAccounting
 from streamrl_operator.planning.values import stamp
-from support.observed_jobs import JOB, NOW, container, generator, trainer, trainer_worker
+from support.observed_jobs import (
+    JOB,
+    NOW,
+    container,
+    generator,
+    generator_whose,
+    trainer,
+    trainer_whose,
+    trainer_worker,
+)
 
 DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-trainer-workers": 2, f"{JOB}-sim": 2}
 
@@ -46,16 +55,11 @@ CRASH = {"restarts": 1, "last": 1}
 @pytest.mark.parametrize(
     ("pod", "reason", "role", "action"),
     [
-        (generator(containers=[container("generator", **CRASH)]), "Error", "Generator", RESTART),
-        (
-            generator(containers=[container("generator", code=137, reason="OOMKilled")]),
-            "OOMKilled",
-            "Generator",
-            RESTART,
-        ),
-        (generator(containers=[container("generator", code=2, message="bad")]), "Error", "Generator", FAIL),
-        (generator(containers=[container("generator", code=255, reason="Unknown")]), "NodeLost", "Generator", REPLACE),
-        (trainer(containers=[container("trainer", waiting="CrashLoopBackOff", last=75)]), "Error", "Trainer", RESTART),
+        (generator_whose(**CRASH), "Error", "Generator", RESTART),
+        (generator_whose(code=137, reason="OOMKilled"), "OOMKilled", "Generator", RESTART),
+        (generator_whose(code=2, message="bad"), "Error", "Generator", FAIL),
+        (generator_whose(code=255, reason="Unknown"), "NodeLost", "Generator", REPLACE),
+        (trainer_whose(waiting="CrashLoopBackOff", last=75), "Error", "Trainer", RESTART),
         (trainer(init=[container("scheduler", **CRASH)]), "Error", "Scheduler", RESTART),
         (trainer(init=[container("prepare", code=2)]), "Error", "Trainer", FAIL),
         (trainer(init=[container("prepare", code=1)]), "Error", "Trainer", RESTART),
@@ -82,9 +86,9 @@ def test_reason_role_and_default_action(pod: dict, reason: str, role: str, actio
         trainer(),
         trainer(init=[container("prepare", code=0, reason="Completed")]),
         trainer(init=[container("scheduler", restarts=1, last=0, reason="Completed")]),
-        generator(containers=[container("generator", code=0, reason="Completed")]),
-        generator(containers=[container("generator", waiting="ContainerCreating")]),
-        trainer(containers=[container("trainer", restarts=1, last=76)]),
+        generator_whose(code=0, reason="Completed"),
+        generator_whose(waiting="ContainerCreating"),
+        trainer_whose(restarts=1, last=76),
         trainer_worker(containers=[container("trainer", restarts=1, last=76)]),
     ],
 )
@@ -99,30 +103,20 @@ OOM_OF_GENERATORS = {"role": "Generator", "onReasons": ["OOMKilled"], "action": 
 @pytest.mark.parametrize(
     ("rules", "pod", "rule", "action"),
     [
-        ([OOM_OF_GENERATORS], generator(containers=[container("generator", code=137, reason="OOMKilled")]), "r0", FAIL),
-        (
-            [OOM_OF_GENERATORS],
-            trainer(containers=[container("trainer", code=137, reason="OOMKilled")]),
-            "default",
-            RESTART,
-        ),
-        ([{"onExitCodes": [2], "action": RESTART}], trainer(containers=[container("trainer", code=2)]), "r0", RESTART),
-        ([{"onExitCodes": [3, 4], "action": FAIL}], trainer(containers=[container("trainer", code=4)]), "r0", FAIL),
+        ([OOM_OF_GENERATORS], generator_whose(code=137, reason="OOMKilled"), "r0", FAIL),
+        ([OOM_OF_GENERATORS], trainer_whose(code=137, reason="OOMKilled"), "default", RESTART),
+        ([{"onExitCodes": [2], "action": RESTART}], trainer_whose(code=2), "r0", RESTART),
+        ([{"onExitCodes": [3, 4], "action": FAIL}], trainer_whose(code=4), "r0", FAIL),
         ([{"onExitCodes": [3], "action": FAIL}], trainer(leaving=True), "default", REPLACE),
         ([{"onReasons": ["Deleted"], "action": RESTART}], trainer(leaving=True), "r0", RESTART),
-        ([{"action": REPLACE}, {"action": FAIL}], trainer(containers=[container("trainer", code=9)]), "r0", REPLACE),
+        ([{"action": REPLACE}, {"action": FAIL}], trainer_whose(code=9), "r0", REPLACE),
         (
             [{"role": "Scheduler", "action": FAIL}, {"action": REPLACE}],
             trainer(init=[container("scheduler", code=9)]),
             "r0",
             FAIL,
         ),
-        (
-            [{"role": "Scheduler", "action": FAIL}, {"action": REPLACE}],
-            trainer(containers=[container("trainer", code=9)]),
-            "r1",
-            REPLACE,
-        ),
+        ([{"role": "Scheduler", "action": FAIL}, {"action": REPLACE}], trainer_whose(code=9), "r1", REPLACE),
     ],
 )
 def test_the_first_rule_that_matches_decides(rules: list[dict], pod: dict, rule: str, action: str) -> None:
@@ -146,9 +140,9 @@ def test_a_container_is_counted_once_through_its_end_its_back_off_and_its_next_l
 
 
 def test_a_runtimes_id_names_a_life_whatever_the_count_says() -> None:
-    first = count(trainer(containers=[container("trainer", code=1, runtime_id="a" * 64)]))
+    first = count(trainer_whose(code=1, runtime_id="a" * 64))
     assert first.seen == (f"u-{JOB}-trainer-0/trainer/{'a' * 12}",)
-    again = trainer(containers=[container("trainer", restarts=5, last=1, runtime_id="a" * 64)])
+    again = trainer_whose(restarts=5, last=1, runtime_id="a" * 64)
     assert count(again, before=after(RLJobStatus(), first)).restarts == 1
 
 
@@ -185,7 +179,7 @@ def test_a_pod_that_goes_because_we_want_it_is_no_failure(pod: dict, given: dict
 
 def test_a_rule_that_replaces_the_pod_deletes_it_and_does_not_count_its_loss() -> None:
     rules = policy({"onExitCodes": [139], "action": REPLACE})
-    reported = count(generator(containers=[container("generator", code=139)]), rules=rules)
+    reported = count(generator_whose(code=139), rules=rules)
     assert (reported.delete_pods, reported.ignored) == ((f"{JOB}-sim-0",), 1)
     later = count(generator(leaving=True), rules=rules, before=after(RLJobStatus(), reported))
     assert (later.delete_pods, later.ignored, later.new) == ((), 1, ())
@@ -216,12 +210,12 @@ def test_a_rule_replaces_a_pod_that_has_lived_and_leaves_a_new_one_to_the_kubele
 ) -> None:
     rules = policy({"onExitCodes": [139], "action": REPLACE})
     before = RLJobStatus(ignored_restarts=ignored)
-    reported = count(aged(generator(containers=[container("generator", code=139)]), age_s), rules=rules, before=before)
+    reported = count(aged(generator_whose(code=139), age_s), rules=rules, before=before)
     assert reported.delete_pods == ((f"{JOB}-sim-0",) if replaced else ())
     assert (reported.ignored, reported.restarts) == (ignored + 1, 0)
     (event,) = failures.failure_events(reported, most_restarts=5)
     assert event.message.endswith("started again in place") is not replaced
-    again = aged(generator(containers=[container("generator", restarts=1, last=139)]), age_s + 400)
+    again = aged(generator_whose(restarts=1, last=139), age_s + 400)
     later = count(again, rules=rules, before=after(before, reported))
     assert (later.new, later.delete_pods) == ((), ())  # one life, one decision
 
@@ -247,7 +241,7 @@ def test_a_pod_that_always_fails_is_replaced_ever_more_slowly() -> None:
 
 
 def test_pods_that_are_gone_are_forgotten_late_and_never_counted_again() -> None:
-    crashed = generator(containers=[container("generator", **CRASH)])
+    crashed = generator_whose(**CRASH)
     first = count(crashed)
     before = after(RLJobStatus(), count(before=after(RLJobStatus(), first)))  # a look that sees no pod
     assert count(crashed, before=before).restarts == 1
@@ -255,8 +249,8 @@ def test_pods_that_are_gone_are_forgotten_late_and_never_counted_again() -> None
 
 def test_more_failures_than_can_be_remembered_are_counted_late_rather_than_twice() -> None:
     desired = {**DESIRED, f"{JOB}-sim": 400}
-    crashed = [generator(number, containers=[container("generator", **CRASH)]) for number in range(400)]
-    crashed.append(trainer(containers=[container("trainer", **CRASH)]))
+    crashed = [generator_whose(number, **CRASH) for number in range(400)]
+    crashed.append(trainer_whose(**CRASH))
     reported = count(*crashed, desired=desired)
     assert reported.restarts == failures.MOST_SEEN
     assert any("trainer" in one for one in reported.seen)
@@ -266,7 +260,7 @@ def test_more_failures_than_can_be_remembered_are_counted_late_rather_than_twice
 
 
 def test_an_event_tells_of_the_rule_and_the_count() -> None:
-    reported = count(generator(containers=[container("generator", code=9, message="line one\nline two\n")]))
+    reported = count(generator_whose(code=9, message="line one\nline two\n"))
     (event,) = failures.failure_events(reported, most_restarts=5)
     assert (event.kind, event.reason) == ("Warning", "PodFailed")
     assert event.message == (

@@ -23,11 +23,13 @@ from support.observed_jobs import (
     carried_out,
     container,
     generator,
+    generator_whose,
     job_document,
     observed,
     page,
     pool_object,
     trainer,
+    trainer_whose,
     validated,
 )
 
@@ -272,7 +274,7 @@ def test_resume_starts_the_clock_again() -> None:
 def test_the_ends_of_suspended_pods_are_no_failures_then_or_later() -> None:
     killed = [
         trainer(leaving=True, containers=[container("trainer", code=143)]),
-        generator(containers=[container("generator", code=2)]),
+        generator_whose(code=2),
     ]
     look, decision = lived({"pods": killed}, start=edited(running(), suspend=True))
     assert decision.status["restarts"] == 0
@@ -315,8 +317,8 @@ def test_a_result_counts_in_a_suspended_job_too() -> None:
 
 
 CRASHES = [
-    trainer(containers=[container("trainer", code=1)]),
-    *(generator(n, containers=[container("generator", code=9, message="oh")]) for n in range(3)),
+    trainer_whose(code=1),
+    *(generator_whose(n, code=9, message="oh") for n in range(3)),
 ]
 
 
@@ -357,7 +359,7 @@ def test_a_reason_of_any_length_fits() -> None:
 def test_a_rule_that_fails_the_job_is_named() -> None:
     rules = [{"name": "no-oom", "onReasons": ["OOMKilled"], "action": "FailJob"}]
     look = edited(running(), failurePolicy={"rules": rules})
-    decision = reported(replace(look, pods=[trainer(containers=[container("trainer", code=137, reason="OOMKilled")])]))
+    decision = reported(replace(look, pods=[trainer_whose(code=137, reason="OOMKilled")]))
     assert conditions(decision)["Failed"] == ("True", "FailurePolicy")
     assert message(decision, "Failed").startswith("rule no-oom of failurePolicy: container trainer")
 

@@ -14,40 +14,13 @@ from streamrl import keys, names
 from streamrl.spec import RLJob, parse_job
 from streamrl_operator.autoscaler.values import generator_name
 from streamrl_operator.planning.objects import pool_replicas
-from streamrl_operator.planning.values import DesiredRun, PlanningSettings
+from streamrl_operator.planning.values import DesiredRun
 from support.jobs import simulated_job
-from support.planned import NAMESPACE, SETTINGS, UID, find, full_document, full_job, planned, templates
+from support.planned import NAMESPACE, SETTINGS, UID, find, full_document, full_job, planned
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "STREAMRL_UPDATE_SNAPSHOTS"
 """Set it to 1 to write the snapshots anew; then read the difference."""
-
-FULL_NAMES = [
-    ("ServiceAccount", "full-pods"),
-    ("ConfigMap", "full-job"),
-    ("PersistentVolumeClaim", "full-journal"),
-    ("PersistentVolumeClaim", "full-checkpoints"),
-    ("NetworkPolicy", "full-trainer"),
-    ("NetworkPolicy", "full-fixed"),
-    ("NetworkPolicy", "full-auto"),
-    ("NetworkPolicy", "full-free"),
-    ("Service", "full-scheduler"),
-    ("Service", "full-trainer"),
-    ("Service", "full-fixed"),
-    ("Service", "full-auto"),
-    ("Service", "full-free"),
-    ("PodDisruptionBudget", "full-trainer"),
-    ("PodDisruptionBudget", "full-fixed"),
-    ("PodDisruptionBudget", "full-auto"),
-    ("PodDisruptionBudget", "full-free"),
-    ("GeneratorPool", "full-fixed"),
-    ("GeneratorPool", "full-auto"),
-    ("GeneratorPool", "full-free"),
-    ("StatefulSet", "full-trainer"),
-    ("StatefulSet", "full-fixed"),
-    ("StatefulSet", "full-auto"),
-    ("StatefulSet", "full-free"),
-]
 
 
 def changed(path: str, value: object) -> RLJob:
@@ -80,10 +53,6 @@ def test_objects_are_those_of_the_snapshot(name: str) -> None:
         with path.open("w", encoding="utf-8") as file:
             yaml.dump_all(objects, file)
     assert list(YAML(typ="safe").load_all(path)) == objects
-
-
-def test_objects_in_the_order_of_their_need() -> None:
-    assert [(each["kind"], each["metadata"]["name"]) for each in planned(full_job())] == FULL_NAMES
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:
@@ -130,6 +99,44 @@ def test_an_edit_touches_no_more_than_it_must(path: str, value: object, touched:
     assert differing(planned(full_job()), planned(changed(path, value))) == touched
 
 
+NODES = 3
+
+
+def test_further_nodes_touch_these_objects() -> None:
+    several = planned(changed("trainer.nodes", NODES))
+    assert differing(planned(full_job()), several) == {
+        ("ConfigMap", "full-job"),
+        ("PersistentVolumeClaim", "full-checkpoints"),
+        ("NetworkPolicy", "full-trainer"),
+        ("StatefulSet", "full-trainer"),
+        *(
+            (kind, "full-trainer-workers")
+            for kind in ("StatefulSet", "Service", "NetworkPolicy", "PodDisruptionBudget")
+        ),
+    }
+    assert find(several, "PersistentVolumeClaim", "full-checkpoints")["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert find(several, "PodDisruptionBudget", "full-trainer-workers")["spec"]["minAvailable"] == NODES - 1
+
+
+@pytest.mark.parametrize(("trainers", "replicas"), [(1, NODES - 1), (0, 0)])
+def test_they_come_and_go_with_the_first(trainers: int, replicas: int) -> None:
+    objects = planned(changed("trainer.nodes", NODES), wanted=DesiredRun(trainers=trainers, generators={}))
+    assert find(objects, "StatefulSet", "full-trainer-workers")["spec"]["replicas"] == replicas
+
+
+def test_only_ranks_of_the_job_reach_ranks() -> None:
+    objects = planned(changed("trainer.nodes", NODES))
+    for name in ("full-trainer", "full-trainer-workers"):
+        rules = find(objects, "NetworkPolicy", name)["spec"]["ingress"]
+        (open_to_ranks,) = [rule for rule in rules if "ports" not in rule]
+        (peer,) = open_to_ranks["from"]
+        assert peer["podSelector"]["matchLabels"] == {names.LABEL_JOB: "full"}
+        (roles,) = peer["podSelector"]["matchExpressions"]
+        assert (roles["key"], roles["values"]) == (names.LABEL_ROLE, ["trainer", "trainer-worker"])
+    alone = find(planned(full_job()), "NetworkPolicy", "full-trainer")["spec"]["ingress"]
+    assert all("ports" in rule for rule in alone)
+
+
 @pytest.mark.parametrize(
     ("wanted", "touched"),
     [
@@ -151,25 +158,6 @@ def test_pods_that_are_wanted() -> None:
     objects = planned(full_job(), wanted=DesiredRun(trainers=0, generators={"auto": 4}))
     sets = {each["metadata"]["name"]: each["spec"]["replicas"] for each in objects if each["kind"] == "StatefulSet"}
     assert sets == {"full-trainer": 0, "full-fixed": 0, "full-auto": 4, "full-free": 0}
-
-
-def test_a_stamp_makes_the_trainers_pod_again() -> None:
-    def stamp(restarted_at: str) -> str | None:
-        wanted = DesiredRun(trainers=1, generators={}, restarted_at=restarted_at)
-        template = dict(templates(planned(full_job(), wanted=wanted)))["full-trainer"]
-        found: str | None = template["metadata"]["annotations"].get(names.ANNOTATION_ATTEMPT)
-        return found
-
-    assert (stamp(""), stamp("now")) == (None, "now")
-
-
-@pytest.mark.parametrize(
-    ("pool", "bounds"), [("fixed", ("static", 3, 3)), ("auto", ("auto", 1, 5)), ("free", ("external", 0, 1024))]
-)
-def test_a_pool_says_everything_but_its_replicas(pool: str, bounds: tuple[str, int, int]) -> None:
-    spec = find(planned(full_job()), "GeneratorPool", f"full-{pool}")["spec"]
-    keys_in_order = ("jobName", "poolName", "scaling", "minReplicas", "maxReplicas")
-    assert spec == dict(zip(keys_in_order, ("full", pool, *bounds), strict=True))
 
 
 def test_replicas_of_a_pool_are_an_object_of_their_own() -> None:
@@ -202,16 +190,6 @@ def test_a_null_in_parameters_is_kept() -> None:
     assert json.loads(text)["spec"]["task"]["dataset"] == dataset
 
 
-def test_claims_as_the_job_says() -> None:
-    objects = planned(full_job())
-    assert find(objects, "PersistentVolumeClaim", "full-checkpoints")["spec"] == {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "100Gi"}},
-        "storageClassName": "ssd",
-    }
-    assert "storageClassName" not in find(objects, "PersistentVolumeClaim", "full-journal")["spec"]
-
-
 def test_a_wish_keeps_the_claim_of_the_checkpoints_alone() -> None:
     job = changed("storage.checkpoints.whenDeleted", "Delete")
     kept = planned(job, wanted=DesiredRun(trainers=0, generators={}, keeps_checkpoints=True))
@@ -221,15 +199,6 @@ def test_a_wish_keeps_the_claim_of_the_checkpoints_alone() -> None:
         if each["kind"] == "PersistentVolumeClaim"
     }
     assert owned == {"journal": True, "checkpoints": False}
-
-
-def test_images_of_the_operator_are_used_where_the_job_names_none() -> None:
-    other = PlanningSettings(namespace="x", trainer_image="t:2", generator_image="g:2")
-    assert differing(planned(full_job()), planned(full_job(), settings=other)) == {
-        ("ConfigMap", "full-job"),
-        ("StatefulSet", "full-auto"),
-        ("StatefulSet", "full-free"),
-    }
 
 
 def test_names_fit_where_they_are_longest() -> None:
@@ -311,28 +280,3 @@ def test_who_reaches_whom(
 ) -> None:
     out, into = (admits("out", pod=source, peer=target, port=port), admits("in", pod=target, peer=source, port=port))
     assert (out and into) is reaches
-
-
-def test_generators_reach_the_scheduler_before_it_is_ready() -> None:
-    spec = find(planned(full_job()), "Service", "full-scheduler")["spec"]
-    assert spec["publishNotReadyAddresses"] is True
-    assert spec["selector"] == TRAINER
-    assert {port["name"]: (port["port"], port["targetPort"]) for port in spec["ports"]} == {
-        "grpc": (50051, 50051),
-        "weights": (50052, 50052),
-        "signals": (8080, 8080),
-    }
-
-
-@pytest.mark.parametrize(("name", "early"), [("full-trainer", True), ("full-auto", None)])
-def test_pods_have_names(name: str, *, early: bool | None) -> None:
-    objects = planned(full_job())
-    spec = find(objects, "Service", name)["spec"]
-    assert (spec["clusterIP"], spec.get("publishNotReadyAddresses")) == ("None", early)
-    assert find(objects, "StatefulSet", name)["spec"]["serviceName"] == name
-
-
-def test_drains() -> None:
-    objects = planned(full_job())
-    assert find(objects, "PodDisruptionBudget", "full-trainer")["spec"]["minAvailable"] == 1
-    assert find(objects, "PodDisruptionBudget", "full-auto")["spec"]["maxUnavailable"] == "10%"

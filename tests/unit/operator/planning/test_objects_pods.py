@@ -19,25 +19,6 @@ from support.jobs import simulated_job
 from support.planned import containers, full_document, full_job, planned, templates
 from support.restricted import violations
 
-OF_EVERY_CONTAINER = {keys.ENV_JOB_FILE}
-OF_THE_TRAINERS_POD = {keys.ENV_STORE_DIR, keys.ENV_SHARED_DIR, keys.ENV_CODE_DIR}
-OF_A_SERVER = {
-    keys.ENV_HEARTBEAT_FILE,
-    keys.ENV_RUN_DIR,
-    keys.ENV_BIND_HOST,
-    keys.ENV_TLS_DIR,
-    keys.ENV_STAY,
-    keys.ENV_SIGNALS_PORT,
-}
-ENVIRONMENT = {
-    "prepare": OF_THE_TRAINERS_POD,
-    "scheduler": OF_THE_TRAINERS_POD | OF_A_SERVER | {keys.ENV_PROCESS, keys.ENV_GRPC_PORT},
-    "trainer": OF_THE_TRAINERS_POD
-    | OF_A_SERVER
-    | {keys.ENV_PROCESS, keys.ENV_GRPC_PORT, keys.ENV_SCHEDULER_ADDRESS, keys.ENV_WEIGHTS_ADDRESS},
-    "generator": OF_A_SERVER | {keys.ENV_POD_NAME, keys.ENV_POOL, keys.ENV_SCHEDULER_ADDRESS},
-}
-
 
 def of(template: dict[str, Any], name: str) -> dict[str, Any]:
     (container,) = (each for each in containers(template) if each["name"] == name)
@@ -50,13 +31,6 @@ def environment(container: dict[str, Any]) -> dict[str, Any]:
 
 def pod_of(name: str = "full-trainer", *, job: dict[str, Any] | None = None) -> dict[str, Any]:
     return dict(templates(planned(parse_job(job) if job else full_job())))[name]
-
-
-@pytest.mark.parametrize("role", ENVIRONMENT)
-def test_each_container_has_the_environment_of_its_role(role: str) -> None:
-    container = of(pod_of("full-auto" if role == "generator" else "full-trainer"), role)
-    ours = {name for name in environment(container) if name.startswith("STREAMRL_")}
-    assert ours == ENVIRONMENT[role] | OF_EVERY_CONTAINER
 
 
 def test_addresses_meet_ports() -> None:
@@ -103,23 +77,6 @@ def test_a_simulated_job_prepares_no_model() -> None:
     assert all(keys.ENV_SHARED_DIR not in environment(each) for each in containers(template))  # nobody waits for it
 
 
-def test_commands() -> None:
-    commands = {
-        each["name"]: each["command"] for name in ("full-trainer", "full-auto") for each in containers(pod_of(name))
-    }
-    assert {name: command[:3] for name, command in commands.items()} == {
-        "prepare": ["python", "-m", "streamrl_workers.models.prepare"],
-        "scheduler": ["python", "-m", "streamrl_workers.scheduler"],
-        "trainer": ["python", "-m", "streamrl_workers.trainer.launch"],
-        "generator": ["python", "-m", "streamrl_workers.generator"],
-    }
-    assert commands["prepare"][3:] == [
-        *("--job", "/etc/streamrl/job/job.json"),
-        *("--cache", "/var/lib/streamrl/store/full-3f8e9c52/models"),
-        *("--result", "/var/lib/streamrl/shared/model.json"),
-    ]
-
-
 def test_each_role_sees_its_own_certificate_alone() -> None:
     seen = {}
     for _, template in templates(planned(full_job())):
@@ -133,6 +90,35 @@ def test_each_role_sees_its_own_certificate_alone() -> None:
         "trainer": ["full-tls-trainer"],
         "generator": ["full-tls-generator"],
     }
+
+
+def of_nodes() -> dict[str, Any]:
+    """The full job with a trainer of three nodes."""
+    document = full_document()
+    document["spec"]["trainer"]["nodes"] = 3
+    return document
+
+
+def test_a_further_node_has_ranks_and_nothing_else() -> None:
+    template = pod_of("full-trainer-workers", job=of_nodes())
+    assert [each["name"] for each in containers(template)] == [names.CONTAINER_PREPARE, names.CONTAINER_TRAINER]
+    volumes = template["spec"]["volumes"]
+    claims = [one["persistentVolumeClaim"]["claimName"] for one in volumes if "persistentVolumeClaim" in one]
+    assert claims == ["full-checkpoints", "data"], "the journal is the scheduler's alone"
+    assert [one["secret"]["secretName"] for one in volumes if "secret" in one] == ["full-tls-trainer"]
+    given_ = environment(of(template, "trainer"))
+    assert (given_[keys.ENV_MASTER_ADDR], given_[keys.ENV_MASTER_PORT]) == ("full-trainer-0.full-trainer", "50053")
+    ordinal = {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
+    assert given_[keys.ENV_NODE_ORDINAL] == {"fieldRef": ordinal}
+    assert keys.ENV_SCHEDULER_ADDRESS not in given_
+    assert {one["name"] for one in of(template, "trainer")["volumeMounts"]} <= {one["name"] for one in volumes}
+
+
+def test_the_first_knows_its_own_address() -> None:
+    first = environment(of(pod_of(job=of_nodes()), "trainer"))
+    assert first[keys.ENV_MASTER_ADDR] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert keys.ENV_NODE_ORDINAL not in first
+    assert keys.ENV_MASTER_ADDR not in environment(of(pod_of(), "trainer"))
 
 
 def test_probes_kill_no_process_that_only_waits() -> None:
@@ -188,60 +174,6 @@ def test_the_liveness_command_judges_the_age_of_the_file(
     assert (done.returncode, done.stderr.strip()) == (code, says)
 
 
-@pytest.mark.parametrize("name", ["full-trainer", "full-fixed"])
-def test_environment_and_mounts_of_the_job_are_in_all_containers(name: str) -> None:
-    for container in containers(pod_of(name)):
-        variables = environment(container)
-        assert variables["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-        assert (variables["HF_HOME"], variables["EMPTY"]) == ("/data/hub", "")
-        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-        assert mounts["/data"] == "data"
-        assert mounts["/tmp"] == "fast"  # in the place of ours
-
-
-def test_resources_of_the_job_are_those_of_the_main_container() -> None:
-    trainer = pod_of()
-    assert of(trainer, "trainer")["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-    for name in ("prepare", "scheduler"):
-        assert "limits" not in of(trainer, name)["resources"]
-        assert of(trainer, name)["resources"]["requests"] != of(trainer, "trainer")["resources"]["requests"]
-
-
-def test_one_image_in_a_pod() -> None:
-    images = {name: {c["image"] for c in containers(template)} for name, template in templates(planned(full_job()))}
-    assert images == {
-        "full-trainer": {"registry.example/trainer:7"},
-        "full-fixed": {"registry.example/generator:7"},
-        "full-auto": {"streamrl/generator:1"},
-        "full-free": {"streamrl/generator:1"},
-    }
-
-
-def test_placement_of_the_pod() -> None:
-    spec = pod_of()["spec"]
-    assert spec["nodeSelector"] == {"gpu": "h200"}
-    assert spec["tolerations"] == [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("research", "nvidia")
-    assert set(pod_of("full-auto")["spec"]) & {"nodeSelector", "tolerations", "affinity", "priorityClassName"} == set()
-
-
-@pytest.mark.parametrize("name", ["full-trainer", "full-fixed"])
-def test_labels_and_annotations_of_ours_stay(name: str) -> None:
-    metadata = pod_of(name)["metadata"]
-    assert metadata["labels"][names.LABEL_JOB] == "full"
-    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    assert metadata["annotations"]["kubectl.kubernetes.io/default-container"] in ("trainer", "generator")
-    assert metadata["annotations"]["example.com/team"] == "a"
-
-
-def test_selectors_match_templates() -> None:
-    for each in planned(full_job()):
-        if each["kind"] == "StatefulSet":
-            selector = each["spec"]["selector"]["matchLabels"]
-            assert selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
-
-
 def test_pools_and_trainer_do_not_select_each_others_pods() -> None:
     sets = [each["spec"] for each in planned(full_job()) if each["kind"] == "StatefulSet"]
     for one in sets:
@@ -260,11 +192,6 @@ def test_relative_paths_are_those_of_the_code() -> None:
     assert environment(of(pod_of(), "scheduler"))[keys.ENV_CODE_DIR] == names.DIR_CODE
     del document["spec"]["task"]["code"]
     assert environment(of(pod_of(job=document), "scheduler"))[keys.ENV_CODE_DIR] == names.DIR_RUN
-
-
-@pytest.mark.parametrize("pod", ["full-trainer", "full-fixed", "full-auto"])
-def test_restricted_admits_every_pod(pod: str) -> None:
-    assert violations(pod_of(pod)["spec"]) == []
 
 
 def test_the_check_of_restricted_sees_what_is_wrong() -> None:

@@ -1,6 +1,6 @@
-"""Numbers that cannot be read: from the reading that fails to what is told of it, and back."""
+"""What Ready says of numbers that cannot be read, from the reading that fails and back, and of pods that are asked for and not made."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,27 +9,28 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.rest_config import RestConfig
 from streamrl_operator.observe import Memory, refresh
+from streamrl_operator.planning import readiness
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.readiness import RESYNCS
 from streamrl_operator.planning.values import JobDecision, Observed, SignalsUnreachable
+from support.api_server import client_of
 from support.observed_jobs import (
+    JOB,
     NOW,
     SETTINGS,
     all_ready,
     carried_out,
     container,
-    generator,
     job_document,
     observed,
     page,
     pod,
     trainer,
+    trainer_worker,
     validated,
 )
 
@@ -81,17 +82,114 @@ def test_an_operator_that_is_replaced_goes_on_saying_it() -> None:
     assert (ready(decision)["reason"], events(decision)) == ("NumbersUnreachable", [])
 
 
-def test_what_else_is_awaited_is_told_with_it() -> None:
-    pods = [trainer(), generator(ready=False, unscheduled="no GPU is free")]
-    reported = ready(decide(silent(LONG_S, pods=pods), settings=SETTINGS))
-    assert reported["reason"] == "NumbersUnreachable"
-    assert "no GPU is free" in reported["message"]
-
-
 def test_a_job_that_is_suspended_is_not_told_of_it() -> None:
     document = job_document(suspend=True)
     look = replace(silent(LONG_S), raw=document, job=validated(document), pods=())
     assert ready(decide(look, settings=SETTINGS))["reason"] == "Suspended"
+
+
+# ---- pods that are asked for and not made
+
+TRAINER, POOL = f"{JOB}-trainer", f"{JOB}-sim"
+ASKED = {TRAINER: 1, POOL: 2}
+
+
+def sets(asked: dict[str, int]) -> dict[str, Any]:
+    template = {"spec": {"containers": [{"image": "i"}]}}
+    return {name: {"spec": {"replicas": replicas, "template": template}} for name, replicas in asked.items()}
+
+
+def passed(look: Observed, seconds: float, **changes: Any) -> tuple[Observed, JobDecision]:
+    """The job so much later, after a look; and its verdict."""
+    now = replace(look, now=look.now + timedelta(seconds=seconds), **changes)
+    decision = decide(now, settings=SETTINGS)
+    return carried_out(now, decision), decision
+
+
+def pool_ready(decision: JobDecision) -> str:
+    return str(decision.pool_statuses["sim"]["conditions"][0].get("message", ""))
+
+
+def advice(stateful_set: str) -> str:
+    return f"; kubectl describe statefulset {stateful_set} says why (usual are a quota, a LimitRange, a priority or runtime class"
+
+
+@pytest.mark.parametrize(
+    ("pods", "said", "stateful_set"),
+    [
+        ((), f"StatefulSet {TRAINER} has not made its pod yet", TRAINER),
+        ((trainer(),), "0 of 2 generators are ready", POOL),
+        (all_ready(1), "the trainer is ready; 1 of 2 generators are ready", POOL),
+    ],
+)
+def test_told_after_half_a_minute(pods: Sequence[Any], said: str, stateful_set: str) -> None:
+    now, _ = passed(observed(pods=pods, sets=sets(ASKED)), 0)
+    for seconds, is_told in ((0, False), (29, False), (1, True), (3600, True)):
+        now, decision = passed(now, seconds)
+        assert ready(decision)["message"].startswith(said + (advice(stateful_set) if is_told else ""))
+        assert (advice(POOL) in pool_ready(decision)) is is_told
+    now, decision = passed(now, 1, pods=all_ready())
+    assert (ready(decision)["message"], pool_ready(decision)) == (
+        "the trainer is ready; 2 of 2 generators are ready",
+        "2 of 2 pods are ready",
+    )
+
+
+@pytest.mark.parametrize("asked", [{}, dict.fromkeys(ASKED, 0)], ids=["no StatefulSets", "held up"])
+def test_not_told_where_no_pods_are_asked_for_yet(asked: dict[str, int]) -> None:
+    now, _ = passed(observed(sets=sets(asked)), 0)
+    _, decision = passed(now, 3600)
+    assert ready(decision)["message"] == f"StatefulSet {TRAINER} has not made its pod yet"
+    assert pool_ready(decision) == "0 of 2 pods are ready"
+
+
+def test_a_pool_that_grows_or_loses_a_pod_has_time_again() -> None:
+    asked = sets(ASKED | {POOL: 4})
+    now, _ = passed(observed(pods=all_ready(), sets=asked), 0)
+    now, _ = passed(now, 3600)
+    lost, decision = passed(now, 0, pods=all_ready(1))
+    assert "describe" not in ready(decision)["message"] + pool_ready(decision)
+    document = {**lost.raw, "spec": {**lost.raw["spec"], "generators": job_document()["spec"]["generators"]}}
+    document["spec"]["generators"][0]["scaling"] = {"static": {"replicas": 4}}
+    grown, _ = passed(lost, 20, raw=document, job=validated(document))
+    grown, decision = passed(grown, 20)
+    assert "describe" not in pool_ready(decision)
+    _, decision = passed(grown, 10)
+    assert advice(POOL) in pool_ready(decision)
+
+
+def test_a_trainer_whose_pod_is_made_again_has_time() -> None:
+    now, _ = passed(observed(pods=all_ready(), sets=sets(ASKED)), 0)
+    now, _ = passed(now, 3600)
+    now, decision = passed(now, 0, pods=all_ready()[1:])
+    assert ready(decision)["message"] == f"StatefulSet {TRAINER} has not made its pod yet"
+    _, decision = passed(now, 30)
+    assert advice(TRAINER) in ready(decision)["message"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "reason", "message"),
+    [
+        ([], "TrainerPending", "StatefulSet simulated-trainer has not made its pod yet"),
+        (all_ready(), "TrainerPending", "StatefulSet simulated-trainer-workers has made 0 of its 2 pods yet"),
+        (
+            [*all_ready(), trainer_worker(0), trainer_worker(1, ready=False, unscheduled="no node fits")],
+            "Unschedulable",
+            "pod simulated-trainer-workers-1 has no node: no node fits",
+        ),
+        (
+            [*all_ready(), trainer_worker(0), trainer_worker(1)],
+            "NoGenerators",
+            "no generators are asked for: scale a pool up ()",
+        ),
+    ],
+)
+def test_ready_when_all_nodes_are(pods: list[dict[str, Any]], reason: str, message: str) -> None:
+    document = job_document(
+        trainer={"engine": {"torch": {}}, "nodes": 3}, generators=[{"name": "sim", "engine": {"hf": {}}}]
+    )
+    reported = readiness.ready(observed(document, pods=pods), plans=())
+    assert (reported.holds, reported.reason, reported.message) == (False, reason, message)
 
 
 # ---- readings
@@ -140,13 +238,8 @@ async def readings(answer: ApiResponse) -> AsyncIterator[Readings]:
     async def serve(_: web.Request) -> web.Response:
         return web.Response(status=answer.status, text=answer.text, content_type="application/json")
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", serve)
-    server = TestServer(application)
-    await server.start_server(shutdown_timeout=0.1)
-    async with Client(RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token="t")) as client:
+    async with client_of(serve) as client:
         yield Readings(client)
-    await server.close()
 
 
 async def test_a_row_of_readings_that_fail(readings: Readings, answer: ApiResponse) -> None:

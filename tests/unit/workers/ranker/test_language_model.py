@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 from streamrl.errors import UserError
 from streamrl_cli.ranker import PromptLength
 from streamrl_workers.ranker.language_model import LanguageModel, pooled
-from streamrl_workers.ranker.pairs import FILE, read_pairs
 from streamrl_workers.scheduler.lengths.trust import measure
 from support.tiny_folder import tiny_folder
 from support.tiny_trainer import VOCABULARY
@@ -40,7 +39,7 @@ def fitted_on(pairs: list[PromptLength], model: Path) -> LanguageModel:
     return LanguageModel.fitted(pairs, model=str(model), passes=6, learning_rate=3e-3, batch_prompts=8, seed=0)
 
 
-def test_it_learns_and_comes_back_from_its_folder_with_its_pairs(model: Path, tmp_path: Path) -> None:
+def test_it_learns_and_comes_back_from_its_folder(model: Path, tmp_path: Path) -> None:
     learnt, judged = word_pairs(160, seed=1), word_pairs(60, seed=9)
     fitted = fitted_on(learnt, model)
     correlation = measure(fitted.scores([p.prompt for p in judged]), [p.tokens for p in judged]).rank_correlation
@@ -49,7 +48,6 @@ def test_it_learns_and_comes_back_from_its_folder_with_its_pairs(model: Path, tm
     again = LanguageModel.load(tmp_path, field="FOLDER")
     prompts = [pair.prompt for pair in word_pairs(70, seed=2)]
     assert again.scores(prompts) == pytest.approx(fitted.scores(prompts), abs=1e-4)
-    assert [pair.prompt for pair in read_pairs(tmp_path / FILE)] == [pair.prompt for pair in learnt]
     prompts = ["w3", "w5 w5 w5 w5 w5 w5 w5", "w3 w5"]
     alone = [fitted.scores([prompt])[0] for prompt in prompts]
     assert fitted.scores(prompts) == pytest.approx(alone, abs=1e-4)

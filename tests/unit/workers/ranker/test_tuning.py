@@ -84,7 +84,7 @@ def given_pairs(first: int, count: int) -> list[tuple[str, float]]:
 
 
 def test_a_round_begins_with_enough_new_pairs_and_mixes_old_ones_in(tmp_path: Path) -> None:
-    store = PairStore(tmp_path, first=tmp_path)
+    store = PairStore(tmp_path)
     tuner, model = tuner_over(store, tmp_path, refit_pairs=40)
     store.add(given_pairs(0, 39))
     assert not tuner.due
@@ -103,7 +103,7 @@ def test_a_round_begins_with_enough_new_pairs_and_mixes_old_ones_in(tmp_path: Pa
 
 def test_lengths_that_have_grown_are_not_mixed_with_old_ones_as_numbers(tmp_path: Path) -> None:
     """An old pair keeps the target that it had among its own."""
-    store = PairStore(tmp_path, first=tmp_path)
+    store = PairStore(tmp_path)
     tuner, model = tuner_over(store, tmp_path, refit_pairs=32)
     store.add(given_pairs(1, 32))
     run_round(tuner)
@@ -116,7 +116,7 @@ def test_lengths_that_have_grown_are_not_mixed_with_old_ones_as_numbers(tmp_path
 
 
 def test_where_tuning_cannot_keep_up_a_round_stays_short(tmp_path: Path) -> None:
-    store = PairStore(tmp_path, first=tmp_path)
+    store = PairStore(tmp_path)
     tuner, model = tuner_over(store, tmp_path, refit_pairs=16)
     store.add(given_pairs(0, 500))
     run_round(tuner)
@@ -126,28 +126,20 @@ def test_where_tuning_cannot_keep_up_a_round_stays_short(tmp_path: Path) -> None
 
 
 def test_pairs_survive_a_kill_and_a_half_written_line(tmp_path: Path) -> None:
-    store = PairStore(tmp_path, first=tmp_path)
+    store = PairStore(tmp_path)
     tuner, _ = tuner_over(store, tmp_path, refit_pairs=16)
     store.add(given_pairs(0, 16))
     run_round(tuner)
     store.add(given_pairs(16, 5))
     with (tmp_path / FILE).open("a") as file:
         file.write('{"prompt": "cut o')
-    again = PairStore(tmp_path, first=tmp_path)
+    again = PairStore(tmp_path)
     assert [pair.prompt for pair in again.old()] == [prompt for prompt, _ in given_pairs(0, 16)]
     assert [pair.prompt for pair in again.new()] == [prompt for prompt, _ in given_pairs(16, 5)]
 
 
-def test_the_first_pairs_are_those_that_the_folder_was_fitted_on(tmp_path: Path) -> None:
-    fitted, run = tmp_path / "fitted", tmp_path / "run"
-    fitted.mkdir()
-    run.mkdir()
-    PairStore(fitted, first=fitted).add(given_pairs(0, 3))
-    assert len(PairStore(run, first=fitted)) == 3
-
-
 def test_pairs_and_their_file_are_bounded(tmp_path: Path) -> None:
-    store = PairStore(tmp_path, first=tmp_path)
+    store = PairStore(tmp_path)
     for first in range(0, 3 * MEMORY_PAIRS, 512):
         store.add([("x" * 20, float(n)) for n in range(first, first + 512)])
     assert len(store) == MEMORY_PAIRS

@@ -113,24 +113,18 @@ def default_shape(batch: float, *, slots: int) -> float:
     return 1.0 + (FULL_FACTOR - 1.0) * batch / slots
 
 
-def fitted(
-    points: Iterable[tuple[float, float, float]], *, slots: int, like: LatencyCurve | None = None
-) -> LatencyCurve:
-    """A curve through the points; below the first and above the last of them it has the shape of another.
-
-    Without `like` it has the default shape there.
+def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> LatencyCurve:
+    """A curve through the points; below the first and above the last of them it has the default shape.
 
     Args:
         points: (whole batch, seconds, weight) by rising batch, at least one.
         slots: of the generators it is for: the default shape is stretched over them.
-        like: a curve of the same engine that was measured before.
     """
     known = rising(points)
     (first, first_s), (last, last_s) = known[0], known[-1]
-    shape = like.at if like else partial(default_shape, slots=slots)
-    others = sorted({1, slots, *(like.batches if like else ())})
-    below = [(batch, first_s * shape(batch) / shape(first)) for batch in others if batch < first]
-    above = [(batch, last_s * shape(batch) / shape(last)) for batch in others if last < batch <= slots]
+    shape = partial(default_shape, slots=slots)
+    below = [(1, first_s * shape(1) / shape(first))] if first > 1 else []
+    above = [(slots, last_s * shape(slots) / shape(last))] if last < slots else []
     whole = [*below, *known, *above]
     return LatencyCurve(tuple(int(batch) for batch, _ in whole), tuple(seconds for _, seconds in whole))
 
@@ -145,14 +139,12 @@ class Curves:
     """The curve of each pool: given, measured, or guessed from the others."""
 
     def __init__(self, known: Mapping[str, LatencyCurve] | None = None) -> None:
-        """`known`: pools whose curve was measured before the run; it holds until enough is measured in it, and gives its shape after."""
+        """`known`: pools whose curve was measured before the run; it holds until enough is measured in it."""
         self._known = dict(known or {})
         self._pools: dict[str, PoolPoints] = {}
-        self._fitted: dict[tuple[str, int], tuple[int, LatencyCurve]] = {}
-        """(pool, slots) -> readings when it was fitted, curve."""
-        self._guessed: dict[int, tuple[int, LatencyCurve]] = {}
-        """Slots -> fits when it was guessed, curve."""
-        self._fits = 0
+        self._curves: dict[tuple[str, int], tuple[int, LatencyCurve]] = {}
+        """(pool, slots) -> readings, of all pools for a guess, when it was made, curve."""
+        self._readings = 0
         self.kinds = 0
         """Rises when a pool's curve gets known."""
 
@@ -165,6 +157,7 @@ class Curves:
             since = steps if known is None else steps - known
             found = step_seconds(since)
             if found is not None:
+                self._readings += 1
                 self._pools.setdefault(pool, PoolPoints()).add(*found, steps=since.steps)
 
     def measured(self, pool: str) -> bool:
@@ -174,29 +167,20 @@ class Curves:
 
     def curve(self, pool: str, *, slots: int) -> LatencyCurve:
         """Seconds of a step by active samples, for the pool's generators with so many slots."""
-        if self.measured(pool):
-            return self._fit(pool, slots=slots)
-        return self._known.get(pool) or self._guess(slots)
-
-    def _fit(self, pool: str, *, slots: int) -> LatencyCurve:
-        points = self._pools[pool]
-        seen, curve = self._fitted.get((pool, slots), (0, None))
-        if curve is None or points.readings - seen >= min(_MAX_STALE, max(1, seen // _STALE_SHARE)):
-            self.kinds += curve is None
-            curve = fitted(points.points(), slots=slots, like=self._known.get(pool))
-            self._fitted[pool, slots] = (points.readings, curve)
-            self._fits += 1
+        is_measured = self.measured(pool)
+        if not is_measured and pool in self._known:
+            return self._known[pool]
+        seen, curve = self._curves.get((pool, slots), (0, None))
+        readings = self._pools[pool].readings if is_measured else self._readings
+        gets_known = is_measured and (curve is None or isinstance(curve, Guess))
+        if curve is None or gets_known or readings - seen >= min(_MAX_STALE, max(1, seen // _STALE_SHARE)):
+            self.kinds += gets_known
+            curve = fitted(self._pools[pool].points(), slots=slots) if is_measured else self._guess(slots)
+            self._curves[pool, slots] = (readings, curve)
         return curve
 
     def _guess(self, slots: int) -> LatencyCurve:
         """The default shape, as fast as the others are on average where others are known."""
-        fits, curve = self._guessed.get(slots, (-1, None))
-        if curve is None or fits != self._fits:
-            curve = self._shape(slots)
-            self._guessed[slots] = (self._fits, curve)
-        return curve
-
-    def _shape(self, slots: int) -> LatencyCurve:
         others = [name for name in sorted({*self._known, *self._pools}) if name in self._known or self.measured(name)]
         empty_s = [self.curve(name, slots=slots).at(1) for name in others]
         base_s = sum(empty_s) / len(empty_s) / default_shape(1, slots=slots) if empty_s else 1.0

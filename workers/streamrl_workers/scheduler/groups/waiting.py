@@ -8,7 +8,6 @@ a new order sorts again what waits.
 Owns what was predicted of each group when it began to wait, and which batch was last planned whole.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
@@ -65,16 +64,6 @@ class WaitingGroups:
         """The group is dropped."""
         self.samples -= len(group.waiting)
         group.waiting.clear()
-
-    def renew(self, group_ids: Iterable[int]) -> None:
-        """More is known of the lengths of these groups: those that have never been out are predicted and placed anew."""
-        for group_id in group_ids:
-            group, known = self._groups.get(group_id), self._candidates.get(group_id)
-            if group is None or known is None or not group.waiting or any(sample.issues for sample in group.samples):
-                continue
-            self._lengths.renew(group_id, key=group.prompt_key)
-            self._candidates[group_id] = self._predicted(known, group)
-            self._place(group)
 
     # ---- who is next
 

@@ -21,12 +21,11 @@ def prompt_key(text: str) -> int:
 
 
 class LengthHistory:
-    """Moving mean of completion tokens by prompt key, and over all prompts."""
+    """Moving mean of completion tokens by prompt key."""
 
     def __init__(self, means: Mapping[int, float] | None = None, *, max_prompts: int = MAX_PROMPTS) -> None:
         self._max_prompts = max_prompts
         self._means: OrderedDict[int, float] = OrderedDict()
-        self._sum = 0.0
         for key, mean in (means or {}).items():
             self._put(key, mean)
 
@@ -39,19 +38,12 @@ class LengthHistory:
         """Expected completion tokens of this prompt; None of one never seen."""
         return self._means.get(key)
 
-    def predict(self, key: int) -> float:
-        """Expected completion tokens: of this prompt, else of all prompts, else 0."""
-        known = self._means.get(key)
-        if known is not None:
-            return known
-        return self._sum / len(self._means) if self._means else 0.0
-
     def means(self) -> dict[int, float]:
         """Prompt key -> mean completion tokens, least recently seen first."""
         return dict(self._means)
 
     def _put(self, key: int, mean: float) -> None:
-        self._sum += mean - self._means.pop(key, 0.0)
+        self._means.pop(key, None)
         self._means[key] = mean
         if len(self._means) > self._max_prompts:
-            self._sum -= self._means.popitem(last=False)[1]
+            self._means.popitem(last=False)

@@ -14,9 +14,8 @@ The prediction that a group gets when it begins to wait is the one that is judge
 signal that knew the prompt, used or not. As long as no signal is trusted, `trusted` is False and a
 prediction is that of the first signal that knows; once one is, signals that are not trusted are passed over.
 
-A ranker in another process (`RemoteRanker`) is asked as soon as a prompt is there (`expect`, `take_questions`) and answers later
-(`ranked`). A group that began to wait before may be predicted anew as long as none of its samples has been out (`renew`): what
-is judged is what was known when the group began, never anything later.
+A ranker in another process (`RemoteRanker`) is asked as soon as a prompt is there (`expect`, `take_questions`), a batch or two before its
+group begins to wait, and answers later (`ranked`). An answer that comes behind that is too late for the group.
 
 Everything is bounded: the windows, the predictions kept for groups that live, the history.
 """
@@ -114,8 +113,6 @@ class Lengths:
         """By prompt key, from its first prediction until a group of it has finished."""
         self._begun: OrderedDict[int, _Places] = OrderedDict()
         """By group, what is to be judged."""
-        self._waiting: dict[int, list[int]] = {}
-        """By prompt key, groups in `_begun`; kept for a ranker in another process."""
         self._predictions: Counter[str] = Counter()
         self.trusted_signals: frozenset[str] = frozenset()
         """Which may decide; another value only when a look has ended otherwise."""
@@ -144,7 +141,7 @@ class Lengths:
         """
         source, share = self._choose(self._places_of(key, prompt))
         if siblings and self._uses_siblings:
-            prior_tokens = self._prior_tokens(key, source, share)
+            prior_tokens = self.completions.at(share)
             weight = SIBLINGS_PRIOR if prior_tokens > 0 else 0.0
             tokens = (weight * prior_tokens + sum(siblings)) / (weight + len(siblings))
             return Prediction(tokens=tokens, source="Siblings", share=self.completions.place(tokens))
@@ -156,8 +153,6 @@ class Lengths:
             return
         places = self._places_of(key, prompt)
         self._begun[group_id] = places
-        if self._remote is not None:
-            self._waiting.setdefault(key, []).append(group_id)
         if len(self._begun) > MAX_GROUPS:
             self._begun.popitem(last=False)
         self._predictions[self._choose(places)[0]] += 1
@@ -165,7 +160,6 @@ class Lengths:
     def learn(self, key: int, *, tokens: Sequence[int], prompt: str = "", group_id: int | None = None) -> None:
         """A group of this prompt is finished; `tokens` of each of its completions, at least one."""
         mean_tokens = sum(tokens) / len(tokens)
-        self._leave(group_id, key=key)
         judged = dict(self._begun.pop(group_id, ())) if group_id is not None else {}
         for signal in self._ladder:
             if signal.source in judged:
@@ -181,7 +175,6 @@ class Lengths:
 
     def forget(self, group_id: int, *, key: int) -> None:
         """The group will not finish: its prediction is not judged, and the next group of its prompt is predicted anew."""
-        self._leave(group_id, key=key)
         self._begun.pop(group_id, None)
         self._places.pop(key, None)
 
@@ -205,35 +198,11 @@ class Lengths:
         """What is to be asked since the last call: prompts by key, to score, and pairs (prompt, tokens), to learn."""
         return self._remote.take() if self._remote is not None else ((), ())
 
-    def ranked(self, scores: Mapping[int, float]) -> list[int]:
-        """The ranker's answers by prompt key. Returns groups that were predicted before without it: see `renew`."""
+    def ranked(self, scores: Mapping[int, float]) -> None:
+        """The ranker's answers by prompt key, for groups that begin to wait from now on."""
         assert self._remote is not None, "an answer of a ranker that is not asked"
         for key, score in scores.items():
             self._remote.told(key, score)
-        known = {key: self._places[key] for key in scores if key in self._places}
-        late = {key: places for key, places in known.items() if "Ranker" not in dict(places)}
-        ranker = next(signal for signal in self._ladder if signal.source == "Ranker")
-        for key in late:
-            ranker.recent.add(scores[key])
-        order = [signal.source for signal in self._ladder]
-        for key, places in late.items():
-            found: _Places = (*places, (ranker.source, ranker.recent.place(scores[key])))
-            self._places[key] = tuple(sorted(found, key=lambda place: order.index(place[0])))
-        return [group_id for key in late for group_id in self._waiting.get(key, ())]
-
-    def renew(self, group_id: int, *, key: int) -> None:
-        """The group waits and none of its samples has been out: what is known now is what will be judged."""
-        if group_id in self._begun and key in self._places:
-            self._begun[group_id] = self._places[key]
-
-    def _leave(self, group_id: int | None, *, key: int) -> None:
-        """The group waits no more."""
-        waiting = self._waiting.get(key)
-        if waiting is None or group_id not in waiting:
-            return
-        waiting.remove(group_id)
-        if not waiting:
-            del self._waiting[key]
 
     # ---- inside
 
@@ -265,7 +234,3 @@ class Lengths:
         trusted = self.trusted_signals
         usable = (place for place in places if not trusted or place[0] in trusted)
         return next(usable, ("Nothing", UNKNOWN_PLACE))
-
-    def _prior_tokens(self, key: int, source: Source, share: float) -> float:
-        """What was thought of the prompt before its siblings: its own past or the mean of all, or what the ranker says."""
-        return self.completions.at(share) if source == "Ranker" else self._history.predict(key)

@@ -12,7 +12,7 @@ from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch, SkewAware
 from streamrl_workers.scheduler.dispatch import POLICIES, model, policy
 from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
-from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first
+from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first, list_seconds
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
@@ -142,7 +142,7 @@ def test_auto_is_never_worse_than_fifo_by_the_model(lengths, fleet, samples):
 def test_a_search_is_bounded(groups, generators, monkeypatch):
     """The scheduler answers nobody meanwhile."""
     modelled = []
-    seconds_of = model.list_seconds
+    seconds_of = list_seconds
     monkeypatch.setattr(
         model, "list_seconds", lambda found, *args, **kw: modelled.append(len(found)) or seconds_of(found, *args, **kw)
     )
@@ -235,14 +235,14 @@ def test_unknown_policy_names_the_known():
         policy("random")
 
 
-def test_history_predicts_the_prompt_then_the_mean_then_nothing():
+def test_history_knows_the_moving_mean_of_a_prompt():
     history = LengthHistory()
-    assert history.predict(1) == 0.0
+    assert history.known(1) is None
     history.learn(1, mean_tokens=10.0)
     history.learn(1, mean_tokens=20.0)
     history.learn(2, mean_tokens=45.0)
-    assert history.predict(1) == 15.0
-    assert history.predict(3) == 30.0
+    assert history.known(1) == 15.0
+    assert history.known(3) is None
 
 
 def test_history_forgets_what_was_not_seen_for_long():
@@ -250,7 +250,6 @@ def test_history_forgets_what_was_not_seen_for_long():
     history.learn(1, mean_tokens=1.0)
     history.learn(3, mean_tokens=3.0)
     assert history.means() == {1: 1.0, 3: 3.0}
-    assert history.predict(9) == 2.0
 
 
 def test_prompt_key_is_stable_and_fits_63_bits():

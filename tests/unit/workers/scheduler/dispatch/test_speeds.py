@@ -158,13 +158,6 @@ def test_a_batch_that_falls_all_the_time_is_measured_whole():
         assert found.at(batch) == pytest.approx(H800.at(batch), rel=0.04)
 
 
-def test_a_given_curve_gives_its_shape_to_what_was_not_measured():
-    curves = Curves({"p": LatencyCurve((1, 32, 64), (0.01, 0.02, 0.05))})
-    beats(curves, "p", LatencyCurve((1,), (0.1,)), batches=[64])
-    found = curves.curve("p", slots=64)
-    assert (found.at(1), found.at(32), found.at(64)) == pytest.approx((0.02, 0.04, 0.1), rel=1e-3)
-
-
 def test_kinds_tell_when_a_speed_gets_known():
     curves, seen = Curves(), []
     for batch in (64, 64, 8, 8):

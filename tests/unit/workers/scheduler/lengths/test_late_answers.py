@@ -1,4 +1,6 @@
-"""What a ranker says of groups that already wait: those that have never been out go where it puts them, and are judged by it."""
+"""What a ranker says counts for groups that begin to wait behind its answer."""
+
+from collections.abc import Mapping
 
 from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
 from streamrl_workers.scheduler.groups.sample import Sample
@@ -10,10 +12,11 @@ from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRan
 GROUPS = 6
 
 
-def queue() -> tuple[WaitingGroups, GroupTable, Lengths]:
-    """Six groups that wait, in the order of planning: nothing is known of them."""
+def queue(answers: Mapping[str, float] = {}) -> tuple[WaitingGroups, GroupTable, Lengths]:
+    """Six groups that wait; the ranker has answered so many prompts before."""
     lengths = Lengths(LengthHistory(), signals=("Ranker",), ranker=RemoteRanker())
     lengths.learn(prompt_key("before"), tokens=list(range(1, 100)), prompt="before")
+    lengths.ranked({prompt_key(prompt): score for prompt, score in answers.items()})
     groups = GroupTable(Window(batch_groups=GROUPS, staleness=0, step=0))
     waiting = WaitingGroups(groups, order=LONGEST_FIRST, lengths=lengths, batch_groups=GROUPS)
     for number in range(GROUPS):
@@ -34,29 +37,20 @@ def order(waiting: WaitingGroups) -> list[int]:
     return found
 
 
-def test_answers_put_waiting_groups_in_order() -> None:
+def test_an_answer_that_comes_when_the_group_waits_changes_neither_its_place_nor_the_evidence() -> None:
     waiting, _, lengths = queue()
-    late = lengths.ranked({prompt_key(f"p{number}"): float(score) for number, score in enumerate((3, 1, 6, 2, 5, 4))})
-    waiting.renew(late)
-    assert order(waiting) == [2, 4, 5, 0, 3, 1]
-
-
-def test_an_order_is_told_of_which_groups_nothing_is_known() -> None:
-    waiting, _, lengths = queue()
-    assert not any(group.is_known for group in waiting.batch())
-    waiting.renew(lengths.ranked({prompt_key("p1"): 2.0, prompt_key("p4"): 7.0}))
-    assert [group.group_id for group in waiting.batch() if group.is_known] == [1, 4]
-
-
-def test_a_group_that_has_been_out_stays_where_it_is_and_is_no_evidence() -> None:
-    waiting, groups, lengths = queue()
-    groups[5].samples[0].issues = 1
-    waiting.renew(lengths.ranked({prompt_key(f"p{number}"): float(number) for number in range(GROUPS)}))
-    assert order(waiting) == [4, 3, 5, 2, 1, 0], "group 5 in the middle, as what nothing is known of"
+    lengths.ranked({prompt_key(f"p{number}"): float(number) for number in range(GROUPS)})
+    assert order(waiting) == list(range(GROUPS))
     for number in range(GROUPS):
         lengths.learn(prompt_key(f"p{number}"), tokens=[number], prompt=f"p{number}", group_id=number)
-    for number in range(11):  # trust is looked at every 16 pairs
+    for number in range(10):  # trust is looked at every 16 pairs
         lengths.ranked({prompt_key(f"q{number}"): 0.0})
         lengths.began(100 + number, key=prompt_key(f"q{number}"), prompt=f"q{number}")
         lengths.learn(prompt_key(f"q{number}"), tokens=[1], prompt=f"q{number}", group_id=100 + number)
-    assert lengths.view().quality["Ranker"].pairs == 16
+    assert lengths.view().quality["Ranker"].pairs == 0
+
+
+def test_groups_that_begin_to_wait_behind_the_answers_are_in_their_order() -> None:
+    waiting, _, _ = queue(answers={f"p{number}": score for number, score in enumerate((3, 1, 6, 2, 5, 4))})
+    assert all(group.is_known for group in waiting.batch())
+    assert order(waiting) == [2, 4, 5, 0, 3, 1]

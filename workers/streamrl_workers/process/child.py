@@ -1,0 +1,102 @@
+"""A helper process that answers frames on a socket pair: `python -m MODULE FD`. The task pool's fork server and the ranker are such.
+
+Owns the process, our end of the socket, and the watch over its heartbeat. It ends by itself when our end closes; one that does not is killed,
+with what it has left in its process group. Invariant: behind `close` none of them is left.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import IO
+
+from streamrl_workers.process import framing
+from streamrl_workers.process.framing import Frames
+from streamrl_workers.process.heartbeat import child_environment, kill_when_frozen
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+class ChildProcess:
+    """A living one."""
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        *,
+        transport: asyncio.Transport,
+        frames: Frames,
+        watch: "asyncio.Task[None]",
+    ) -> None:
+        self.frames = frames
+        """What it says."""
+        self.transport = transport
+        self._process = process
+        self._watch = watch
+
+    @classmethod
+    async def start(
+        cls,
+        module: str,
+        *,
+        name: str,
+        what: str,
+        environment: Mapping[str, str],
+        stderr: IO[bytes] | None = None,
+    ) -> "ChildProcess":
+        """Start it. Its heart is watched from its first beat: until then its first answer has a deadline.
+
+        Args:
+            module: that it runs.
+            name: of its heartbeat file.
+            what: it is, for people.
+            environment: beside ours.
+            stderr: where it prints; None: where we do.
+        """
+        heartbeat = child_environment(name, environ=os.environ, watched_at_once=False)
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unused:
+            unused.callback(ours.close)
+            process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond; no pipe is waited for
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **environment, **heartbeat},
+                start_new_session=True,
+            )
+            unused.pop_all()
+        transport, frames = await framing.open_frames(ours)
+        watch = kill_when_frozen(what, environ=heartbeat, kill=process.kill)
+        return cls(
+            process, transport=transport, frames=frames, watch=asyncio.create_task(watch, name=f"{name}-heartbeat")
+        )
+
+    def send(self, frame: object) -> None:
+        """Write a frame; one that is gone is seen when its answer is read."""
+        self.transport.write(framing.encode(frame))
+
+    async def how_it_ended(self) -> str:
+        """For a sentence; "" if it has not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = await asyncio.to_thread(self._process.wait, CLOSE_TIMEOUT_S)
+            return f" by signal {-code}" if code < 0 else f" with status {code}"
+        return ""
+
+    async def close(self) -> None:
+        """End it: politely by closing the socket, else by SIGKILL."""
+        self._watch.cancel()
+        self.transport.abort()
+        await asyncio.to_thread(_reap, self._process)
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(CLOSE_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it, or helpers that it has left: one that was killed ends none
+    process.wait()  # a killed process ends, if only when it gets a core
