@@ -19,7 +19,7 @@ from streamrl.files import MOST_JSON_BYTES, parse_json, read_text
 from streamrl_workers.stream.packing import pack_int64
 
 _KEY = "digest"
-_SEAL_BYTES = 16
+_DIGEST_BYTES = 16
 
 
 def seal(document: Mapping[str, Any]) -> str:
@@ -57,10 +57,8 @@ def unseal(text: str) -> dict[str, Any]:
 
 def _digest(document: Mapping[str, Any]) -> str:
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    return blake2b(canonical.encode(), digest_size=_SEAL_BYTES).hexdigest()
+    return blake2b(canonical.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
-
-_DIGEST_BYTES = 16
 
 EMPTY_CHAIN = bytes(_DIGEST_BYTES).hex()
 """Chain of no steps."""

@@ -7,7 +7,7 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.records import Recovered
-from support.core_events import Always, commands, issued, token, world
+from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
 from support.core_world import World, is_evaluation, settings
 from support.replayed import replay
 
@@ -80,9 +80,7 @@ def test_a_silent_generator_loses_its_samples_and_late_words_are_ignored():
     ],
 )
 def test_unsound_progress_is_not_believed(item):
-    run = World(settings(evaluation_prompts=0), slots=(12,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=12)
     requests = _first_requests(run)
     item.lease = requests[0].lease
     effects = run.core.generator_progress("g0", items=[item], now_s=0.0)
@@ -103,10 +101,7 @@ def _first_requests(run: World) -> list[pb.SampleRequest]:
 def test_a_group_is_handed_over_only_when_it_is_durable():
     run = world(slots=12)
     run.commit(len(run.unsynced))
-    for lease in list(run.generators["g0"].active):
-        run.make_token(run.generators["g0"], lease, finish="stop")
-    while run.scores:
-        run.score(fail=False)
+    end_samples(run)
     assert run.core.view().groups_by_state["delivered"] == 0
     run.commit(1)
     assert run.core.view().groups_by_state["delivered"] == 1
@@ -115,10 +110,8 @@ def test_a_group_is_handed_over_only_when_it_is_durable():
 
 
 def test_credit_bounds_what_is_handed_over():
-    run = World(settings(evaluation_prompts=0), slots=(12,))
-    run.start_trainer(credit=150)
+    run = joined(slots=12, credit=150)
     run.pay = lambda: None
-    run.join_generator("g0")
     for _ in range(6):
         run.progress_some(Always(), pace=1.0, finish=1.0)
     assert run.core.view().delivered_groups == 1
@@ -127,14 +120,11 @@ def test_credit_bounds_what_is_handed_over():
 
 
 def test_weights_that_failed_are_announced_again_at_the_next_tick():
-    run = World(settings(evaluation_prompts=0), slots=(4,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=4)
     run.commit(10)
     run.deliver_trainer()
     generator = run.generators["g0"]
-    while generator.inbox:
-        run.deliver_generator(generator)
+    read_inbox(run)
     assert commands(run.core.tick(0.1), "weights") == []
     run.fail_weights(generator)
     (weights,) = commands(run.core.tick(0.2), "weights")
@@ -145,10 +135,7 @@ def test_no_generator_is_told_a_version_with_a_lower_number_than_it_may_still_lo
     run = world(slots=12)
     generator = run.generators["g0"]
     while run.core.view().announced_step != 1:
-        for lease in list(generator.active):
-            run.make_token(generator, lease, finish="stop")
-        while run.scores:
-            run.score(fail=False)
+        end_samples(run)
         run.commit(100)
         while generator.inbox and run.core.view().announced_step != 1:
             run.deliver_generator(generator)
@@ -167,9 +154,7 @@ def test_no_generator_is_told_a_version_with_a_lower_number_than_it_may_still_lo
 
 
 def test_evaluation_goes_first_and_holds_the_next_version_back():
-    run = World(settings(evaluation_prompts=2), slots=(8,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=8, evaluation_prompts=2)
     for _ in range(3):
         run.progress_some(Always(), pace=1.0, finish=0.0)
     requests = list(run.generators["g0"].active.values())
@@ -184,8 +169,7 @@ def test_evaluation_goes_first_and_holds_the_next_version_back():
         run.commit(10)
         while run.trainer.inbox:
             run.deliver_trainer()
-        while run.generators["g0"].inbox:
-            run.deliver_generator(run.generators["g0"])
+        read_inbox(run)
         if run.can_take_step():
             run.take_step()
     view = run.core.view()
@@ -223,8 +207,7 @@ def test_a_run_in_which_nothing_can_be_used_ends_with_the_reason():
         run.commit(100)
         while run.prompts:
             run.deliver_prompts()
-        while run.generators["g0"].inbox:
-            run.deliver_generator(run.generators["g0"])
+        read_inbox(run)
     assert run.core.view().dropped_groups["zero_variance"] == 1
     assert run.failed == "16 groups in a row could not be used (reward_failed): it hung"
 
@@ -256,10 +239,7 @@ def _one_scored(run: World) -> int:
     """A group is scored, and its record is durable; its number."""
     run.commit(len(run.unsynced))
     group_id = next(iter(run.generators["g0"].active.values())).group_id
-    for lease in [lease for lease, request in run.generators["g0"].active.items() if request.group_id == group_id]:
-        run.make_token(run.generators["g0"], lease, finish="stop")
-    while run.scores:
-        run.score(fail=False)
+    end_samples(run, group=group_id)
     run.commit(len(run.unsynced))
     return group_id
 
@@ -295,9 +275,7 @@ def test_idle_generators_are_told_why_once():
 
 
 def test_a_full_buffer_holds_new_groups_back_but_not_the_step():
-    run = World(settings(evaluation_prompts=0, max_buffer_bytes=1, batch_groups=2), slots=(4,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=4, max_buffer_bytes=1, batch_groups=2)
     seen = set()
     for _ in range(8):
         run.progress_once()
@@ -335,13 +313,9 @@ def test_recorded_steps_are_repeated_with_their_groups_after_everybody_died():
 def test_smaller_staleness_on_resume_drops_what_no_longer_fits():
     run = world(slots=12, staleness=2, batch_groups=2)
     for _ in range(3):
-        for lease in list(run.generators["g0"].active):
-            run.make_token(run.generators["g0"], lease, finish="stop")
-        while run.scores:
-            run.score(fail=False)
+        end_samples(run)
         run.commit(100)
-        while run.generators["g0"].inbox:
-            run.deliver_generator(run.generators["g0"])
+        read_inbox(run)
     assert run.core.view().groups_by_state["scored"] + run.core.view().groups_by_state["delivered"] == 6
     core = Core(settings(evaluation_prompts=0, staleness=0, batch_groups=2), replay(run.durable))
     dropped = [e.record for e in core.start(0.0) if isinstance(e, fx.Write) and isinstance(e.record, rec.Dropped)]
@@ -385,9 +359,7 @@ def test_a_restarted_scheduler_begins_nothing_before_the_trainer_has_spoken():
 )
 @pytest.mark.parametrize("max_turns", [None, 3])
 def test_unsound_progress_of_an_evaluation_is_made_again_but_not_for_ever(item: pb.Progress, max_turns: int | None):
-    run = World(settings(evaluation_prompts=1, max_turns=max_turns, max_issues=3), slots=(1,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=1, evaluation_prompts=1, max_turns=max_turns, max_issues=3)
     while not run.generators["g0"].active:
         run.progress_some(Always(), pace=1.0, finish=0.0)
     (request,) = run.generators["g0"].active.values()

@@ -3,8 +3,8 @@
 import pytest
 
 from streamrl_workers.scheduler import records as rec
-from support.core_events import Always, token, world
-from support.core_world import World, settings
+from support.core_events import Always, end_samples, joined, read_inbox, token, world
+from support.core_world import World
 
 
 def finish_one_by_one(run: World) -> list[int]:
@@ -35,9 +35,7 @@ def test_whole_batches_are_delivered_at_once(whole_batches, delivered):
     ],
 )
 def test_who_takes_turns_waits_for_its_turn(demands, trainer, generator):
-    run = World(settings(evaluation_prompts=0, staleness=0, **demands), slots=(12,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=12, staleness=0, **demands)
     for _ in range(6):
         run.progress_some(Always(), pace=1.0, finish=0.0)
     assert run.trainer.idle == trainer
@@ -46,9 +44,7 @@ def test_who_takes_turns_waits_for_its_turn(demands, trainer, generator):
 
 
 def test_a_generator_with_slots_left_is_told_why_behind_what_it_gets():
-    run = World(settings(evaluation_prompts=0, staleness=0), slots=(12,))
-    run.start_trainer()
-    run.join_generator("g0")
+    run = joined(slots=12, staleness=0)
     told = []
     while not told or told[-1][0] != "idle" or told[-1][1] != "staleness":
         generator = run.generators["g0"]
@@ -87,10 +83,7 @@ def test_a_dropped_group_makes_room_for_another():
     run = world(slots=4, draws_per_step=2, staleness=0, batch_groups=2)
     planned = sum(isinstance(record, rec.Planned) for record in run.durable)
     run.reward = lambda group_id, sample_index: 0.0
-    for lease in list(run.generators["g0"].active):
-        run.make_token(run.generators["g0"], lease, finish="stop")
-    while run.scores:
-        run.score(fail=False)
+    end_samples(run)
     run.commit(100)
     assert planned == 2
     assert sum(isinstance(record, rec.Planned) for record in run.durable) == 4
@@ -108,8 +101,7 @@ def test_a_generator_that_leaves_gets_nothing_more_and_is_not_free():
     assert run.core.view().fleet.active == 4
     assert not any(command.HasField("issue") for command in run.generators["g0"].inbox)
     assert not run.finish_leaving("g0"), "the scheduler's last issue may still be on its way"
-    while run.generators["g0"].inbox:
-        run.deliver_generator(run.generators["g0"])
+    read_inbox(run)
     assert run.finish_leaving("g0")
     assert run.core.view().reissued_samples == 0
 

@@ -14,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
@@ -29,13 +30,6 @@ from streamrl_workers.stream.messages import ProtocolError, frames
 
 MAX_NAMES, MAX_INSTANCES = 16_384, 64
 """Names that are remembered, and processes of each: more than a run has at once."""
-
-
-class Message(Protocol):
-    """A command of the protocol, for either kind of peer."""
-
-    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name
-        """Its bytes."""
 
 
 STALL_S = 60.0

@@ -35,49 +35,45 @@ LIVES = {
 }
 
 
-@pytest.mark.parametrize("name", LIVES)
-def test_life(name):
-    events, expected = LIVES[name]
-    state, seen = GroupState.PLANNED, []
+SAMPLE_LIVES = {
+    "lost once": ("issue lose issue finish score", "out waiting out finished scored"),
+    "with turns": (
+        "issue ask go_on issue lose issue ask finish score",
+        "out answering waiting out waiting out answering finished scored",
+    ),
+}
+GROUP = (after, GroupState, GroupEvent, GROUP_LIFE, "group")
+SAMPLE = (sample_after, SampleState, SampleEvent, SAMPLE_LIFE, "sample")
+
+
+@pytest.mark.parametrize(
+    ("kind", "events", "expected"),
+    [*((GROUP, *life) for life in LIVES.values()), *((SAMPLE, *life) for life in SAMPLE_LIVES.values())],
+    ids=[*LIVES, *SAMPLE_LIVES],
+)
+def test_life(kind, events, expected):
+    follow, states, kinds_of_event, *_ = kind
+    state, seen = next(iter(states)), []
     for event in events.split():
-        state = after(state, GroupEvent(event))
+        state = follow(state, kinds_of_event(event))
         seen.append(state.value)
     assert seen == expected.split()
 
 
 @pytest.mark.parametrize(
-    ("state", "event"),
-    [(s, e) for s, e in itertools.product(GroupState, GroupEvent) if e not in GROUP_LIFE[s]],
+    ("kind", "state", "event"),
+    [
+        pytest.param(kind, state, event, id=f"{kind[-1]}-{state}-{event}")
+        for kind in (GROUP, SAMPLE)
+        for state, event in itertools.product(kind[1], kind[2])
+        if event not in kind[3][state]
+    ],
 )
-def test_illegal_event_raises(state, event):
-    with pytest.raises(IllegalEventError, match=f"a {state} group cannot {event}"):
-        after(state, event)
+def test_illegal_event_raises(kind, state, event):
+    with pytest.raises(IllegalEventError, match=f"a {state} {kind[-1]} cannot {event}"):
+        kind[0](state, event)
 
 
 def test_handed_and_consumed_groups_are_never_dropped():
     for state in (GroupState.DELIVERED, GroupState.CONSUMED):
         assert GroupState.DROPPED not in GROUP_LIFE[state].values()
-
-
-def test_sample_life():
-    state = SampleState.WAITING
-    for event in (SampleEvent.ISSUE, SampleEvent.LOSE, SampleEvent.ISSUE, SampleEvent.FINISH, SampleEvent.SCORE):
-        state = sample_after(state, event)
-    assert state is SampleState.SCORED
-
-
-def test_sample_life_with_turns():
-    state, seen = SampleState.WAITING, []
-    for event in ("issue", "ask", "go_on", "issue", "lose", "issue", "ask", "finish", "score"):
-        state = sample_after(state, SampleEvent(event))
-        seen.append(state.value)
-    assert seen == ["out", "answering", "waiting", "out", "waiting", "out", "answering", "finished", "scored"]
-
-
-@pytest.mark.parametrize(
-    ("state", "event"),
-    [(s, e) for s, e in itertools.product(SampleState, SampleEvent) if e not in SAMPLE_LIFE[s]],
-)
-def test_illegal_sample_event_raises(state, event):
-    with pytest.raises(IllegalEventError, match=f"a {state} sample cannot {event}"):
-        sample_after(state, event)

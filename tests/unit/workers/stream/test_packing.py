@@ -1,4 +1,4 @@
-"""Bytes of numbers: exact layout, round trips, what does not fit."""
+"""Bytes of numbers: exact layout, round trips, what does not fit. Digests of a history: in constant size they say the same as all."""
 
 import math
 import struct
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl_workers.stream import packing
-from streamrl_workers.stream.digests import composition_digest
+from streamrl_workers.stream.digests import EMPTY_CHAIN, History, composition_digest, extend_chain
 
 
 def test_layout_is_little_endian() -> None:
@@ -59,3 +59,19 @@ def test_digest_knows_the_groups_not_their_order() -> None:
     assert composition_digest([3, 1, 2]) == composition_digest([1, 2, 3])
     assert composition_digest([1, 2]) != composition_digest([1, 2, 3])
     assert len(composition_digest([])) == 32
+
+
+def test_a_long_history_is_folded_and_its_chain_is_that_of_all_steps() -> None:
+    history, digests = History(), []
+    for step in range(2_500):
+        history = history.with_step([2 * step + 1, 2 * step])
+        digests.append(composition_digest([2 * step, 2 * step + 1]))
+    assert len(history) == 2_500
+    assert (history.folded_steps, len(history.digests)) == (1_500, 1_000)
+    assert extend_chain(history.chain, digests=history.digests) == extend_chain(EMPTY_CHAIN, digests=digests)
+
+
+def test_a_chain_knows_the_order_of_its_steps() -> None:
+    one, two = composition_digest([1]), composition_digest([2])
+    assert extend_chain(EMPTY_CHAIN, digests=[one, two]) != extend_chain(EMPTY_CHAIN, digests=[two, one])
+    assert extend_chain(EMPTY_CHAIN, digests=()) == EMPTY_CHAIN
