@@ -197,6 +197,12 @@ class Stranger:
         """Until it has been taken, or the call is over."""
         await self._put(frame)
 
+    @property
+    def told(self) -> list[str | None]:
+        """Kinds of the commands that it got, which are whole in one frame each."""
+        frames = (pb.Frame.FromString(data) for data in self._context.said)
+        return [pb.GeneratorCommand.FromString(frame.data).WhichOneof("command") for frame in frames]
+
     async def end(self) -> str:
         """Say no more; why it was refused, or ""."""
         await self._put(None)

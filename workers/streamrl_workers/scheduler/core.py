@@ -200,7 +200,7 @@ class Core:
         return self._settle()
 
     def weights_failed(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
-        """The generator keeps its version; it is told again at the next tick."""
+        """The generator keeps its version, or generates nothing if it could not; it is told again at the next tick."""
         generator = self._heard(generator_id, now_s)
         if generator is not None:
             generator.failed = generator.told == (version.attempt, version.step)

@@ -93,15 +93,14 @@ class Joiner(Generic[M]):
                 return message
         return None
 
-    async def messages(self, data: AsyncIterator[bytes]) -> AsyncIterator[M]:
-        """What a server receives, from serialized frames.
+    async def messages(self, data: AsyncIterator[bytes]) -> AsyncIterator[M | None]:
+        """What a server receives, from serialized frames; None for a part of a message: its peer lives.
 
         Raises:
             ProtocolError: bytes that are no frame, or as `take`.
         """
         async for one in data:
-            if (message := self.take(_decoded(pb.Frame, one))) is not None:
-                yield message
+            yield self.take(_decoded(pb.Frame, one))
 
     def _parsed(self, data: bytes) -> M:
         return _decoded(self._kind, data)

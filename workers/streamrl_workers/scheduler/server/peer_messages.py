@@ -62,23 +62,25 @@ class Door:
     newest_step: Callable[[], int]
     """Newest weight version that a generator can have."""
 
-    async def generator_events(self, frames: Frames) -> AsyncIterator[pb.GeneratorEvent]:
-        """What a generator says.
+    async def generator_events(self, frames: Frames) -> AsyncIterator[pb.GeneratorEvent | None]:
+        """What a generator says; None: a part of it, which counts as a sign of life.
 
         Raises:
             ProtocolError: it may not say that.
         """
         joiner = Joiner(pb.GeneratorEvent, limit_bytes=HELLO_BYTES)
         async for event in joiner.messages(frames):
-            check_generator(event, newest_step=self.newest_step())
-            joiner.limit_bytes = self.generator_limit_bytes
+            if event is not None:
+                check_generator(event, newest_step=self.newest_step())
+                joiner.limit_bytes = self.generator_limit_bytes
             yield event
 
     async def trainer_events(self, frames: Frames) -> AsyncIterator[pb.TrainerEvent]:
         """What the trainer says. Raises as `generator_events`."""
         async for event in Joiner(pb.TrainerEvent, limit_bytes=self.trainer_limit_bytes).messages(frames):
-            check_trainer(event)
-            yield event
+            if event is not None:
+                check_trainer(event)
+                yield event
 
     @property
     def generator_limit_bytes(self) -> int:
