@@ -41,9 +41,11 @@ def end_by_result(page: Mapping[str, Any] | None) -> End | None:
     """By the result that the scheduler has written."""
     result = _result(page)
     if result.get("status") == "succeeded":
-        reward = job_status.rounded(result.get("final_reward"))
+        steps, reward = job_status.whole_number(result.get("steps")), job_status.rounded(result.get("final_reward"))
         reported = "" if reward is None else f"; held-out reward {reward:g}"
-        return End(succeeded=True, reason=COMPLETED, message=f"{result.get('steps', 'all')} steps are done{reported}")
+        return End(
+            succeeded=True, reason=COMPLETED, message=f"{'all' if steps is None else steps} steps are done{reported}"
+        )
     if result.get("status") == "failed":
         return End(succeeded=False, reason="RunFailed", message=str(result.get("reason") or "no reason is given"))
     return None
