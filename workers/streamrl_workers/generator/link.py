@@ -7,8 +7,10 @@ Two tasks per connection:
   connection (keep-alive notices a silent one).
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
+Before them: hello, then the scheduler's welcome.
+
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `lost_after_s` the link gives up. With certificates a connection gives way to a new
+without a scheduler for `lost_after_s` the link gives up, as it does where another process keeps our name so long. With certificates a connection gives way to a new
 one before it is too old (`channel.Renewal`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
 stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
@@ -80,7 +82,6 @@ class GeneratorLink:
         self._seen_s = time.monotonic()  # until when the scheduler was there
         self._welcomed_s: float | None = None  # by the newest connection
         self._backoff = Backoff()
-        self._linked = False
         self._welcomed = self._ever_welcomed = False
         self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
         self.fault = "not connected to the scheduler yet"
@@ -108,9 +109,9 @@ class GeneratorLink:
 
     def leave(self) -> bool:
         """Finish what is active, take nothing more, then end `run`; False: there is no link, so there is nothing to finish."""
-        if self._linked:
+        if self._welcomed:
             self._loop.leave()
-        return self._linked
+        return self._welcomed
 
     def ill(self) -> str:
         """What health checks hear: the fault before the first welcome, and when a link is gone for a lease; else ""."""
@@ -130,7 +131,7 @@ class GeneratorLink:
         except grpc.aio.AioRpcError as error:
             self._broken(error)
         finally:
-            self._linked = self._welcomed = False
+            self._welcomed = False
             self._outbox.clear()
             self._loop.disconnected()
             await channel.close()
@@ -151,8 +152,10 @@ class GeneratorLink:
         refused = refusal_of(error, address=self._settings.scheduler_address, tls=self._settings.variables.tls)
         if refused is not None:
             raise refused from None
-        self.fault = f"link broken: {error.code().name}: {error.details()}"
-        _log.warning(self.fault)
+        fault = f"link broken: {error.code().name}: {error.details()}"
+        if fault != self.fault:  # one that is not let in yet comes again every few seconds
+            _log.warning(fault)
+        self.fault = fault
 
     async def _session(self, service: Client) -> bool:
         call = service.Generate(metadata=call_metadata(self._settings.variables.token))
@@ -163,7 +166,10 @@ class GeneratorLink:
             call.cancel()
 
     async def _conversation(self, call: _Call) -> bool:
-        reader = asyncio.create_task(self._read(call, Joiner(pb.GeneratorCommand)), name="link-reader")
+        joiner = Joiner(pb.GeneratorCommand)
+        if not await self._within_lease(self._greet(call, joiner), missing="no welcome"):
+            return True
+        reader = asyncio.create_task(self._read(call, joiner), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
             if await self._outlived(reader, writer):
@@ -196,11 +202,30 @@ class GeneratorLink:
         except TimeoutError:
             raise _unwelcome(f"{missing} within {self._lease_s:g} s") from None
 
+    async def _greet(self, call: _Call, joiner: _Joiner) -> bool:
+        """Say hello and hear the welcome; False: it was `Stop`, the run is over.
+
+        Nothing is said in between: a refusal that meets a write half-way has no reason.
+        """
+        self._outbox.open()
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over, and reading says why
+            await write(call, self._hello())
+        command = await read(call, joiner)
+        if command is not None and command.HasField("stop"):
+            return False
+        if command is None or not command.HasField("welcome"):
+            raise _unwelcome("the first command was no welcome")
+        self._lease_s = command.welcome.lease_seconds or self._lease_s
+        self._seen_s = self._welcomed_s = time.monotonic()
+        self._welcomed = self._ever_welcomed = True
+        self.fault = ""
+        self._loop.connected()
+        return True
+
     # ---- reader
 
     async def _read(self, call: _Call, joiner: _Joiner) -> bool:
         """Until the stream ends; True when it ended with `Stop`."""
-        await self._await_welcome(call, joiner)
         try:
             while (command := await read(call, joiner)) is not None:
                 if command.WhichOneof("command") == "stop":
@@ -210,16 +235,6 @@ class GeneratorLink:
             self._seen_s = time.monotonic()  # it may have had nothing to say for long: keep-alive saw to it until now
         self.fault = "the scheduler ended the link"
         return False
-
-    async def _await_welcome(self, call: _Call, joiner: _Joiner) -> None:
-        command = await self._within_lease(read(call, joiner), missing="no welcome")
-        if command is None or command.WhichOneof("command") != "welcome":
-            raise _unwelcome("the first command was no welcome")
-        self._lease_s = command.welcome.lease_seconds or self._lease_s
-        self._seen_s = self._welcomed_s = time.monotonic()
-        self._welcomed = self._ever_welcomed = True
-        self.fault = ""
-        self._loop.connected()
 
     def _obey(self, command: pb.GeneratorCommand) -> None:
         match command.WhichOneof("command"):
@@ -241,11 +256,8 @@ class GeneratorLink:
     # ---- writer
 
     async def _write(self, call: _Call) -> None:
-        """Hello, then whatever the outbox holds; heartbeats and partial progress by the clock."""
+        """Whatever the outbox holds; heartbeats and partial progress by the clock."""
         try:
-            self._outbox.open()
-            self._linked = True
-            await write(call, self._hello())
             partials_s = heartbeat_s = time.monotonic()
             while True:
                 now_s = time.monotonic()

@@ -4,6 +4,9 @@ Owns the mapping from names to links, the bounded queue of commands to one peer,
 and one end. Does not own what events mean (`service.py`), nor decisions: the core has its own view of who is alive, fed
 by the same connections.
 
+A name belongs to one process. The same process may connect again at any time; another one gets the name when the
+connection of the first is gone, or was silent for a lease. So of two that live, neither takes it from the other.
+
 Writer loop of a link: consumes queued commands; produces frames; waits for commands (unblocked by `send` and `end`) and
 for the peer, which must take each frame within `STALL_S`.
 """
@@ -20,6 +23,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from streamrl.keys import ENV_PROCESS
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
@@ -28,9 +32,7 @@ from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.stream.auth import Context
 from streamrl_workers.stream.messages import ProtocolError, frames
 
-MAX_NAMES, MAX_INSTANCES = 16_384, 64
-"""Names that are remembered, and processes of each: more than a run has at once."""
-
+log = logging.getLogger("streamrl.scheduler")
 
 STALL_S = 60.0
 """A peer that takes nothing for so long is gone."""
@@ -127,6 +129,9 @@ class GeneratorEntry:
     version_step: int | None
     """Weights in its engine."""
     beats: BeatWindow
+    heard_s: float
+    refused: str = ""
+    """Instance that was last refused because this one has the name."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
 
     @property
@@ -151,6 +156,9 @@ class TrainerEntry:
     link: PeerLink
     hello: pb.TrainerHello
     beats: BeatWindow
+    heard_s: float
+    refused: str = ""
+    """As a generator's."""
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
     name: str = TRAINER
 
@@ -163,36 +171,11 @@ class TrainerEntry:
 Entry = GeneratorEntry | TrainerEntry
 
 
-class Fence:
-    """Of several processes of one name the newest counts: an older one that comes back is refused for good."""
-
-    def __init__(self) -> None:
-        self._instances: dict[str, dict[str, None]] = {}
-        """By name: those that were let in, newest last."""
-
-    def admits(self, name: str, instance: str) -> bool:
-        """Whether this process may come in: again, or in the place of those before it."""
-        instances = self._instances.pop(name, {})
-        self._instances[name] = instances
-        if instance in instances:
-            return instance == next(reversed(instances))
-        instances[instance] = None
-        _forget_oldest(self._instances, limit=MAX_NAMES)
-        _forget_oldest(instances, limit=MAX_INSTANCES)
-        return True
-
-
-def _forget_oldest(memory: dict[str, Any], *, limit: int) -> None:
-    while len(memory) > limit:
-        del memory[next(iter(memory))]
-
-
 class Connections:
     """Links by name. One link per generator, one trainer: a new connection replaces the old one."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self.fence = Fence()
         self._stop: str | None = None
         self._trainer_told = False
         self._changed = asyncio.Event()
@@ -207,6 +190,20 @@ class Connections:
         """The connected trainer."""
         entry = self._entries.get(TRAINER)
         return entry if isinstance(entry, TrainerEntry) else None
+
+    def refusal(self, entry: Entry, *, lease_s: float) -> str:
+        """Why the peer may not come in now: another process has its name, and was heard within a lease; else ""."""
+        holder = self._entries.get(entry.name)
+        if holder is None or holder.hello.instance == entry.hello.instance or entry.heard_s - holder.heard_s > lease_s:
+            return ""
+        text = (
+            f"{holder.link.peer} is connected as instance {holder.hello.instance}; instance {entry.hello.instance} gets its place "
+            f"when that one has ended or was silent for {lease_s:g} s; if both are to run, give each its own {ENV_PROCESS}"
+        )
+        if holder.refused != entry.hello.instance:  # it comes again every few seconds
+            holder.refused = entry.hello.instance
+            log.warning("refused %s: %s", entry.link.peer, text)
+        return text
 
     def add(self, entry: Entry) -> Entry | None:
         """Connect; the entry that it replaces, if the peer was connected already."""
@@ -275,8 +272,6 @@ class Connections:
 HELLO_TIMEOUT_S = 10.0
 """A connection that does not say who it is for so long is closed."""
 
-log = logging.getLogger("streamrl.scheduler")
-
 Events = AsyncIterator[Any]
 """The peer's events."""
 Handlers = Mapping[str, Callable[[Any], None]]
@@ -286,9 +281,10 @@ Handlers = Mapping[str, Callable[[Any], None]]
 class PeerHandler(ABC):
     """One side's part of a connection, from hello to the end of its stream."""
 
-    def __init__(self, connections: Connections, entry: Entry) -> None:
+    def __init__(self, connections: Connections, entry: Entry, *, clock_s: Callable[[], float]) -> None:
         self.connections = connections
         self.entry = entry
+        self.clock_s = clock_s
         self.handlers: Handlers = {}
 
     @abstractmethod
@@ -376,6 +372,7 @@ def dispatch(event: Any, handlers: Handlers) -> None:  # noqa: ANN401 - either d
 
 async def _read(peer: PeerHandler, events: Events) -> None:
     async for event in events:
+        peer.entry.heard_s = peer.clock_s()
         await peer.take(event)
 
 

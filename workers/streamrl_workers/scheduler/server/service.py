@@ -189,10 +189,8 @@ class SchedulerService:
     ) -> None:
         hello = await greeting(events, context, kind=kind)
         peer = make(self, hello)
-        if not self.connections.fence.admits(peer.entry.name, hello.instance):
-            text = "a newer process of the same name has taken this one's place; give each process its own name"
-            log.warning("refused %s: %s", peer.entry.name, text)  # two that are both started again do so for ever
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if refusal := self.connections.refusal(peer.entry, lease_s=self.lease_s):
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         await serve_peer(peer, events, context=context, ending=self.ending)
 
 
@@ -205,8 +203,9 @@ class _Generator(PeerHandler):
         limit_bytes = service.door.waiting_bytes(slots=hello.slots)
         link = PeerLink(f"generator {hello.generator_id}", limit_bytes=limit_bytes)
         step = hello.version.step if hello.HasField("version") else None
-        entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats())
-        super().__init__(service.connections, entry)
+        now_s = service.clock_s()
+        entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats(), heard_s=now_s)
+        super().__init__(service.connections, entry, clock_s=service.clock_s)
         self._service = service
         self._core = service.core
         self._call = service.executor.call
@@ -222,7 +221,7 @@ class _Generator(PeerHandler):
 
     def on_join(self) -> None:
         log.info("generator %s has joined with %d slots", self._id, self.entry.hello.slots)
-        self._call(self._core.generator_joined, self.entry.hello, now_s=self._now_s())
+        self._call(self._core.generator_joined, self.entry.hello, now_s=self.clock_s())
 
     def on_leave(self) -> None:
         self._call(self._core.generator_left, self._id)
@@ -231,36 +230,33 @@ class _Generator(PeerHandler):
         if event is not None:
             await super().take(event)
         elif self.connections.hears(self.entry):  # a part of one: on a slow line its heartbeats are behind the rest
-            self._call(self._core.generator_alive, self._id, now_s=self._now_s())
+            self._call(self._core.generator_alive, self._id, now_s=self.clock_s())
         await self._service.journal.wait_for_room()
 
-    def _now_s(self) -> float:
-        return self._service.clock_s()
-
     def _on_progress(self, batch: pb.ProgressBatch) -> None:
-        self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self._now_s())
+        self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self.clock_s())
 
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
         self.entry.heartbeat = heartbeat
         self.entry.beats.add(
             Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds), tokens=heartbeat.tokens)
         )
-        self._call(self._core.generator_alive, self._id, now_s=self._now_s(), reading=_reading(heartbeat))
+        self._call(self._core.generator_alive, self._id, now_s=self.clock_s(), reading=_reading(heartbeat))
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
         self.entry.version_step = loaded.version.step
-        self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self._now_s())
+        self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self.clock_s())
 
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
-        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self._now_s())
+        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self.clock_s())
 
     def _on_leaving(self, _leaving: pb.Leaving) -> None:
         log.info("generator %s is leaving", self._id)
-        self._call(self._core.generator_leaving, self._id, now_s=self._now_s())
+        self._call(self._core.generator_leaving, self._id, now_s=self.clock_s())
 
     def _on_drained(self, _drained: pb.Drained) -> None:
-        self._call(self._core.generator_drained, self._id, now_s=self._now_s())
+        self._call(self._core.generator_drained, self._id, now_s=self.clock_s())
 
 
 class _Trainer(PeerHandler):
@@ -270,7 +266,8 @@ class _Trainer(PeerHandler):
 
     def __init__(self, service: SchedulerService, hello: pb.TrainerHello) -> None:
         link = PeerLink(f"trainer {hello.trainer_id}")
-        super().__init__(service.connections, TrainerEntry(link=link, hello=hello, beats=service.beats()))
+        entry = TrainerEntry(link=link, hello=hello, beats=service.beats(), heard_s=service.clock_s())
+        super().__init__(service.connections, entry, clock_s=service.clock_s)
         self._service = service
         call = self._call = service.executor.call
         core = self._core = service.core
