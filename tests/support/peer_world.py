@@ -123,7 +123,7 @@ class PeerWorld(World):
     def join_generator(self, name: str, *, pool: str = "p") -> None:
         hello = pb.GeneratorHello(generator_id=name, instance="i", pool=pool, slots=3)
         link = WorldLink(lambda data: self._tell_generator(name, data), ended=lambda: self._cut_generator(name))
-        entry = GeneratorEntry(link=link, hello=hello, version_step=None, beats=BeatWindow(LEASE_S), heard_s=self.now_s)
+        entry = GeneratorEntry(link=link, hello=hello, version_step=None, beats=BeatWindow(LEASE_S))
         self.connections.add(entry)
         super().join_generator(name, pool=pool)
 
@@ -141,7 +141,7 @@ class PeerWorld(World):
     def join_trainer(self) -> None:
         hello = pb.TrainerHello(trainer_id="trainer-0", instance=self.trainer.instance)
         link = WorldLink(self._tell_trainer, ended=self._cut_trainer)
-        self.connections.add(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S), heard_s=self.now_s))
+        self.connections.add(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
         super().join_trainer()
 
     def _tell_trainer(self, data: bytes) -> None:

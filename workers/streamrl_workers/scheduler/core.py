@@ -341,6 +341,11 @@ class Core:
             score_failures=dict(parts.lifecycle.failures),
         )
 
+    def is_silent(self, generator_id: str) -> bool:
+        """Whether the generator is connected and was not heard for a lease."""
+        generator = self._components.fleet.get(generator_id)
+        return generator is not None and generator.silent
+
     # ---- inside: generators
 
     def _heard(self, generator_id: str, now_s: float) -> Generator | None:

@@ -5,7 +5,7 @@ and one end. Does not own what events mean (`service.py`), nor decisions: the co
 by the same connections.
 
 A name belongs to one process. The same process may connect again at any time; another one gets the name when the
-connection of the first is gone, or was silent for a lease. So of two that live, neither takes it from the other.
+connection of the first is gone, or the core has given it up as silent. So of two that live, neither takes it from the other.
 
 Writer loop of a link: consumes queued commands; produces frames; waits for commands (unblocked by `send` and `end`) and
 for the peer, which must take each frame within `STALL_S`.
@@ -129,7 +129,6 @@ class GeneratorEntry:
     version_step: int | None
     """Weights in its engine."""
     beats: BeatWindow
-    heard_s: float
     refused: str = ""
     """Instance that was last refused because this one has the name."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
@@ -156,7 +155,6 @@ class TrainerEntry:
     link: PeerLink
     hello: pb.TrainerHello
     beats: BeatWindow
-    heard_s: float
     refused: str = ""
     """As a generator's."""
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
@@ -191,14 +189,14 @@ class Connections:
         entry = self._entries.get(TRAINER)
         return entry if isinstance(entry, TrainerEntry) else None
 
-    def refusal(self, entry: Entry, *, lease_s: float) -> str:
-        """Why the peer may not come in now: another process has its name, and was heard within a lease; else ""."""
+    def refusal(self, entry: Entry) -> str:
+        """Why the peer must not take its place, since another process has it; "" if none has."""
         holder = self._entries.get(entry.name)
-        if holder is None or holder.hello.instance == entry.hello.instance or entry.heard_s - holder.heard_s > lease_s:
+        if holder is None or holder.hello.instance == entry.hello.instance:
             return ""
         text = (
             f"{holder.link.peer} is connected as instance {holder.hello.instance}; instance {entry.hello.instance} gets its place "
-            f"when that one has ended or was silent for {lease_s:g} s; if both are to run, give each its own {ENV_PROCESS}"
+            f"when that one has ended or falls silent; if both are to run, give each its own {ENV_PROCESS}"
         )
         if holder.refused != entry.hello.instance:  # it comes again every few seconds
             holder.refused = entry.hello.instance
@@ -281,10 +279,9 @@ Handlers = Mapping[str, Callable[[Any], None]]
 class PeerHandler(ABC):
     """One side's part of a connection, from hello to the end of its stream."""
 
-    def __init__(self, connections: Connections, entry: Entry, *, clock_s: Callable[[], float]) -> None:
+    def __init__(self, connections: Connections, entry: Entry) -> None:
         self.connections = connections
         self.entry = entry
-        self.clock_s = clock_s
         self.handlers: Handlers = {}
 
     @abstractmethod
@@ -294,6 +291,14 @@ class PeerHandler(ABC):
     @abstractmethod
     def on_leave(self) -> None:
         """Say good-bye to the core."""
+
+    def is_silent(self) -> bool:
+        """Whether who has this peer's name was given up, though its connection is there."""
+        return False
+
+    def refusal(self) -> str:
+        """Why it cannot be let in now; "" if it can."""
+        return "" if self.is_silent() else self.connections.refusal(self.entry)
 
     def join(self) -> bool:
         """Take the peer's place; False if it was told to stop instead."""
@@ -372,7 +377,6 @@ def dispatch(event: Any, handlers: Handlers) -> None:  # noqa: ANN401 - either d
 
 async def _read(peer: PeerHandler, events: Events) -> None:
     async for event in events:
-        peer.entry.heard_s = peer.clock_s()
         await peer.take(event)
 
 

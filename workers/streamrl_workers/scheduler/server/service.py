@@ -189,7 +189,7 @@ class SchedulerService:
     ) -> None:
         hello = await greeting(events, context, kind=kind)
         peer = make(self, hello)
-        if refusal := self.connections.refusal(peer.entry, lease_s=self.lease_s):
+        if refusal := peer.refusal():
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         await serve_peer(peer, events, context=context, ending=self.ending)
 
@@ -203,9 +203,8 @@ class _Generator(PeerHandler):
         limit_bytes = service.door.waiting_bytes(slots=hello.slots)
         link = PeerLink(f"generator {hello.generator_id}", limit_bytes=limit_bytes)
         step = hello.version.step if hello.HasField("version") else None
-        now_s = service.clock_s()
-        entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats(), heard_s=now_s)
-        super().__init__(service.connections, entry, clock_s=service.clock_s)
+        entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats())
+        super().__init__(service.connections, entry)
         self._service = service
         self._core = service.core
         self._call = service.executor.call
@@ -221,42 +220,48 @@ class _Generator(PeerHandler):
 
     def on_join(self) -> None:
         log.info("generator %s has joined with %d slots", self._id, self.entry.hello.slots)
-        self._call(self._core.generator_joined, self.entry.hello, now_s=self.clock_s())
+        self._call(self._core.generator_joined, self.entry.hello, now_s=self._now_s())
 
     def on_leave(self) -> None:
         self._call(self._core.generator_left, self._id)
+
+    def is_silent(self) -> bool:
+        return self._core.is_silent(self._id)
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:
             await super().take(event)
         elif self.connections.hears(self.entry):  # a part of one: on a slow line its heartbeats are behind the rest
-            self._call(self._core.generator_alive, self._id, now_s=self.clock_s())
+            self._call(self._core.generator_alive, self._id, now_s=self._now_s())
         await self._service.journal.wait_for_room()
 
+    def _now_s(self) -> float:
+        return self._service.clock_s()
+
     def _on_progress(self, batch: pb.ProgressBatch) -> None:
-        self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self.clock_s())
+        self._call(self._core.generator_progress, self._id, items=batch.items, now_s=self._now_s())
 
     def _on_heartbeat(self, heartbeat: pb.Heartbeat) -> None:
         self.entry.heartbeat = heartbeat
         self.entry.beats.add(
             Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds), tokens=heartbeat.tokens)
         )
-        self._call(self._core.generator_alive, self._id, now_s=self.clock_s(), reading=_reading(heartbeat))
+        self._call(self._core.generator_alive, self._id, now_s=self._now_s(), reading=_reading(heartbeat))
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
         self.entry.version_step = loaded.version.step
-        self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self.clock_s())
+        self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self._now_s())
 
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
-        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self.clock_s())
+        self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self._now_s())
 
     def _on_leaving(self, _leaving: pb.Leaving) -> None:
         log.info("generator %s is leaving", self._id)
-        self._call(self._core.generator_leaving, self._id, now_s=self.clock_s())
+        self._call(self._core.generator_leaving, self._id, now_s=self._now_s())
 
     def _on_drained(self, _drained: pb.Drained) -> None:
-        self._call(self._core.generator_drained, self._id, now_s=self.clock_s())
+        self._call(self._core.generator_drained, self._id, now_s=self._now_s())
 
 
 class _Trainer(PeerHandler):
@@ -266,8 +271,7 @@ class _Trainer(PeerHandler):
 
     def __init__(self, service: SchedulerService, hello: pb.TrainerHello) -> None:
         link = PeerLink(f"trainer {hello.trainer_id}")
-        entry = TrainerEntry(link=link, hello=hello, beats=service.beats(), heard_s=service.clock_s())
-        super().__init__(service.connections, entry, clock_s=service.clock_s)
+        super().__init__(service.connections, TrainerEntry(link=link, hello=hello, beats=service.beats()))
         self._service = service
         call = self._call = service.executor.call
         core = self._core = service.core
