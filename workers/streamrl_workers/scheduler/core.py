@@ -341,10 +341,10 @@ class Core:
             score_failures=dict(parts.lifecycle.failures),
         )
 
-    def is_silent(self, generator_id: str) -> bool:
-        """Whether the generator is connected and was not heard for a lease."""
-        generator = self._components.fleet.get(generator_id)
-        return generator is not None and generator.silent
+    @property
+    def silent(self) -> frozenset[str]:
+        """Generators that are connected and were not heard for a lease."""
+        return frozenset(one.generator_id for one in self._components.fleet if one.silent)
 
     # ---- inside: generators
 

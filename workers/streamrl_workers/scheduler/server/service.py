@@ -226,7 +226,7 @@ class _Generator(PeerHandler):
         self._call(self._core.generator_left, self._id)
 
     def is_silent(self) -> bool:
-        return self._core.is_silent(self._id)
+        return self._id in self._core.silent
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:
