@@ -11,7 +11,7 @@ Before them: hello, then the scheduler's welcome.
 
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
 without a scheduler for `lost_after_s` the link gives up, as it does where another process keeps our name so long. With certificates a connection gives way to a new
-one before it is too old (`channel.Renewal`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
+one before it is too old (`channel.Dialler`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
 stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
 
@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -37,9 +37,8 @@ from streamrl_workers.stream.channel import (
     MAX_BREAKS,
     Backoff,
     ConnectTimeoutError,
-    Renewal,
+    Dialler,
     SchedulerLostError,
-    connect,
     refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, read, write
@@ -50,8 +49,6 @@ _PARTIALS_INTERVAL_S = 1.0
 these the scheduler measures how fast the generator is, also where it generates for few seconds at a time."""
 _HEARTBEATS_PER_LEASE = 4
 """More than the three that the protocol asks for, so that one may be late."""
-_CONNECT_TIMEOUT_S = 5.0
-"""Of one attempt."""
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.StreamStreamCall"
@@ -83,7 +80,7 @@ class GeneratorLink:
         self._welcomed_s: float | None = None  # by the newest connection
         self._backoff = Backoff()
         self._welcomed = self._ever_welcomed = False
-        self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
+        self._dialler = Dialler(settings.scheduler_address, tls=settings.variables.tls)
         self.fault = "not connected to the scheduler yet"
 
     async def run(self) -> None:
@@ -95,7 +92,7 @@ class GeneratorLink:
             RefusedError: the scheduler does not take what we say.
         """
         while not (await self._connection() or self._loop.leaving):
-            if self._fresh is not None:
+            if self._dialler.has_successor:
                 continue
             if self._welcomed_s is not None and self._backoff.ended(after_s=self._seen_s - self._welcomed_s):
                 text = f"the link broke {MAX_BREAKS} times, each within {LASTING_S:g} s; last: {self.fault}"
@@ -122,7 +119,7 @@ class GeneratorLink:
         """One connection; True when the scheduler said stop."""
         self._welcomed_s = None
         try:
-            channel = await self._channel()
+            channel = await self._dialler.channel(timeout_s=self._lost_after_s)
         except ConnectTimeoutError as error:
             self.fault = str(error)
             return False
@@ -136,17 +133,6 @@ class GeneratorLink:
             self._loop.disconnected()
             await channel.close()
         return False
-
-    async def _channel(self) -> grpc.aio.Channel:
-        if self._fresh is not None:
-            fresh, self._fresh = self._fresh, None
-            return fresh
-        return await connect(
-            self._settings.scheduler_address,
-            timeout_s=min(_CONNECT_TIMEOUT_S, self._lost_after_s),
-            who="the scheduler",
-            tls=self._settings.variables.tls,
-        )
 
     def _broken(self, error: grpc.aio.AioRpcError) -> None:
         refused = refusal_of(error, address=self._settings.scheduler_address, tls=self._settings.variables.tls)
@@ -172,7 +158,7 @@ class GeneratorLink:
         reader = asyncio.create_task(self._read(call, joiner), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
-            if await self._outlived(reader, writer):
+            if await self._dialler.outlived(reader, writer, is_leaving=lambda: self._loop.leaving):
                 return False
             if writer.done():
                 with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
@@ -182,18 +168,6 @@ class GeneratorLink:
             for task in (reader, writer):
                 task.cancel()
             await asyncio.wait({reader, writer})
-
-    async def _outlived(self, *tasks: "asyncio.Task[Any]") -> bool:
-        """Wait for the end of the first of the connection's tasks; True if a new connection takes over before."""
-        address, tls = self._settings.scheduler_address, self._settings.variables.tls
-        async with Renewal(address, who="the scheduler", tls=tls) as renewal:
-            await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
-            if not any(task.done() for task in tasks) and not self._loop.leaving:
-                self._fresh = renewal.take()
-                return True
-        if not any(task.done() for task in tasks):  # it goes soon: not worth a new one
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return False
 
     async def _within_lease(self, awaited: Awaitable[_T], *, missing: str) -> _T:
         try:
