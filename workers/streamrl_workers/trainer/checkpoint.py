@@ -11,7 +11,6 @@ Invariants:
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
 from streamrl_workers.trainer.engines.engine import TrainEngine
 
@@ -144,7 +144,7 @@ class CheckpointStore:
             shutil.rmtree(old)
         else:
             partial.rename(target)
-        _sync_path(self._root)
+        sync(self._root)
         self._prune(newest_step=step)
         return target
 
@@ -166,7 +166,7 @@ class CheckpointStore:
 def sync_tree(directory: Path) -> None:
     """Bring a directory and all in it to the disk."""
     for path in (*_files(directory), *(p for p in directory.rglob("*") if p.is_dir()), directory):
-        _sync_path(path)
+        sync(path)
 
 
 def export_once(engine: TrainEngine, *, directory: Path) -> Path:
@@ -230,14 +230,6 @@ def _name(step: int) -> str:
 
 def _step(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
-
-
-def _sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(path: Path, error: OSError, *, what: str = "a checkpoint") -> UserError:
