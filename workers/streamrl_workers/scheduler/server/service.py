@@ -225,8 +225,8 @@ class _Generator(PeerHandler):
     def on_leave(self) -> None:
         self._call(self._core.generator_left, self._id)
 
-    def is_silent(self) -> bool:
-        return self._id in self._core.silent
+    def refusal(self) -> str:
+        return "" if self._id in self._core.silent else super().refusal()
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:
