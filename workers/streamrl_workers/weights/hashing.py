@@ -30,7 +30,7 @@ def new_digest() -> blake3:
     return blake3(max_threads=blake3.AUTO)
 
 
-def bytes_hash(data: bytearray | memoryview) -> bytes:
+def bytes_hash(data: memoryview) -> bytes:
     """The hash of one tensor's raw bytes."""
     return new_digest().update(data).digest()
 

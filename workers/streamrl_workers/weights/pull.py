@@ -15,9 +15,11 @@ Invariants:
 """
 
 import asyncio
+import mmap
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -46,6 +48,8 @@ _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt; attempts go on until the overall deadline."""
 _STALL_TIMEOUT_S = 20.0
 """Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
+_ALIGNMENT_BYTES = 64
+"""Of a tensor in memory."""
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
 _PERMANENT = frozenset(
@@ -94,7 +98,7 @@ async def pull(
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
-    return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), memoryview(t.buffer)) for t in tensors}
+    return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +106,7 @@ class _Arriving:
     """One tensor on its way."""
 
     entry: pb.TensorEntry
-    buffer: bytearray
+    buffer: memoryview
     offset: int = 0  # bytes that have arrived
     verified: bool = False
 
@@ -204,7 +208,22 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
         raise WeightsError(
             f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
         )
-    return [_Arriving(entry=entry, buffer=bytearray(entry.size_bytes)) for entry in manifest.tensors]
+    places = [0]
+    for entry in manifest.tensors:
+        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+    memory = _reserved(places[-1])
+    return [
+        _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        for begin, entry in zip(places, manifest.tensors, strict=False)
+    ]
+
+
+def _reserved(size_bytes: int) -> memoryview:
+    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds."""
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # where there are no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
