@@ -116,15 +116,17 @@ def _plain(model: PreTrainedModel, whole: dict[str, torch.Tensor], *, dtype: tor
     return plain
 
 
-def _in(tensor: torch.Tensor, dtype: torch.dtype, *, copy: bool = False) -> torch.Tensor:
-    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=copy)
+def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> TensorBytes:
     """Copied once, whatever its device and format; what is given out nobody writes to."""
-    own = _in(tensor, dtype, copy=True).contiguous()
-    raw = own.reshape(-1).view(torch.uint8).numpy()
-    return TensorBytes(str(own.dtype).removeprefix("torch."), tuple(own.shape), raw.data.toreadonly())
+    plain = _in(tensor, dtype).contiguous()
+    raw = plain.reshape(-1).view(torch.uint8).numpy()
+    if plain.data_ptr() == tensor.data_ptr():  # the model's own; by numpy, which takes huge pages
+        raw = raw.copy()
+    return TensorBytes(str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw.data.toreadonly())
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
