@@ -60,7 +60,7 @@ from streamrl_workers.scheduler.server.result import (
     write_failure,
     write_success,
 )
-from streamrl_workers.scheduler.server.service import ModelFiles, Ports, SchedulerService
+from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
@@ -230,7 +230,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         ending=run.ending,
         lease_s=lease_s,
         clock_s=clock_s,
-        model_files=ModelFiles(lambda: read_model_path(os.environ)),
+        model_path=lambda: read_model_path(os.environ),
     )
     service.add_to(ports.server)
     await ports.server.start()
