@@ -109,9 +109,8 @@ class Ports:
 
 def _loop_fault(context: dict[str, object], ending: ExitDecision) -> None:
     error = context.get("exception")
-    if (
-        isinstance(error, BaseException) and "socket" not in context
-    ):  # one that could not be accepted: asyncio tries again
+    # With a socket it is one that could not be accepted: asyncio tries again.
+    if isinstance(error, BaseException) and "socket" not in context:
         report(error, ending=ending)
     else:
         logging.getLogger("streamrl.scheduler").error("%s", context.get("message"))
