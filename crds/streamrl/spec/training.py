@@ -288,6 +288,23 @@ class Lora(SpecModel):
     )
 
 
+class LogprobDiffBound(SpecModel):
+    """When the generators' log-probs are too far from the trainer's, on samples whose tokens are all of the newest weights."""
+
+    max_mean: float = Field(
+        default=0.05,
+        gt=0,
+        le=100,
+        description="Largest mean of |trainer's - generator's log-prob| over a step's tokens of one pool; the usual is 0.01 with BF16, far less with FP32.",
+    )
+    steps: int = Field(
+        default=5,
+        ge=1,
+        le=1_000_000,
+        description="Steps in a row above it before the condition TrainInferLogprobDiffHigh.",
+    )
+
+
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
@@ -325,6 +342,9 @@ class Trainer(SpecModel):
     )
     activation_checkpointing: bool = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more time."
+    )
+    train_infer_logprob_diff: LogprobDiffBound = Field(
+        default=LogprobDiffBound(), description="When to warn of generators that compute another policy."
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     disruption: Literal["Allow", "Block"] = Field(

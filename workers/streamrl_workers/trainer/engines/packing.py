@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.engines.step_metrics import trained_places, trained_spans
+from streamrl_workers.trainer.engines.step_metrics import trained_places, trained_spans, version_lag
 
 PADDING_TOKENS = 256
 """A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
@@ -35,6 +35,8 @@ class PackedSample:
     behaviour_N: "array[float]"  # log-prob when the token was drawn
     advantages_N: "array[float]"
     fresh_N: "array[int]"  # 1: drawn under the very weights that are trained now
+    generator_id: str = ""
+    version_lag: int = 0  # steps, of its oldest token
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
     reference_N: "array[float] | None" = None  # log-probs under the initial weights
     values_N: "array[float] | None" = None  # the critic's at the batch's start
@@ -98,6 +100,8 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
         behaviour_N=array("f", [behaviour[place] for place in places]),
         advantages_N=array("d", [advantage]) * len(places),
         fresh_N=fresh,
+        generator_id=sample.generator_id,
+        version_lag=version_lag(sample, step=step, attempt=attempt),
     )
 
 
