@@ -9,6 +9,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import LogprobDiffBound
 from streamrl_workers.metrics.logprob_diff import MEASURES, OTHER, PoolLag, key, new_warnings, read, steps_above
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
+from streamrl_workers.trainer.engines.logprob_diff import DIFFS
 from streamrl_workers.trainer.engines.step_metrics import version_lag
 from support.tiny_trainer import tiny_engine, tiny_model
 from support.trainer_groups import make_group, trainer_spec
@@ -72,6 +73,9 @@ def test_every_trained_token_is_compared_by_pool_and_lag(rule):
             "train_infer_logprob_diff_tokens": len(diffs),
         }
         assert {name: metrics[key(name, at)] for name in want} == pytest.approx(want, rel=1e-4)
+    newest = key("", PoolLag("sim", "0"))
+    for name in DIFFS:
+        assert metrics[name] == metrics[name + newest], "without pool and lag: all samples of lag 0"
     for measure in MEASURES:
         assert read(metrics, measure=measure).keys() == drawn.keys(), "nothing is said of what has no tokens"
     compared = read(metrics, measure="train_infer_logprob_diff_tokens")

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 
 import torch
 
-from streamrl_workers.metrics.logprob_diff import CLIPPED, PoolLag, key, pool_lag, pool_lags
+from streamrl_workers.metrics.logprob_diff import CLIPPED, LAGS, key, pool_lag, pool_lags
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines.packing import PackedSample
 
 _TOKEN_SUMS, _SEQUENCE_SUMS = 4, 2
 """Columns: tokens, |d|, K3, clipped tokens; then sequences, sequences outside the clip; then the largest |d|."""
+
+DIFFS = ("train_infer_logprob_diff_mean", "train_infer_logprob_diff_max", "train_infer_logprob_diff_kl")
+"""What is said of all samples of lag 0 together."""
 
 
 class LogprobDiff:
@@ -56,25 +59,34 @@ class LogprobDiff:
 
 
 def logprob_diff_metrics(ranks: Sequence[Sequence[Sequence[float]]], *, pools: Sequence[str]) -> dict[str, float]:
-    """The step's numbers from every rank's; `sequence_clip_fraction` over all samples too."""
-    found: dict[str, float] = {}
-    sequences = outside = 0.0
-    for at, *rows in zip(pool_lags(pools), *ranks, strict=True):
-        *sums, maxima = zip(*rows, strict=True)
-        row = [sum(column) for column in sums]
-        sequences, outside = sequences + row[4], outside + row[5]
+    """The step's numbers from every rank's.
+
+    By pool and lag, where there were tokens; and, always, the differences of all samples of lag 0 together, and the sequences of all lags.
+    """
+    rows = {at: _added(row) for at, *row in zip(pool_lags(pools), *ranks, strict=True)}
+    newest = _measures(_added([row for at, row in rows.items() if at.lag == LAGS[0]]))
+    found = {name: value for name, value in newest.items() if name in DIFFS}
+    found[CLIPPED] = _measures(_added(list(rows.values())))[CLIPPED]
+    for at, row in rows.items():
         if row[0]:
-            found |= _of(at, row, largest=max(maxima))
-    return {CLIPPED: outside / max(1.0, sequences)} | found
+            found |= {key(name, at): value for name, value in _measures(row).items()}
+    return found
 
 
-def _of(at: PoolLag, sums: Sequence[float], *, largest: float) -> dict[str, float]:
-    tokens, diff, kl, clipped, sequences, outside = sums
+def _added(rows: Sequence[Sequence[float]]) -> list[float]:
+    """One row for several; the last column is a maximum."""
+    *sums, maxima = zip(*rows, strict=True)
+    return [*map(sum, sums), max(maxima)]
+
+
+def _measures(row: Sequence[float]) -> dict[str, float]:
+    """Of nothing: zeros."""
+    tokens, diff, kl, clipped, sequences, outside, largest = row
     return {
-        key("train_infer_logprob_diff_mean", at): diff / tokens,
-        key("train_infer_logprob_diff_max", at): largest,
-        key("train_infer_logprob_diff_kl", at): kl / tokens,
-        key("train_infer_logprob_diff_tokens", at): tokens,
-        key("clip_fraction", at): clipped / tokens,
-        key("sequence_clip_fraction", at): outside / sequences,
+        "train_infer_logprob_diff_mean": diff / max(1.0, tokens),
+        "train_infer_logprob_diff_max": largest,
+        "train_infer_logprob_diff_kl": kl / max(1.0, tokens),
+        "train_infer_logprob_diff_tokens": tokens,
+        "clip_fraction": clipped / max(1.0, tokens),
+        "sequence_clip_fraction": outside / max(1.0, sequences),
     }

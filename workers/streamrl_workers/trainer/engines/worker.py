@@ -170,7 +170,7 @@ class RankWorker:
         total = (loss.loss_N * batch.weights_N).sum()
         errors = self._value_loss(batch)
         torch.autograd.backward([total] if errors is None else [total, errors])
-        self._sums.add(tokens, loss=loss, entropy_N=entropy_N, fresh_N=batch.fresh_N)
+        self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
         self._diffs.add(tokens, loss=loss, samples=samples)
         self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
 
