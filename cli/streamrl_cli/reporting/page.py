@@ -302,11 +302,12 @@ def _gradient_norm(run: RunData) -> Figure:
 
 
 def _by_pool_and_lag(run: RunData, measure: str) -> Figure:
-    """A line for each pool and lag that had tokens; gaps where a step had none."""
+    """A line for each of the job's pools and lags that had tokens; gaps where a step had none."""
     rows = [logprob_diff.read(line.get("trainer", {}), measure=measure) for line in run.steps]
-    names = sorted({at for row in rows for at in row})
-    series = {f"{at.pool}, lag {at.lag}": [row.get(at) for row in rows] for at in names}
-    return lines_by_step([line["step"] for line in run.steps], series)
+    known = logprob_diff.pool_lags([pool.name for pool in run.folder.job.spec.generators])
+    series = {f"{at.pool}, lag {at.lag}": [row.get(at) for row in rows] for at in known}
+    found = {name: values for name, values in series.items() if any(value is not None for value in values)}
+    return lines_by_step([line["step"] for line in run.steps], found)
 
 
 def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def logprob_diff(before: RLJobStatus, page: Mapping[str, Any] | None) -> Aspect 
         return Aspect(type=LOGPROB_DIFF_HIGH, holds=False, reason="WithinBound")
     if was is not None and was.holds:  # its figures change with each step, what is to be done does not
         return was
-    return Aspect(type=LOGPROB_DIFF_HIGH, holds=True, reason="AboveBound", message=str(warning.get("message") or ""))
+    return Aspect(type=LOGPROB_DIFF_HIGH, holds=True, reason="AboveBound", message=text(warning.get("message")))
 
 
 def checkpoint_path(store: str, path: object) -> str | None:
@@ -154,6 +154,11 @@ def whole_number(value: object) -> int | None:
     """A whole number that is not negative; None if it is none."""
     number = _number(value)
     return int(number) if number is not None and number >= 0 else None
+
+
+def text(value: object) -> str:
+    """A text; empty if it is none."""
+    return value if isinstance(value, str) else ""
 
 
 def _number(value: object) -> float | None:

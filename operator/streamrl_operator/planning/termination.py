@@ -55,7 +55,9 @@ def end_by_result(page: Mapping[str, Any] | None) -> End | None:
             succeeded=True, reason=COMPLETED, message=f"{'all' if steps is None else steps} steps are done{reported}"
         )
     if result.get("status") == "failed":
-        return End(succeeded=False, reason="RunFailed", message=str(result.get("reason") or "no reason is given"))
+        return End(
+            succeeded=False, reason="RunFailed", message=job_status.text(result.get("reason")) or "no reason is given"
+        )
     return None
 
 

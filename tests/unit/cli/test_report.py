@@ -115,13 +115,13 @@ def test_log_prob_differences_are_a_line_for_each_pool_and_lag(folder: RunFolder
         folder,
         "steps",
         [
-            step(0, trainer={f"{measure}/a/0": 0.01, f"{measure}/a/0/<b>": 1.0}),
-            step(1, trainer={f"{measure}/a/0": 0.02, f"{measure}/a/1": 0.5}),
+            step(0, trainer={f"{measure}/sim/0": 0.01, f"{measure}/sim/0/<b>": 1.0, f"{measure}/foreign/0": 1.0}),
+            step(1, trainer={f"{measure}/sim/0": 0.02, f"{measure}/sim/1": 0.5, f"{measure}/sim/many": 1.0}),
         ],
     )
     charts = {title: figure for title, _, figure in all_charts(read_run(folder.path))}
     lines = {trace["name"]: trace["y"] for trace in charts["Train-infer log-prob difference"]["data"]}
-    assert lines == {"a, lag 0": [0.01, 0.02], "a, lag 1": [None, 0.5]}
+    assert lines == {"sim, lag 0": [0.01, 0.02], "sim, lag 1": [None, 0.5]}, "of the job's pools alone"
 
 
 async def test_a_warning_is_one_line_above_the_view(folder: RunFolder) -> None:
