@@ -77,10 +77,9 @@ class TorchEngine:
     def finish_step(self) -> dict[str, float]:
         """The rest of the work, and the updates."""
         numbers = self._step.finish(self._metrics)
-        ranks = everywhere(self._ranks, "measured")
-        forward = forward_metrics([rank["forward"] for rank in ranks], updates=int(numbers["updates"]))
-        diffs = logprob_diff_metrics([rank["logprob_diff"] for rank in ranks], pools=self._pools)
-        return self._metrics.metrics() | forward | diffs | numbers
+        measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
+        diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
+        return self._metrics.metrics() | measured | diffs | numbers
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""

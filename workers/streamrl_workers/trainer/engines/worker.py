@@ -196,10 +196,15 @@ class RankWorker:
         del payload
         self._zero()
 
-    def measured(self, payload: None) -> dict[str, Payload]:
+    def measured(self, payload: None) -> list[float]:
         """The step's sums on this rank."""
         del payload
-        return {"forward": self._sums.raw(), "logprob_diff": self._diffs.raw()}
+        return self._sums.raw()
+
+    def logprob_diffs(self, payload: None) -> list[list[float]]:
+        """The step's sums by pool and version lag on this rank."""
+        del payload
+        return self._diffs.raw()
 
     def tensors(self, payload: None) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""
