@@ -177,7 +177,7 @@ class _Run:
             shower.cancel()
             with suppress(asyncio.CancelledError):
                 await shower
-            self.view.update(*await self.progress.refresh())
+            await self._refresh()
 
     def _shared_env(self, model: str) -> dict[str, str]:
         return {
@@ -193,11 +193,18 @@ class _Run:
     async def _show(self) -> None:
         stalls = StallWatch(first_s=STALL_BOUNDS * self.liveness_s, looked_s=time.monotonic())
         while True:
-            self.view.update(*await self.progress.refresh())
+            await self._refresh()
             line = stalls.look(self.progress.status, now_s=time.monotonic(), step_s=self.progress.step_s())
             if line:
                 self.view.say(line)
             await asyncio.sleep(REFRESH_S)
+
+    async def _refresh(self) -> None:
+        """Show what is new, and say what a person should look at."""
+        steps, evaluations = await self.progress.refresh()
+        self.view.update(steps, evaluations)
+        for text in self.progress.warnings(steps):
+            self.view.say(text)
 
     def _interrupt(self, task: asyncio.Task[int]) -> None:
         self.interrupts += 1

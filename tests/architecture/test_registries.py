@@ -17,7 +17,7 @@ from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.scheduler.dispatch import POLICIES
 from streamrl_workers.tasks.dataset import DATASETS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
-from streamrl_workers.trainer.algorithms.objective import CORRECTIONS
+from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
 
 REGISTRIES: dict[type[OneOf], Collection[str]] = {

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from streamrl_cli.reporting.data import RunData, Timeline, weighted_bubbles
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
+from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
 DRAW_JS = (
@@ -167,6 +168,17 @@ def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
         ("Queue", "Samples that wait for a slot, at the end of each step.", _lines_of(run, {"waiting": "queue"})),
         ("Generators", "Replicas wanted of each elastic pool; the reason stands at each change.", replicas(run)),
         ("Gradient norm", "Before clipping.", _gradient_norm(run)),
+        (
+            "Train-infer log-prob difference",
+            "Mean of |trainer's - generator's log-prob| by pool and version lag. At lag 0 it is the generator's arithmetic alone; "
+            "beyond, the policy's own steps are in it.",
+            _by_pool_and_lag(run, logprob_diff.MEAN),
+        ),
+        (
+            "Sequences outside the clip",
+            "Share of the sequences whose ratio is outside the clip at every token, by pool and version lag.",
+            _by_pool_and_lag(run, logprob_diff.CLIPPED),
+        ),
     ]
     return [chart for chart in charts if any(value is not None for trace in chart[2]["data"] for value in trace["y"])]
 
@@ -287,6 +299,15 @@ def _gradient_norm(run: RunData) -> Figure:
         if "gradient_norm" in line.get("trainer", {})
     }
     return lines_by_step(list(norms), {"gradient_norm": list(norms.values())})
+
+
+def _by_pool_and_lag(run: RunData, measure: str) -> Figure:
+    """A line for each of the job's pools and lags that had tokens; gaps where a step had none."""
+    rows = [logprob_diff.read(line.get("trainer", {}), measure=measure) for line in run.steps]
+    known = logprob_diff.pool_lags([pool.name for pool in run.folder.job.spec.generators])
+    series = {f"{at.pool}, lag {at.lag}": [row.get(at) for row in rows] for at in known}
+    found = {name: values for name, values in series.items() if any(value is not None for value in values)}
+    return lines_by_step([line["step"] for line in run.steps], found)
 
 
 def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:

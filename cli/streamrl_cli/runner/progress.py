@@ -11,7 +11,7 @@ import time
 import urllib.request
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
@@ -21,6 +21,7 @@ from typing import Any
 from streamrl import keys
 from streamrl.files import MissingFileError, open_regular, parse_json
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_workers.metrics.logprob_diff import new_warnings
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
@@ -98,6 +99,13 @@ class RunProgress:
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
         return reader.new_lines()
+
+    def warnings(self, steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """What began with one of these steps and a person should look at."""
+        bound = self.folder.job.spec.trainer.train_infer_logprob_diff
+        for line in steps:
+            for one in new_warnings(line, bound=bound):
+                yield f"warning: step {line['step'] + 1}: {one.message}"
 
     @property
     def total_steps(self) -> int:

@@ -140,10 +140,29 @@ class TwoSidedClip(SpecModel):
     cap: float = Field(default=5.0, ge=1, le=1000, description="Largest ratio of policy to behaviour probability.")
 
 
+ImportanceLevel = Literal["Token", "Sequence"]
+ImportanceLevelField = Annotated[
+    ImportanceLevel,
+    Field(
+        default="Token",
+        description="Token: each token has the ratio of its own probabilities. Sequence: all tokens have the product over their sequence, exact but wide.",
+    ),
+]
+
+
 class TruncatedImportance(SpecModel):
     """Weight min(proximal / behaviour, cap); the clip is on policy / proximal."""
 
-    cap: float = Field(default=2.0, ge=1, le=1000, description="Largest weight of one token.")
+    level: ImportanceLevelField = "Token"
+    cap: float = Field(default=2.0, ge=1, le=1000, description="Largest weight.")
+
+
+class MaskedImportance(SpecModel):
+    """Weight proximal / behaviour where that is within bounds, else 0; the clip is on policy / proximal."""
+
+    level: ImportanceLevelField = "Token"
+    low: float = Field(default=0.5, ge=0, le=1, description="What has a smaller weight is left out.")
+    high: float = Field(default=2.0, ge=1, le=1000, description="What has a larger weight is left out.")
 
 
 class DecoupledPpo(SpecModel):
@@ -158,6 +177,9 @@ class Correction(OneOf):
     two_sided_clip: TwoSidedClip | None = Field(default=None, description="Ratio to the behaviour policy, bounded.")
     truncated_importance: TruncatedImportance | None = Field(
         default=None, description="Truncated importance weights before the clip."
+    )
+    masked_importance: MaskedImportance | None = Field(
+        default=None, description="Importance weights before the clip; what is out of bounds is left out."
     )
     decoupled_ppo: DecoupledPpo | None = Field(default=None, description="Full importance weights before the clip.")
 
@@ -266,6 +288,23 @@ class Lora(SpecModel):
     )
 
 
+class LogprobDiffBound(SpecModel):
+    """When the generators' log-probs are too far from the trainer's, on samples whose tokens are all of the newest weights."""
+
+    max_mean: float = Field(
+        default=0.05,
+        gt=0,
+        le=100,
+        description="Largest mean of |trainer's - generator's log-prob| over a step's tokens of one pool; the usual is 0.01 with BF16, far less with FP32.",
+    )
+    steps: int = Field(
+        default=5,
+        ge=1,
+        le=1_000_000,
+        description="Steps in a row above it before the condition TrainInferLogprobDiffHigh.",
+    )
+
+
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
@@ -303,6 +342,9 @@ class Trainer(SpecModel):
     )
     activation_checkpointing: bool = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more time."
+    )
+    train_infer_logprob_diff: LogprobDiffBound = Field(
+        default=LogprobDiffBound(), description="When to warn of generators that compute another policy."
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     disruption: Literal["Allow", "Block"] = Field(

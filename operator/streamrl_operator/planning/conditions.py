@@ -4,8 +4,9 @@
     Suspended  suspend is set and no pod is left
     Succeeded  all steps are done
     Failed     the job cannot go on, and will not be tried again
+    TrainInferLogprobDiffHigh  the generators' log-probs are too far from the trainer's; the job goes on
 
-A job has all four from the first visit. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first four from the first visit, the last from the first page of numbers that speaks of it. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does.
 """
 
@@ -18,7 +19,10 @@ from streamrl.status import Condition
 from streamrl_operator.planning.values import JobEvent, stamp
 
 READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
+LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
+"""A warning of the scheduler's page by the same name."""
 REASONS = {
+    "AboveBound": "The train-infer log-prob difference is above `trainer.trainInferLogprobDiff`; the message says what to do.",
     "AllReady": "All pods of the pool are ready.",
     "Completed": "All steps are done.",
     "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
@@ -54,6 +58,7 @@ REASONS = {
     "TrainerPending": "A StatefulSet of the trainer has not made its pods yet.",
     "Unschedulable": "A pod finds no node.",
     "UserError": "A container was given something that a person must change.",
+    "WithinBound": "The train-infer log-prob difference is within `trainer.trainInferLogprobDiff`.",
 }
 """Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""
 LONGEST_MESSAGE = 1024

@@ -19,7 +19,8 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.base import SpecModel
 from streamrl.spec.pod import Pod
 from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
-from streamrl_operator.planning import pods
+from streamrl_operator.planning import conditions, pods
+from streamrl_operator.planning.conditions import LOGPROB_DIFF_HIGH, Aspect
 from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
 
 _Status = TypeVar("_Status", bound=SpecModel)
@@ -118,6 +119,21 @@ def with_progress(
     return before if after == before else after.model_copy(update={"progress_time": stamp(now)})
 
 
+def logprob_diff(before: RLJobStatus, page: Mapping[str, Any] | None) -> Aspect | None:
+    """What the page says of the train-infer log-prob difference; a page without a word of it changes nothing. None: nothing is known."""
+    was = conditions.kept(before.conditions, LOGPROB_DIFF_HIGH)
+    found = None if page is None else page.get("warnings")
+    if not isinstance(found, list):
+        return was
+    named = (one for one in found if isinstance(one, Mapping) and one.get("type") == LOGPROB_DIFF_HIGH)
+    warning = next(named, None)
+    if warning is None:
+        return Aspect(type=LOGPROB_DIFF_HIGH, holds=False, reason="WithinBound")
+    if was is not None and was.holds:  # its figures change with each step, what is to be done does not
+        return was
+    return Aspect(type=LOGPROB_DIFF_HIGH, holds=True, reason="AboveBound", message=text(warning.get("message")))
+
+
 def checkpoint_path(store: str, path: object) -> str | None:
     """Directory of a checkpoint on the checkpoints' volume; `path` is from `store`, the job's own directory there."""
     return f"{store}/{path}"[:_LONGEST_PATH] if isinstance(path, str) and path else None
@@ -138,6 +154,11 @@ def whole_number(value: object) -> int | None:
     """A whole number that is not negative; None if it is none."""
     number = _number(value)
     return int(number) if number is not None and number >= 0 else None
+
+
+def text(value: object) -> str:
+    """A text; empty if it is none."""
+    return value if isinstance(value, str) else ""
 
 
 def _number(value: object) -> float | None:

@@ -270,11 +270,16 @@ def _decision(
     """What all branches have in common. `generation`: that the conditions are about; None: the present one."""
     present = view.observed.metadata.get("generation")
     about = present if generation is None else generation
+    page = None if termination.end_of_status(view.before) else view.observed.numbers  # an end is final
+    diff = job_status.logprob_diff(view.before, page)
+    all_aspects = aspects if diff is None else (*aspects, diff)
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={
             "observed_generation": present,
-            "conditions": conditions.renewed(view.before.conditions, aspects, now=view.observed.now, generation=about),
+            "conditions": conditions.renewed(
+                view.before.conditions, all_aspects, now=view.observed.now, generation=about
+            ),
             "restarts": status.restarts or 0,
             "ignored_restarts": status.ignored_restarts or 0,
             "images": taken or status.images,

@@ -12,7 +12,15 @@ from typing import Any
 from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
-from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect, warning
+from streamrl_operator.planning.conditions import (
+    FAILED,
+    LOGPROB_DIFF_HIGH,
+    READY,
+    SUCCEEDED,
+    SUSPENDED,
+    Aspect,
+    warning,
+)
 from streamrl_operator.planning.failures import FAIL, NO_RULE, RestartAccounting
 from streamrl_operator.planning.values import JobEvent, Object, seconds_since, stamp
 
@@ -47,7 +55,9 @@ def end_by_result(page: Mapping[str, Any] | None) -> End | None:
             succeeded=True, reason=COMPLETED, message=f"{'all' if steps is None else steps} steps are done{reported}"
         )
     if result.get("status") == "failed":
-        return End(succeeded=False, reason="RunFailed", message=str(result.get("reason") or "no reason is given"))
+        return End(
+            succeeded=False, reason="RunFailed", message=job_status.text(result.get("reason")) or "no reason is given"
+        )
     return None
 
 
@@ -137,6 +147,8 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
         return status
     before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
     aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
+    diff = conditions.kept(found.conditions, LOGPROB_DIFF_HIGH)
+    aspects += () if diff is None else (diff,)
     renewed = conditions.renewed(before, aspects, now=now, generation=generation)
     update = {"observed_generation": generation, "conditions": renewed}
     return job_status.plain_status(found.model_copy(update=update))

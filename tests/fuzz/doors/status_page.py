@@ -120,7 +120,8 @@ _GENERATOR = {
 }
 _TRAINER = {"id": "trainer-0", "bubbles": {"busy": 1.0, "pipeline_no_samples": 6.0}, "wall_s": 7.0}
 _SPEED = {"sim": {"speed": "known", "step_s": {"1": 0.01, "8": 0.02}}}
-_RUNNING = page(generators=[_GENERATOR], trainer=_TRAINER, dispatch={"pools": _SPEED})
+_WARNED = [{"type": "TrainInferLogprobDiffHigh", "message": "the generators compute another policy"}]
+_RUNNING = page(generators=[_GENERATOR], trainer=_TRAINER, dispatch={"pools": _SPEED}, warnings=_WARNED)
 _ENDED = page(step=20, ended=True, result={"status": "succeeded", "steps": 20, "final_reward": 0.8, "checkpoint": "a"})
 _FAILED = page(ended=True, result={"status": "failed", "reason": "every group was dropped"})
 

@@ -109,6 +109,31 @@ def test_failed_scores_and_drops_are_added_up_over_all_lines(folder: RunFolder) 
     assert "<td>too_stale</td>" not in page
 
 
+def test_log_prob_differences_are_a_line_for_each_pool_and_lag(folder: RunFolder) -> None:
+    measure = "train_infer_logprob_diff_mean"
+    write_lines(
+        folder,
+        "steps",
+        [
+            step(0, trainer={f"{measure}/sim/0": 0.01, f"{measure}/sim/0/<b>": 1.0, f"{measure}/foreign/0": 1.0}),
+            step(1, trainer={f"{measure}/sim/0": 0.02, f"{measure}/sim/1": 0.5, f"{measure}/sim/many": 1.0}),
+        ],
+    )
+    charts = {title: figure for title, _, figure in all_charts(read_run(folder.path))}
+    lines = {trace["name"]: trace["y"] for trace in charts["Train-infer log-prob difference"]["data"]}
+    assert lines == {"sim, lag 0": [0.01, 0.02], "sim, lag 1": [None, 0.5]}, "of the job's pools alone"
+
+
+async def test_a_warning_is_one_line_above_the_view(folder: RunFolder) -> None:
+    above = [{"train_infer_logprob_diff_mean": count} for count in (4, 5, 6)]
+    write_lines(folder, "steps", [step(at, above_bound=found, trainer={}) for at, found in enumerate(above)])
+    progress = RunProgress(folder=folder)
+    steps, _ = await progress.refresh()
+    (line,) = progress.warnings(steps)
+    assert line.startswith("warning: step 2: the mean train-infer log-prob difference")
+    assert not list(progress.warnings((await progress.refresh())[0]))
+
+
 def test_nothing_lost_is_a_word(folder: RunFolder) -> None:
     write_lines(folder, "steps", [step(0, score_failures={"timeout": 0}, dropped={"reward_failed": 0})])
     assert "<h2>Failed scores and dropped groups</h2><p>None.</p>" in render(read_run(folder.path), plotly_js="")

@@ -72,6 +72,19 @@ class ProcessMetrics:
         gauge = Gauge(name, help_text, tuple(self._labels), namespace=_PREFIX, registry=self._registry)
         return gauge.labels(**self._labels)
 
+    def gauges(
+        self, name: str, *, keys: Sequence[str], help_text: str
+    ) -> Callable[[Mapping[tuple[str, ...], float]], None]:
+        """Gauges `streamrl_<name>` with the labels `keys`. Returns what takes over all there are, by the labels' values."""
+        gauge = Gauge(name, help_text, (*self._labels, *keys), namespace=_PREFIX, registry=self._registry)
+
+        def take(values: Mapping[tuple[str, ...], float]) -> None:
+            gauge.clear()
+            for labels, value in values.items():
+                gauge.labels(**self._labels, **dict(zip(keys, labels, strict=True))).set(value)
+
+        return take
+
     def render(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self._registry)

@@ -196,7 +196,12 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     lengths = Lengths(history, signals=settings.length_signals, ranker=None if choice is None else RemoteRanker())
     core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
     connections = Connections()
-    ports.status = status = StatusEndpoint(core, connections=connections, run_dir=run.environment.run_dir)
+    ports.status = status = StatusEndpoint(
+        core,
+        connections=connections,
+        run_dir=run.environment.run_dir,
+        bound=run.job.spec.trainer.train_infer_logprob_diff,
+    )
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
     around = run.environment

@@ -9,8 +9,10 @@ import pytest
 
 from streamrl import names
 from streamrl.status import RLJobStatus
+from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.job_status import with_progress
 from streamrl_operator.planning.life import AUTO_RECONCILE_S, decide
+from streamrl_operator.planning.termination import with_blocked_condition
 from streamrl_operator.planning.values import JobDecision, Observed
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
@@ -216,6 +218,49 @@ def test_a_page_that_is_missing_or_broken_takes_nothing_away(broken: dict | None
     later = reported(replace(look, numbers=broken, now=look.now + timedelta(hours=1)))
     shown = ("step", "reward", "queue", "attempt", "tokensPerSecond", "bubbles")
     assert {key: later.status[key] for key in shown} == {key: look.raw["status"][key] for key in shown}
+
+
+DIFF = "TrainInferLogprobDiffHigh"
+
+
+def warned(message: str) -> dict[str, Any]:
+    return page(warnings=[{"type": "SequencesClipped", "message": "n"}, {"type": DIFF, "message": message}])
+
+
+def test_a_log_prob_difference_is_a_condition_that_says_what_to_do() -> None:
+    look = running()
+    assert DIFF not in conditions(reported(look)), "the page of an earlier release does not speak of it"
+    within, decision = lived({"numbers": page(warnings=[])}, start=look)
+    assert conditions(decision)[DIFF] == ("False", "WithinBound")
+    above, decision = lived({"numbers": warned("0.2 is above 0.05; set this")}, start=within)
+    assert conditions(decision)[DIFF] == ("True", "AboveBound")
+    assert message(decision, DIFF) == "0.2 is above 0.05; set this"
+    assert conditions(decision)["Ready"] == ("True", "Running"), "the job goes on"
+    _, decision = lived({"numbers": warned("0.3 is above 0.05; set this")}, start=above)
+    assert decision.status["conditions"] == above.raw["status"]["conditions"], "another figure is no write"
+    _, decision = lived({"numbers": page(warnings=[])}, start=above)
+    assert (conditions(decision)[DIFF], message(decision, DIFF)) == (("False", "WithinBound"), "")
+
+
+@pytest.mark.parametrize("changes", [{"numbers": None}, {"numbers": page()}, {"numbers": SUCCESS}, {"job": None}])
+def test_what_was_said_of_a_log_prob_difference_stays_without_news(changes: dict[str, Any]) -> None:
+    above, before = lived({"numbers": warned("0.2 is above 0.05")}, start=running())
+    _, decision = lived(changes, {"pods": ()}, start=above)
+    assert conditions(decision)[DIFF] == conditions(before)[DIFF] == ("True", "AboveBound")
+
+
+def test_a_blocked_job_goes_on_saying_it() -> None:
+    above, before = lived({"numbers": warned("0.2 is above 0.05")}, start=running())
+    blocked = Aspect(type="Ready", holds=False, reason="Refused", message="forbidden")
+    status = with_blocked_condition(above.raw, blocked, status=before.status, now=above.now)
+    assert [one["reason"] for one in status["conditions"]][-1] == "AboveBound"
+    assert status["conditions"][0]["reason"] == "Refused"
+
+
+@pytest.mark.parametrize("warnings", [{}, "many", [3, None, {"type": DIFF}], [{"type": DIFF, "message": 7}]])
+def test_warnings_of_odd_shape_break_nothing(warnings: object) -> None:
+    _, decision = lived({"numbers": page(warnings=warnings)}, start=running())
+    assert conditions(decision)["Ready"] == ("True", "Running")
 
 
 def test_the_page_of_a_real_scheduler_is_understood(tmp_path: Path) -> None:

@@ -132,17 +132,25 @@ def bounded(ratio: torch.Tensor, advantage: float, low: float, high: float, cap:
     return (ratio if ratio.item() < max(cap, high) else torch.tensor(max(cap, high)).double()) * advantage
 
 
-def surrogate(policy, behaviour, proximal, advantage, case: "Case") -> torch.Tensor:
-    """LostPeer of one ratio under each of the three corrections."""
+def surrogate(policy, behaviour, proximal, advantage, case: "Case", whole: float) -> torch.Tensor:
+    """LostPeer of one ratio under each of the corrections; `whole`: proximal / behaviour of the whole sequence."""
     low, high, cap = 1 - case.low, 1 + case.high, case.cap
     if case.correction == "twoSidedClip":
         return -bounded(torch.exp(policy - behaviour), advantage, low, high, cap)
-    weight = math.exp(proximal - behaviour)
+    weight = whole if case.level == "Sequence" else math.exp(proximal - behaviour)
     if case.correction == "truncatedImportance":
         weight = min(weight, cap)
-    elif weight > cap:
+    elif weight > cap or (case.correction == "maskedImportance" and weight < case.least):
         weight = 0.0
     return -weight * bounded(torch.exp(policy - proximal), advantage, low, high, math.inf)
+
+
+def ratio_of(policy: list[torch.Tensor], behaviour: list[float]) -> float:
+    """Of a whole sequence, token by token."""
+    ratio = 1.0
+    for p, b in zip(policy, behaviour, strict=True):
+        ratio *= math.exp(p.item() - b)
+    return ratio
 
 
 def estimate(kind: str, policy: torch.Tensor, reference: float) -> torch.Tensor:
@@ -194,9 +202,19 @@ class Case:
     rule: str
     algorithm: dict[str, Any]
     correction: str = "twoSidedClip"
+    level: str | None = None
+    least: float = 0.0
     cap: float = 5.0
     low: float = 0.2
     high: float = 0.2
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Of the correction, in the words of the job file."""
+        level = {} if self.level is None else {"level": self.level}
+        if self.correction == "maskedImportance":
+            return {**level, "low": self.least, "high": self.cap}
+        return {**level, "cap": self.cap}
 
     @property
     def kl(self) -> dict[str, Any] | None:
@@ -221,6 +239,18 @@ GROUP_CASES = [
     Case(rule="gspo", algorithm={}, low=3e-4, high=4e-4, correction="truncatedImportance", cap=1.2),
     Case(rule="gspo", algorithm={"clipLow": 0.3, "clipHigh": 0.4, "referenceKl": KL}, low=0.3, high=0.4, correction="decoupledPpo", cap=4.0),
 ]  # fmt: skip
+IMPORTANCE: list[dict[str, Any]] = [
+    {"correction": "truncatedImportance", "level": "Sequence", "cap": 5.0},
+    {"correction": "maskedImportance", "level": "Token", "least": 0.4, "cap": 20.0},
+    {"correction": "maskedImportance", "level": "Sequence", "least": 1e-6, "cap": 5.0},
+]
+"""Each bound is met by some and not by others: the groups' log-probs are random, so ratios of sequences are far from 1."""
+GROUP_CASES += [
+    Case(rule=rule, algorithm={}, high=high, **importance)
+    for rule, high in {"grpo": 0.2, "drGrpo": 0.2, "dapo": 0.28, "rloo": 0.2}.items()
+    for importance in IMPORTANCE
+]
+GROUP_CASES += [Case(rule="gspo", algorithm={}, low=3e-4, high=4e-4, **importance) for importance in IMPORTANCE]
 
 
 def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Tensor:
@@ -237,13 +267,14 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
     sums: list[torch.Tensor] = []
     for s, advantage in zip(seen, advantages, strict=True):
         total = torch.zeros((), dtype=torch.float64)
+        whole = ratio_of(s.policy, s.behaviour)
         if case.rule == "gspo":
             n = len(s.policy)
             policy, behaviour = sum(s.policy) / n, sum(s.behaviour) / n
-            total = total + n * surrogate(policy, behaviour, policy.item(), advantage, case)
+            total = total + n * surrogate(policy, behaviour, policy.item(), advantage, case, whole)
         for token, policy in enumerate(s.policy):
             if case.rule != "gspo":
-                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case)
+                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole)
             if case.kl:
                 total = total + case.kl["coefficient"] * estimate(case.kl["estimator"], policy, s.reference[token])
         sums.append(total)
@@ -278,8 +309,8 @@ def expected_batch_losses(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, t
     mean = sum(raw) / len(raw)
     deviation = math.sqrt(sum((a - mean) ** 2 for a in raw) / len(raw))
     advantages = [(a - mean) / (deviation + 1e-8) for a in raw]
-    tokens = [(p, b) for s in seen for p, b in zip(s.policy, s.behaviour, strict=True)]
-    losses = [surrogate(p, b, p.item(), a, case) for (p, b), a in zip(tokens, advantages, strict=True)]
+    tokens = [(p, b, ratio_of(s.policy, s.behaviour)) for s in seen for p, b in zip(s.policy, s.behaviour, strict=True)]
+    losses = [surrogate(p, b, p.item(), a, case, whole) for (p, b, whole), a in zip(tokens, advantages, strict=True)]
     values = [v for s in seen for v in s.values]
     errors = [(v - g) ** 2 / 2 for v, g in zip(values, targets, strict=False)]
     return sum(losses) / len(losses), sum(errors, start=torch.zeros(())) / len(losses)
@@ -301,7 +332,7 @@ def spec_of(case: Case, **trainer: Any):
     return trainer_spec(
         rule=case.rule,
         algorithm=case.algorithm,
-        correction={case.correction: {"cap": case.cap}},
+        correction={case.correction: case.constants},
         temperature=TEMPERATURE,
         gradientClipNorm=1e6,
         **trainer,
@@ -322,7 +353,7 @@ def gradients_of(prefix: str, model: torch.nn.Module) -> dict[str, torch.Tensor]
 
 
 def _id(case: Case) -> str:
-    return f"{case.rule}-{case.correction}-{'+'.join(case.algorithm) or 'plain'}"
+    return f"{case.rule}-{case.correction}{case.level or ''}-{'+'.join(case.algorithm) or 'plain'}"
 
 
 @pytest.mark.parametrize("case", GROUP_CASES, ids=_id)
@@ -346,6 +377,7 @@ BATCH_CASES = [
     Case(rule="ppo", algorithm={}),
     Case(rule="ppo", algorithm={"gaeLambda": 0.9, "discount": 0.95, "referenceKl": KL}),
     Case(rule="ppo", algorithm={"gaeLambda": 0.0}, correction="decoupledPpo", cap=3.0),
+    *(Case(rule=rule, algorithm={}, **importance) for rule in ("reinforcePP", "ppo") for importance in IMPORTANCE),
 ]
 
 
@@ -385,7 +417,9 @@ def test_an_update_behind_the_first_equals_the_loops(case):
         advantages, targets, moves = ([rng.uniform(-1, 1) for _ in range(n)] for _ in range(3))
         starts = [value.item() + move for value, move in zip(seen.values, moves, strict=True)]
         for t in range(n):  # the reference model stands for the batch's start
-            total = total + surrogate(seen.policy[t], seen.behaviour[t], seen.reference[t], advantages[t], case)
+            total = total + surrogate(
+                seen.policy[t], seen.behaviour[t], seen.reference[t], advantages[t], case, math.nan
+            )  # no weight of a whole sequence among these cases
             if case.rule == "ppo":
                 clip, value = case.algorithm["critic"]["valueClip"], seen.values[t]
                 near = value if abs(value.item() - starts[t]) <= clip else starts[t] + math.copysign(clip, -moves[t])

@@ -27,7 +27,6 @@ def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> PackedS
         places_N=array("i", range(prompt_tokens, prompt_tokens + completion_tokens)),
         behaviour_N=array("f", [0.0] * completion_tokens),
         advantages_N=array("d", [1.0] * completion_tokens),
-        fresh_N=array("b", [1] * completion_tokens),
     )
 
 
@@ -67,11 +66,11 @@ def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
     assert sum(map(len, pending.take(idle=False))) == 1
 
 
-def test_a_sample_knows_which_tokens_are_of_the_trained_version():
+def test_a_sample_knows_whether_it_is_of_the_trained_version():
     trajectory = make_group(0, step=3).samples[0]
-    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=1).fresh_N[0]
-    assert not pack_sample(trajectory, advantage=1.0, step=4, attempt=1).fresh_N[0]
-    assert not pack_sample(trajectory, advantage=1.0, step=3, attempt=2).fresh_N[0]
+    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=1).version_lag == 0
+    assert pack_sample(trajectory, advantage=1.0, step=4, attempt=1).version_lag == 1
+    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=2).version_lag == 1
 
 
 @given(count=st.integers(0, 9), ranks=st.integers(1, 4))
@@ -117,4 +116,4 @@ def test_observations_are_seen_but_not_trained():
     prompt = len(trajectory.prompt_tokens) // 4
     assert list(sample.places_N) == [prompt, prompt + 1, prompt + total - 2]
     assert len(sample.tokens) == prompt + total - 1  # what comes behind the last trained token is not seen
-    assert len(sample.behaviour_N) == len(sample.advantages_N) == len(sample.fresh_N) == sample.trained == 3
+    assert len(sample.behaviour_N) == len(sample.advantages_N) == sample.trained == 3

@@ -5,17 +5,20 @@ Decides nothing and computes only rates and means.
 """
 
 import json
+import logging
 import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from streamrl.keys import DIR_METRICS
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import LogprobDiffBound
+from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
 from streamrl_workers.metrics.signals import ProcessMetrics
 from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, PoolView, StepSummary
@@ -30,16 +33,20 @@ STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
+log = logging.getLogger(__name__)
 
 
 class StatusEndpoint:
     """The scheduler's numbers."""
 
-    def __init__(self, core: Core, *, connections: Connections, run_dir: Path) -> None:
+    def __init__(
+        self, core: Core, *, connections: Connections, run_dir: Path, bound: LogprobDiffBound | None = None
+    ) -> None:
         directory = run_dir / DIR_METRICS
         last = last_line(directory / STEPS_FILE)
         self._core = core
         self._connections = connections
+        self._bound = bound or LogprobDiffBound()
         self._begun_s = time.monotonic() - float(last.get("elapsed_s", 0.0))
         self._steps = JsonlFile(directory / STEPS_FILE)
         self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
@@ -72,8 +79,13 @@ class StatusEndpoint:
         now_s = time.monotonic()
         interval_s = max(self._step_clock.since_s(now_s=now_s), 1e-9)
         self._step_clock.recorded(now_s=now_s)
-        self._last_line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
+        before = self._last_line.get("above_bound", {})
+        above = logprob_diff.steps_above(step.trainer_metrics, bound=self._bound, before=before)
+        line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
+        self._last_line = line | {"above_bound": above}
         self._steps.append(self._last_line)
+        for warning in logprob_diff.new_warnings(self._last_line, bound=self._bound):
+            log.warning("step %d: %s", step.step, warning.message)
 
     def _write_evaluation(self, evaluation: Evaluated) -> None:
         self._last_evaluation = asdict(evaluation) | self._instants()
@@ -82,8 +94,12 @@ class StatusEndpoint:
     def _instants(self) -> dict[str, float]:
         return {"time_s": round(time.time(), 3), "elapsed_s": round(self.elapsed_s, 3)}
 
+    def _warnings(self) -> list[dict[str, str]]:
+        return [asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound)]
+
     def metrics(self) -> bytes:
         """`/metrics`"""
+        self._gauges.training.set(self._last_line, warnings={one["type"] for one in self._warnings()})
         return self._gauges.render(self._core.view(), self._last_line, self._last_evaluation, ranker=self.ranker())
 
     def status(self) -> Mapping[str, Any]:
@@ -122,6 +138,7 @@ class StatusEndpoint:
             "scaling": scaling(
                 view, generators=entries, trainer=trainer, clock=self._step_clock, now_s=time.monotonic()
             ),
+            "warnings": self._warnings(),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
         }
@@ -250,6 +267,24 @@ _GAUGES: Mapping[str, tuple[str, Callable[[CoreView], float]]] = {
 """Name -> what it says, and where it stands."""
 
 
+class _TrainingGauges:
+    """The trainer's against the generators' log-probs, and what a person should look at."""
+
+    def __init__(self, metrics: ProcessMetrics) -> None:
+        self._measures = {
+            name: metrics.gauges(name, keys=("pool", "lag"), help_text=text)
+            for name, text in logprob_diff.MEASURES.items()
+        }
+        self._warnings = metrics.gauges("warning", keys=("type",), help_text="1 while the warning holds, else 0.")
+
+    def set(self, line: Mapping[str, Any], *, warnings: Collection[str]) -> None:
+        """Take over the last step's line."""
+        for name, take in self._measures.items():
+            values = logprob_diff.read(line.get("trainer", {}), measure=name)
+            take({(at.pool, at.lag): value for at, value in values.items()})
+        self._warnings({(name,): name in warnings for name in logprob_diff.WARNINGS})
+
+
 class _Gauges:
     """The scheduler's page for Prometheus."""
 
@@ -269,6 +304,7 @@ class _Gauges:
             "evaluation_reward_mean", help_text="Mean reward of the last evaluation; NaN while there is none."
         )
         self._prediction = PredictionGauges(self._metrics)
+        self.training = _TrainingGauges(self._metrics)
 
     def render(
         self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any], *, ranker: RankerStatus

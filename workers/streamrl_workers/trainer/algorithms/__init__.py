@@ -11,7 +11,7 @@ from streamrl.spec import RLJobSpec
 
 if TYPE_CHECKING:
     from streamrl_workers.trainer.algorithms.algorithm import Algorithm
-    from streamrl_workers.trainer.algorithms.objective import Corrector
+    from streamrl_workers.trainer.algorithms.corrections import Corrector
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "grpo.Grpo",
@@ -45,7 +45,7 @@ def algorithm_class(name: str) -> "type[Algorithm]":
 
 def create_algorithm(spec: RLJobSpec) -> "Algorithm":
     """The job's algorithm, with the job's constants."""
-    from streamrl_workers.trainer.algorithms.objective import create_correction
+    from streamrl_workers.trainer.algorithms.corrections import create_correction
 
     algorithm = spec.algorithm
     setup = AlgorithmSetup(

@@ -76,6 +76,7 @@ class TokenLoss:
 
     loss_N: torch.Tensor
     clipped_N: torch.Tensor  # bool: the token gets no gradient because its ratio is out of bounds
+    outside_N: torch.Tensor  # bool: its ratio is out of the clip's bounds, whatever the advantage
     weight_N: torch.Tensor  # of the correction, detached; 0 where it left the token out
 
 

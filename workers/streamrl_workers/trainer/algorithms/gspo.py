@@ -6,7 +6,8 @@ GRPO's advantages, and one ratio for a whole sequence of n tokens, the geometric
     loss_i = -w_i min(min(s_i, cap) A_i, clip(s_i, 1 - low, 1 + high) A_i)
 
 Every token carries loss_i, so that the sequence mean of them is loss_i. It is formed by giving GRPO's surrogate each
-sequence's mean log-probs in place of its tokens' own: anchors and weights of the correction are then of sequences, too.
+sequence's mean log-probs in place of its tokens' own: anchors and weights of the correction are then of sequences, too. A weight
+of level Token is the geometric mean of the sequence's, one of level Sequence their product.
 """
 
 from dataclasses import replace
@@ -15,6 +16,7 @@ import torch
 
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss
+from streamrl_workers.trainer.algorithms.corrections import sequence_sums
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, with_divergence
 
@@ -42,7 +44,5 @@ class Gspo(GroupSurrogate):
 
 def _means(values_N: torch.Tensor, *, sequences_N: torch.Tensor) -> torch.Tensor:
     """Each token's value replaced by the mean over its sequence."""
-    count = int(sequences_N.max()) + 1 if len(sequences_N) else 0
-    sums = values_N.new_zeros(count).index_add(0, sequences_N, values_N)
-    tokens = values_N.new_zeros(count).index_add(0, sequences_N, torch.ones_like(values_N))
-    return (sums / tokens.clamp(min=1.0))[sequences_N]
+    tokens_N = sequence_sums(torch.ones_like(values_N), sequences_N=sequences_N)
+    return sequence_sums(values_N, sequences_N=sequences_N) / tokens_N

@@ -1,10 +1,7 @@
 """The parts of an objective that algorithms share. Pure.
 
-**Correction.** Three policies meet in a token: pi in training, the proximal one (the weights when the step's updates began),
-and mu, the behaviour that drew it (older weights, or the same ones in the generator's arithmetic). A correction says of which
-of them the clipped ratio is (the anchor), by what weight w a token's loss is multiplied, and the ratio's cap.
-
-**Clipped surrogate.** Of a token with advantage A and ratio r = exp(log pi - anchor):
+**Clipped surrogate.** Of a token with advantage A and ratio r = exp(log pi - anchor); the anchor, the weight w and the cap are the
+correction's (`corrections.py`):
 
     L = -w min(min(r, cap) A, clip(r, 1 - low, 1 + high) A)
 
@@ -22,16 +19,16 @@ d = log policy(t) - log reference(t):
 reward holds beyond its turns' is on the sample's last token; beta D(t) is taken off each token's reward.
 """
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Literal
 
 import torch
 
-from streamrl.spec.training import Clip, Correction, DecoupledPpo, ReferenceKl, TruncatedImportance, TwoSidedClip
+from streamrl.spec.training import Clip, ReferenceKl
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView
+from streamrl_workers.trainer.algorithms.corrections import Corrector
 
 _STD_FLOOR = 1e-8
 """Keeps the division finite where all advantages are equal."""
@@ -44,66 +41,9 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Corrected:
-    """What the surrogate is formed from; [N]."""
-
-    anchor_N: torch.Tensor  # log-probs that the ratio divides by
-    weight_N: torch.Tensor  # factor of the token's loss; no gradient
-    cap: float = math.inf  # bound of the ratio where the advantage is negative
-
-
-class Corrector(Protocol):
-    """A correction with the job's constants."""
-
-    def __call__(self, *, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
-        """Both are log-probs without gradient."""
-
-
-def two_sided_clip(spec: TwoSidedClip) -> Corrector:
-    """Ratio pi / mu, at most `cap` where A < 0 (dual clip, arXiv 1912.09729, eq. 5, as INTELLECT-2, arXiv 2505.07291, states it on the ratio)."""
-
-    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
-        return Corrected(anchor_N=behaviour_N, weight_N=proximal_N.new_ones(proximal_N.shape), cap=spec.cap)
-
-    return correct
-
-
-def truncated_importance(spec: TruncatedImportance) -> Corrector:
-    """Weight min(proximal / mu, cap) (as in IMPALA, arXiv 1802.01561); ratio pi / proximal."""
-
-    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
-        return Corrected(anchor_N=proximal_N, weight_N=(proximal_N - behaviour_N).exp().clamp(max=spec.cap))
-
-    return correct
-
-
-def decoupled_ppo(spec: DecoupledPpo) -> Corrector:
-    """Weight proximal / mu (AReaL, arXiv 2505.24298, eq. 5), 0 above `cap`; ratio pi / proximal."""
-
-    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor) -> Corrected:
-        weight_N = (proximal_N - behaviour_N).exp()
-        return Corrected(anchor_N=proximal_N, weight_N=weight_N.masked_fill(weight_N > spec.cap, 0.0))
-
-    return correct
-
-
-CORRECTIONS: dict[str, Callable[[Any], Corrector]] = {
-    "twoSidedClip": two_sided_clip,
-    "truncatedImportance": truncated_importance,
-    "decoupledPpo": decoupled_ppo,
-}
-"""By name, as in `algorithm.correction` of an RLJob."""
-
-
-def create_correction(spec: Correction) -> Corrector:
-    """The correction that the job chose."""
-    return CORRECTIONS[spec.key](spec.value)
-
-
 def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -> TokenLoss:
     """L of each token."""
-    corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N)
+    corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
     low, high, cap = 1.0 - clip.clip_low, 1.0 + clip.clip_high, corrected.cap
     advantages_N = batch.advantages_N
     ratio_N = torch.exp(batch.logprobs_N - corrected.anchor_N)
@@ -111,7 +51,13 @@ def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -
     with torch.no_grad():
         above_N = (advantages_N > 0) & (ratio_N > min(high, cap))
         below_N = (advantages_N < 0) & ((ratio_N < low) | (ratio_N > max(high, cap)))
-    return TokenLoss(loss_N=-corrected.weight_N * bounded_N, clipped_N=above_N | below_N, weight_N=corrected.weight_N)
+        outside_N = (ratio_N < low) | (ratio_N > high)
+    return TokenLoss(
+        loss_N=-corrected.weight_N * bounded_N,
+        clipped_N=above_N | below_N,
+        outside_N=outside_N,
+        weight_N=corrected.weight_N,
+    )
 
 
 def kl_divergence(log_ratio_N: torch.Tensor, *, estimator: Estimator) -> torch.Tensor:

@@ -31,9 +31,6 @@ _SUMS = (
     "clipped",
     "kl",
     "entropy",
-    "logprob_diff",
-    "logprob_diff_kl",
-    "fresh",
     "tokens",
     "weight",
     "masked",
@@ -57,7 +54,6 @@ class MicroBatch:
     advantages_N: torch.Tensor
     sequences_N: torch.Tensor  # int64: row of the token's sequence
     weights_N: torch.Tensor  # of the token in the sum of losses
-    fresh_N: torch.Tensor  # bool: drawn under the very weights that are trained now
     proximal_N: torch.Tensor | None  # the rest: where every sample has it
     reference_N: torch.Tensor | None
     values_N: torch.Tensor | None
@@ -83,7 +79,6 @@ def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, dev
         advantages_N=_joined([sample.advantages_N for sample in samples], device=device),
         sequences_N=torch.arange(len(samples)).repeat_interleave(counts_B).to(device),
         weights_N=weights_B.repeat_interleave(counts_B).to(device),
-        fresh_N=_joined([sample.fresh_N for sample in samples], device=device).bool(),
         proximal_N=_optional([sample.proximal_N for sample in samples], device=device),
         reference_N=_optional([sample.reference_N for sample in samples], device=device),
         values_N=_optional([sample.values_N for sample in samples], device=device),
@@ -197,19 +192,17 @@ class ForwardMetrics:
     def __init__(self, device: torch.device, *, estimator: Estimator) -> None:
         self._estimator = estimator
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
-        self._maxima = torch.zeros(2, dtype=torch.float64, device=device)  # of the ratio, of the log-probs' difference
+        self._ratio_max = torch.zeros((), dtype=torch.float64, device=device)
         self._open = torch.zeros(len(_LOSSES), dtype=torch.float64, device=device)
         self._closed = torch.zeros_like(self._open)
 
     @torch.no_grad()
-    def add(self, tokens: TokenBatch, *, loss: TokenLoss, entropy_N: torch.Tensor, fresh_N: torch.Tensor) -> None:
+    def add(self, tokens: TokenBatch, *, loss: TokenLoss, entropy_N: torch.Tensor) -> None:
         """Count one forward pass."""
         if not len(tokens.logprobs_N):
             return
         log_ratio_N = tokens.logprobs_N.detach() - tokens.behaviour_N
         ratio_N = log_ratio_N.exp()
-        diff_N = tokens.proximal_N - tokens.behaviour_N  # later updates move the policy, not this
-        diff_kl_N = (torch.expm1(diff_N) - diff_N).masked_fill(~fresh_N, 0.0)
         reference_kl = torch.zeros((), device=ratio_N.device)
         if tokens.reference_N is not None:
             reference_kl = kl_divergence(tokens.logprobs_N - tokens.reference_N, estimator=self._estimator).sum()
@@ -218,17 +211,13 @@ class ForwardMetrics:
             loss.clipped_N.sum(),
             (ratio_N - 1.0 - log_ratio_N).sum(),  # K3 the other way round: tokens are the behaviour's
             entropy_N.sum(),
-            (diff_N.abs() * fresh_N).sum(),
-            diff_kl_N.sum(),
-            fresh_N.sum(),
             torch.tensor(len(ratio_N), device=ratio_N.device),
             loss.weight_N.sum(),
             (loss.weight_N == 0).sum(),
             reference_kl,
         )
         self._sums += torch.stack([part.double() for part in parts])
-        maxima = torch.stack([ratio_N.max().double(), (diff_N.abs() * fresh_N).max().double()])
-        self._maxima = torch.maximum(self._maxima, maxima)
+        self._ratio_max = torch.maximum(self._ratio_max, ratio_N.max().double())
 
     @torch.no_grad()
     def add_losses(self, *, loss: torch.Tensor, value_loss: torch.Tensor) -> None:
@@ -243,18 +232,18 @@ class ForwardMetrics:
 
     def raw(self) -> list[float]:
         """The numbers that `forward_metrics` takes."""
-        return [*self._sums.tolist(), *self._closed.tolist(), *self._maxima.tolist()]
+        return [*self._sums.tolist(), *self._closed.tolist(), self._ratio_max.item()]
 
 
 def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[str, float]:
     """The step's numbers from every rank's sums; losses are means over the updates.
 
     No mean of means. A ratio without tokens is 0 and `forward_tokens` says that nothing was measured. The key set is the same for
-    every algorithm. `train_infer_logprob_diff_*` compare the trainer's log-prob of a token with the generator's under the same weights.
+    every algorithm.
     """
-    *columns, ratios, diffs = zip(*ranks, strict=True)
+    *columns, ratios = zip(*ranks, strict=True)
     sums = dict(zip((*_SUMS, *_LOSSES), map(sum, columns), strict=True))
-    tokens, fresh = max(1.0, sums["tokens"]), max(1.0, sums["fresh"])
+    tokens = max(1.0, sums["tokens"])
     return {
         "loss": sums["loss"] / updates,
         "value_loss": sums["value_loss"] / updates,
@@ -266,8 +255,5 @@ def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[s
         "correction_weight_mean": sums["weight"] / tokens,
         "masked_fraction": sums["masked"] / tokens,
         "entropy": sums["entropy"] / tokens,
-        "train_infer_logprob_diff_mean": sums["logprob_diff"] / fresh,
-        "train_infer_logprob_diff_max": max(diffs),
-        "train_infer_logprob_diff_kl": sums["logprob_diff_kl"] / fresh,
         "forward_tokens": sums["tokens"],
     }

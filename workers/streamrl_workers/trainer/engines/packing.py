@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.engines.step_metrics import trained_places, trained_spans
+from streamrl_workers.trainer.engines.step_metrics import trained_places, version_lag
 
 PADDING_TOKENS = 256
 """A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
@@ -34,7 +34,8 @@ class PackedSample:
     places_N: "array[int]"  # where the trained tokens are in `tokens`, ascending, none at 0
     behaviour_N: "array[float]"  # log-prob when the token was drawn
     advantages_N: "array[float]"
-    fresh_N: "array[int]"  # 1: drawn under the very weights that are trained now
+    generator_id: str = ""
+    version_lag: int = 0  # steps, of its oldest token
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
     reference_N: "array[float] | None" = None  # log-probs under the initial weights
     values_N: "array[float] | None" = None  # the critic's at the batch's start
@@ -68,7 +69,6 @@ DUMMY = PackedSample(
     places_N=array("i"),
     behaviour_N=array("f"),
     advantages_N=array("d"),
-    fresh_N=array("b"),
     proximal_N=array("f"),
     reference_N=array("f"),
     values_N=array("f"),
@@ -87,9 +87,6 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
     spans = sum(span.tokens for span in sample.spans)
     assert spans == len(completion), f"versions of {name} do not cover its tokens"
     places = trained_places(sample)
-    fresh = array("b")
-    for span in trained_spans(sample):
-        fresh.extend([int((span.attempt, span.step) == (attempt, step))] * span.tokens)
     return PackedSample(
         group_id=sample.group_id,
         index=sample.sample_index,
@@ -97,7 +94,8 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
         places_N=array("i", [len(prompt) + place for place in places]),
         behaviour_N=array("f", [behaviour[place] for place in places]),
         advantages_N=array("d", [advantage]) * len(places),
-        fresh_N=fresh,
+        generator_id=sample.generator_id,
+        version_lag=version_lag(sample, step=step, attempt=attempt),
     )
 
 

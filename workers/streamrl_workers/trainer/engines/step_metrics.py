@@ -121,3 +121,14 @@ def trained_spans(sample: pb.Sample) -> list[pb.VersionSpan]:
         found.append(pb.VersionSpan(tokens=tokens, step=span.step, attempt=span.attempt))
         begin = end
     return [span for span in found if span.tokens]
+
+
+def version_lag(sample: pb.Sample, *, step: int, attempt: int) -> int:
+    """How many steps the weights of its oldest token are behind those that `step` of `attempt` begins with; 0: all tokens are of these.
+
+    Weights of an earlier attempt count as at least one step behind, whatever their number: the run went back since.
+    """
+    return max(
+        (max(step - span.step, int((span.attempt, span.step) != (attempt, step))) for span in trained_spans(sample)),
+        default=0,
+    )

@@ -29,6 +29,7 @@ from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
 from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
+from streamrl_workers.trainer.engines.logprob_diff import logprob_diff_metrics
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import (
@@ -53,6 +54,7 @@ class TorchEngine:
 
     def __init__(self, ranks: Ranks, *, spec: RLJobSpec, algorithm: Algorithm) -> None:
         self._ranks = ranks
+        self._pools = [pool.name for pool in spec.generators]
         self._step = create_training_step(algorithm, ranks=ranks, spec=spec)
         self._metrics = StepMetrics(step=0)
 
@@ -76,7 +78,8 @@ class TorchEngine:
         """The rest of the work, and the updates."""
         numbers = self._step.finish(self._metrics)
         measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
-        return self._metrics.metrics() | measured | numbers
+        diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
+        return self._metrics.metrics() | measured | diffs | numbers
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""

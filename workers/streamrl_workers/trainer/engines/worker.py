@@ -37,6 +37,7 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
+from streamrl_workers.trainer.engines.logprob_diff import LogprobDiff
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import global_norm, local
@@ -123,6 +124,7 @@ class RankWorker:
         self._algorithm = models.algorithm
         self._reference = models.reference
         self._critic = models.critic
+        self._pools = [pool.name for pool in spec.generators]
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
         self._device = next(models.model.parameters()).device
@@ -136,6 +138,7 @@ class RankWorker:
         del payload
         kl = self._algorithm.reference_kl
         self._sums = ForwardMetrics(self._device, estimator=kl.estimator if kl else "K3")
+        self._diffs = LogprobDiff(self._device, pools=self._pools)
         self._zero()
 
     @torch.no_grad()
@@ -167,7 +170,8 @@ class RankWorker:
         total = (loss.loss_N * batch.weights_N).sum()
         errors = self._value_loss(batch)
         torch.autograd.backward([total] if errors is None else [total, errors])
-        self._sums.add(tokens, loss=loss, entropy_N=entropy_N, fresh_N=batch.fresh_N)
+        self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
+        self._diffs.add(tokens, loss=loss, samples=samples)
         self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
 
     def update(self, update: Update) -> dict[str, float]:
@@ -196,6 +200,11 @@ class RankWorker:
         """The step's sums on this rank."""
         del payload
         return self._sums.raw()
+
+    def logprob_diffs(self, payload: None) -> list[list[float]]:
+        """The step's sums by pool and version lag on this rank."""
+        del payload
+        return self._diffs.raw()
 
     def tensors(self, payload: None) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""

@@ -8,7 +8,9 @@ from typing import get_args
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import LogprobDiffBound
 from streamrl_workers.scheduler.components import DROP_REASONS
+from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
@@ -118,3 +120,39 @@ def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:
     for reason in DROP_REASONS:
         count = 1.0 if reason == "reward_failed" else 0.0
         assert f'streamrl_dropped_groups_total{{{process},reason="{reason}",role="scheduler"}} {count}' in page
+
+
+def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=6, evaluation_prompts=0))
+    metrics = {"train_infer_logprob_diff_mean/p/0": 0.3, "train_infer_logprob_diff_mean/p/1": 0.5}
+    status = StatusEndpoint(
+        world.core, connections=Connections(), run_dir=tmp_path, bound=LogprobDiffBound(maxMean=0.2, steps=3)
+    )
+    commit, step_done = world.commit, world.core.step_done
+
+    def committed(count: int) -> None:
+        commit(count)
+        status.observe()
+
+    def with_metrics(done: pb.StepDone) -> list[Effect]:
+        done.metrics.update(metrics)
+        return step_done(done)
+
+    world.commit, world.core.step_done = committed, with_metrics
+    world.run_out()
+    above = [line["above_bound"]["train_infer_logprob_diff_mean"] for line in step_lines(tmp_path)]
+    assert above == [1, 2, 3, 4, 5, 6]
+    assert len([record for record in caplog.records if "log-prob difference" in record.message]) == 1
+    status.close()
+    again = StatusEndpoint(
+        world.core, connections=Connections(), run_dir=tmp_path, bound=LogprobDiffBound(maxMean=0.2, steps=3)
+    )
+    for one in (status, again):
+        (warning,) = one.status()["warnings"]
+        assert warning["type"] == "TrainInferLogprobDiffHigh"
+        page = one.metrics().decode()
+        process = 'process="scheduler"'
+        assert f'streamrl_train_infer_logprob_diff_mean{{lag="1",pool="p",{process},role="scheduler"}} 0.5' in page
+        assert f'streamrl_warning{{{process},role="scheduler",type="TrainInferLogprobDiffHigh"}} 1.0' in page
+        assert f'streamrl_warning{{{process},role="scheduler",type="SequencesClipped"}} 0.0' in page
+    again.close()

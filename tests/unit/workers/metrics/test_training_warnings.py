@@ -1,0 +1,97 @@
+"""What a person is to look at: generators that compute another policy, a clip that leaves nearly everything out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from streamrl.spec.training import LogprobDiffBound
+from streamrl_workers.metrics.logprob_diff import (
+    CLIPPED,
+    DIFF_HIGH,
+    MEAN,
+    OTHER,
+    SEQUENCES_CLIPPED,
+    PoolLag,
+    key,
+    new_warnings,
+    pool_lag,
+    read,
+    steps_above,
+    warnings,
+)
+
+BOUND = LogprobDiffBound()
+
+
+def diffs(**by_pool: float) -> dict[str, float]:
+    """Metrics of a step with these means at lag 0."""
+    return {key(MEAN, PoolLag(pool, "0")): mean for pool, mean in by_pool.items()}
+
+
+def clipped(share: float) -> dict[str, float]:
+    return {"forward_tokens": 9.0, CLIPPED: share}
+
+
+def lines(steps: Sequence[Mapping[str, float]]) -> Iterator[dict[str, Any]]:
+    """As the scheduler writes them."""
+    above: dict[str, int] = {}
+    for metrics in steps:
+        above = steps_above(metrics, bound=BOUND, before=above)
+        yield {"trainer": metrics, "above_bound": above}
+
+
+def said(steps: Sequence[Mapping[str, float]]) -> list[list[str]]:
+    return [[one.type for one in new_warnings(line, bound=BOUND)] for line in lines(steps)]
+
+
+@pytest.mark.parametrize(
+    ("generator_id", "lag", "at"),
+    [
+        ("generator-math-0", 0, PoolLag("math", "0")),
+        ("generator-math-1-12", 1, PoolLag("math-1", "1")),
+        ("generator-math-1", 64, PoolLag("math", "4+")),
+        ("generator-gone-0", 3, PoolLag(OTHER, "3")),
+        ("math", 0, PoolLag(OTHER, "0")),
+        ("", 0, PoolLag(OTHER, "0")),
+    ],
+)
+def test_labels_are_bounded(generator_id: str, lag: int, at: PoolLag) -> None:
+    assert pool_lag(generator_id, lag=lag, pools=["math", "math-1"]) == at
+
+
+def test_what_is_no_measure_of_a_pool_is_passed_over() -> None:
+    metrics = {MEAN: 1.0, f"{MEAN}/a": 1.0, f"{MEAN}/a/0": 0.5, f"{MEAN}/a/0/b": 1.0, f"{MEAN}/b/0": None, "x/a/0": 1.0}
+    assert read(metrics, measure=MEAN) == {PoolLag("a", "0"): 0.5}
+
+
+def test_a_difference_above_the_bound_is_told_once_it_lasts() -> None:
+    high, low = diffs(a=0.01, b=0.2), diffs(a=0.01, b=0.04)
+    assert said([high] * 4 + [low] + [high] * 7) == [[]] * 9 + [[DIFF_HIGH]] + [[]] * 2
+
+
+def test_a_step_without_tokens_of_the_newest_weights_says_nothing() -> None:
+    stale = {key(MEAN, PoolLag("a", "1")): 3.0}
+    assert said([diffs(a=0.2)] * 4 + [stale] * 3 + [diffs(a=0.2)]) == [[]] * 7 + [[DIFF_HIGH]]
+
+
+def test_a_difference_that_is_no_number_is_above_every_bound() -> None:
+    assert said([diffs(a=float("nan"))] * 5)[-1] == [DIFF_HIGH]
+
+
+def test_a_warning_names_the_worst_pool_the_bound_and_what_to_do() -> None:
+    *_, last = lines([diffs(a=0.1, b=0.234)] * 5)
+    (warning,) = warnings(last, bound=BOUND)
+    for words in ("pool b: 0.234", "trainer.trainInferLogprobDiff.maxMean 0.05", "5 steps", "truncatedImportance"):
+        assert words in warning.message
+    assert len(warning.message) < 1024, "a condition's message"
+
+
+def test_a_clip_that_leaves_nearly_everything_out_is_told_once_it_lasts() -> None:
+    most, half, empty = clipped(0.95), clipped(0.5), {"forward_tokens": 0.0, CLIPPED: 0.0}
+    steps = [most] * 4 + [half] + [most] * 2 + [empty] * 2 + [most] * 4
+    assert said(steps) == [[]] * 11 + [[SEQUENCES_CLIPPED]] + [[]]
+
+
+def test_a_line_of_an_earlier_release_has_no_warning() -> None:
+    assert list(warnings({"step": 3, "trainer": {}}, bound=BOUND)) == []
