@@ -16,6 +16,7 @@ from streamrl_workers.models.load import load_model
 from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
+from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
 from streamrl_workers.trainer.engines.worker import RankWorker
@@ -145,6 +146,7 @@ def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> 
             if "lora_B" in name:
                 parameter.add_(0.1)
     batch, initial = _batch(), load_model(str(model))
+    answer_logprobs(initial)
     expected = Forward(initial, temperature=1.0).logprobs(batch)
     assert parts.reference is not None
     with parts.reference() as reference:

@@ -29,6 +29,7 @@ from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
 from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
+from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import (
@@ -147,14 +148,14 @@ def build_models(
     sharding.check_hardware(trainer.precision, device=device)
     torch.manual_seed(spec.seed)
     algorithm = create_algorithm(spec)
-    model = load_model(model_path)
+    model = _policy(model_path)
     reference: Reference | None = None
     critic: ValueModel | None = None
     if algorithm.critic is not None:
         critic = ValueModel.of(load_model(model_path))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
     if algorithm.reference_kl is not None and trainer.lora is None:
-        reference = frozen(initial := load_model(model_path))
+        reference = frozen(initial := _policy(model_path))
         _finish(initial, trainer=trainer, device=device, mesh=mesh, trained=False)
     if trainer.lora is not None:
         from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
@@ -164,6 +165,12 @@ def build_models(
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
     return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
+
+
+def _policy(model_path: str) -> PreTrainedModel:
+    model = load_model(model_path)
+    answer_logprobs(model)
+    return model
 
 
 def frozen(model: PreTrainedModel) -> Reference:
