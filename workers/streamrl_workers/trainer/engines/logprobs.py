@@ -23,9 +23,7 @@ from transformers import PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
-
-CHUNK_LOGITS = 2**26
-"""Logits of one chunk: 256 MiB a copy in float32, and tokens enough (441 of 152k words) to keep a GPU busy."""
+from streamrl.memory import CHUNK_LOGITS
 
 
 def answer_logprobs(model: PreTrainedModel) -> None:

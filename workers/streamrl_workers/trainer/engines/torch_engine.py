@@ -30,6 +30,7 @@ from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
 from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import (
@@ -146,8 +147,9 @@ def build_models(
     """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
-    torch.manual_seed(spec.seed)
     algorithm = create_algorithm(spec)
+    check_memory(model_path, trainer=trainer, algorithm=algorithm, device=device)
+    torch.manual_seed(spec.seed)
     model = _policy(model_path)
     reference: Reference | None = None
     critic: ValueModel | None = None
