@@ -91,6 +91,11 @@ def rank_of() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def alone() -> bool:
+    """Whether there are no other ranks."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 START_S = 600.0
 """For all ranks to load torch and the model: alive, as their beats say, and slow on a busy machine. A lost one ends it at once."""
 _LOOK_S = 0.1
