@@ -58,6 +58,13 @@ def loss_of(logprobs_N: torch.Tensor) -> torch.Tensor:
     return (logprobs_N * torch.linspace(-1.0, 2.0, len(logprobs_N))).sum()
 
 
+@torch.no_grad()
+def _forget(module: torch.nn.Module) -> None:
+    """Weights come from rank 0."""
+    for parameter in module.parameters(recurse=False):
+        parameter.fill_(torch.nan)
+
+
 def main(rank: int, folder: Path) -> None:
     """Both models, one after the other."""
     torch.set_num_threads(1)
@@ -66,7 +73,9 @@ def main(rank: int, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (2,))
     for name, model in models().items():
         answer_logprobs(model)
-        sharding.shard(model, mesh=mesh, compute=None)
+        if rank > 0:
+            model.apply(_forget)
+        sharding.shard_first(model, mesh=mesh, compute=None)
         for share in shares():
             batch = batch_of(share[rank])
             with torch.no_grad():  # as a reference's: what it leaves must not change what follows

@@ -1,18 +1,19 @@
 """The models of one rank: bfloat16 where the hardware has it, activation checkpointing, adapters."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from streamrl.errors import UserError
 from streamrl.spec.generators import HfEngineSpec
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
-from streamrl_workers.models.load import load_model
+from streamrl_workers.models.load import load_empty, load_model, load_structure
 from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
@@ -83,6 +84,21 @@ def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
     for name, gradient in plain.gradients().items():
         assert gradient.norm() > 0, name
         torch.testing.assert_close(gradients[name], gradient)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_model_that_waits_for_its_weights_takes_no_memory(tmp_path: Path) -> None:
+    config = Qwen2Config(vocab_size=65_536, hidden_size=1024, intermediate_size=64, num_hidden_layers=1)
+    config.tie_word_embeddings = True
+    config.save_pretrained(tmp_path)
+    load_structure(str(tmp_path)).state_dict()  # whatever else is loaded the first time
+    before = _resident_bytes()
+    model = load_empty(str(tmp_path))
+    assert _resident_bytes() - before < 64 * 2**20 < 256 * 2**20 <= 4 * model.num_parameters()
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
 def test_hardware_is_asked_for_bfloat16() -> None:
