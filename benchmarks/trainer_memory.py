@@ -10,13 +10,14 @@ import resource
 import subprocess
 import sys
 import time
+from array import array
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
-from streamrl_workers.trainer.engines.packing import PackedSample, array
+from streamrl_workers.trainer.engines.packing import PackedSample
 
 VOCABULARY = 151_936
 SETTINGS = (("whole", 1024), ("whole", 2048), ("whole", 4096), ("chunks", 2048), ("chunks", 4096), ("chunks", 16_384))
