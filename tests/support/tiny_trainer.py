@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from streamrl.spec import RLJobSpec
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.forward import ValueModel
+from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
@@ -48,14 +49,20 @@ def tiny_critic() -> ValueModel:
     return critic.eval()
 
 
+def _policy(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
+    model = tiny_model(seed, hidden_size)
+    answer_logprobs(model)
+    return model
+
+
 def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
     """The only rank."""
     algorithm = create_algorithm(spec)
     parts = RankModels(
-        model=tiny_model(**model),
+        model=_policy(**model),
         tokenizer=tiny_tokenizer(),
         algorithm=algorithm,
-        reference=frozen(tiny_model(REFERENCE_SEED)) if algorithm.reference_kl else None,
+        reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl else None,
         critic=tiny_critic() if algorithm.critic else None,
     )
     return RankWorker(parts, spec=spec)

@@ -265,7 +265,7 @@ def _process_sizes(job: RLJob, *, memory: str | None, config: Mapping[str, Any] 
         raise UserError(field="--device-memory", rule="must be a byte quantity such as 80Gi", got=memory)
     for processes in range(1, most + 1):
         changed = _changed(job, {"spec.trainer.processesPerNode": processes})
-        need = estimate(changed, config=config).bytes_per_rank
+        need = estimate(changed, config=config).device_bytes_per_rank
         if need is None:
             rule = "cannot be used: the size of the model is not known (its config.json is not at hand)"
             raise UserError(field="--device-memory", rule=rule, fix="leave it out")

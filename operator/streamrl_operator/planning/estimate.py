@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from streamrl.memory import ModelSizes, number_bytes, published_bytes, rank_memory
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
@@ -20,17 +21,10 @@ UNKNOWN = "unknown"
 
 _PROCESS_BYTES = 1 << 30
 """Of a process with torch and transformers before its first tensor; 0.86 GB was measured."""
-_FLOAT32, _BFLOAT16 = 4, 2
-_ADAM_FLOATS = 2
-"""First and second moment of each trained weight."""
 _SCRATCH_VOCABULARY = 100
 """A token for each character: printable ASCII and the special ones."""
 _PROMPT_TOKENS = 1024
 """Of a prompt; its length is not known before the data set is read."""
-_LOGIT_COPIES = 3
-"""Logits, their log-softmax and their gradient are there at once."""
-_LAYER_FLOATS, _LAYER_FLOATS_RECOMPUTED = 16, 1
-"""Activations that a layer keeps for the backward pass, in hidden sizes a token; with activation checkpointing its input."""
 _SIMULATED_BYTES = 128 << 20
 
 
@@ -46,6 +40,7 @@ class Architecture:
     head_size: int
     feed_forward: int
     experts: int = 1
+    used_experts: int = 1  # by a token
     tied: bool = True
     positions: int | None = None
 
@@ -55,8 +50,12 @@ class Architecture:
         attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
         feed_forward = 3 * self.hidden * self.feed_forward * self.experts
         norms = 2 * self.hidden
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * (attention + feed_forward + norms) + embeddings + self.hidden
+        return self.layers * (attention + feed_forward + norms) + self.embeddings + self.hidden
+
+    @property
+    def embeddings(self) -> int:
+        """Of them, those of embeddings and head."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def kv_floats(self) -> int:
@@ -87,7 +86,9 @@ class ResourceEstimate:
     ranks: int
     """Of the trainer."""
     bytes_per_rank: int | None
-    """None: the model's size is not known."""
+    """Of the device and of the process; None: the model's size is not known."""
+    device_bytes_per_rank: int | None
+    """Of the device alone."""
     trainer_cost_per_hour: Decimal
     pools: tuple[PoolEstimate, ...]
 
@@ -118,11 +119,16 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
     architecture = of_scratch(scratch) if scratch is not None else of_config(config or {})
     simulated = job.spec.trainer.engine.simulated is not None
     trainer = job.spec.trainer
+    sizes = None if architecture is None else _sizes(job, architecture)
+    device = _SIMULATED_BYTES if simulated else None if sizes is None else _device_bytes(job, sizes)
+    published = 0 if simulated or sizes is None else published_bytes(sizes, trainer=trainer)
+    process = 0 if simulated else _PROCESS_BYTES
     return ResourceEstimate(
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
         ranks=trainer.ranks,
-        bytes_per_rank=_SIMULATED_BYTES if simulated else _rank_bytes(job, architecture),
+        bytes_per_rank=None if device is None else device + published + process,
+        device_bytes_per_rank=device,
         trainer_cost_per_hour=Decimal(trainer.cost_per_hour),
         pools=tuple(_pool(job, pool=pool, architecture=architecture) for pool in job.spec.generators),
     )
@@ -159,6 +165,7 @@ def of_config(config: Mapping[str, Any]) -> Architecture | None:
             head_size=int(config.get("head_dim") or hidden // heads),
             feed_forward=int(feed_forward),
             experts=experts,
+            used_experts=int(config.get("num_experts_per_tok") or 1),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
@@ -191,20 +198,23 @@ def _read(path: Path) -> Mapping[str, Any] | None:
     return config if isinstance(config, Mapping) else None
 
 
-def _rank_bytes(job: RLJob, architecture: Architecture | None) -> int | None:
-    """Of one rank: its share of weights, gradients, optimiser and reference; all of the activations and of what is published."""
-    if architecture is None:
-        return None
-    trainer, algorithm = job.spec.trainer, job.spec.algorithm
-    weights, trained = architecture.parameters, _trained(job, architecture)
-    floats = weights + trained * (1 + _ADAM_FLOATS)
-    if algorithm.ppo is not None:
-        floats += weights * (2 + _ADAM_FLOATS)  # the critic, with gradients and moments
-    if getattr(algorithm.value, "reference_kl", None) is not None and trainer.lora is None:
-        floats += weights
-    shared = floats * _FLOAT32 // trainer.ranks
-    published = weights * _number_bytes(job)
-    return _PROCESS_BYTES + shared + published + _activation_bytes(job, architecture)
+def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
+    return ModelSizes(
+        parameters=architecture.parameters,
+        trained=_trained(job, architecture),
+        embeddings=architecture.embeddings,
+        vocabulary=architecture.vocabulary,
+        hidden=architecture.hidden,
+        feed_forward=architecture.feed_forward * architecture.used_experts,
+        layers=architecture.layers,
+    )
+
+
+def _device_bytes(job: RLJob, sizes: ModelSizes) -> int:
+    """Of one rank: its share of what lasts, all of its pass."""
+    algorithm = job.spec.algorithm
+    reference = getattr(algorithm.value, "reference_kl", None) is not None
+    return rank_memory(sizes, trainer=job.spec.trainer, reference=reference, critic=algorithm.ppo is not None).all
 
 
 def _trained(job: RLJob, architecture: Architecture) -> int:
@@ -215,19 +225,6 @@ def _trained(job: RLJob, architecture: Architecture) -> int:
     inner = architecture.head_size * (architecture.heads + architecture.kv_heads)
     widths = 4 * architecture.hidden + 2 * inner + 3 * (architecture.hidden + architecture.feed_forward)
     return architecture.layers * lora.rank * widths
-
-
-def _activation_bytes(job: RLJob, architecture: Architecture) -> int:
-    trainer = job.spec.trainer
-    kept = _LAYER_FLOATS_RECOMPUTED if trainer.activation_checkpointing else _LAYER_FLOATS
-    wide = kept * architecture.hidden * architecture.layers * _number_bytes(job)
-    logits = _LOGIT_COPIES * architecture.vocabulary * _FLOAT32
-    return trainer.micro_batch_tokens * (wide + logits)
-
-
-def _number_bytes(job: RLJob) -> int:
-    """Of a published weight, and of an activation."""
-    return _BFLOAT16 if job.spec.trainer.precision == "BF16" else _FLOAT32
 
 
 def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> PoolEstimate:
@@ -249,7 +246,7 @@ def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architect
         return None
     slots: int = pool.engine.value.slots
     cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats
-    return _PROCESS_BYTES + (2 * architecture.parameters + cache) * _number_bytes(job)
+    return _PROCESS_BYTES + (2 * architecture.parameters + cache) * number_bytes(job.spec.trainer)
 
 
 def _sequence_tokens(task: Task, architecture: Architecture) -> int:

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.model import HuggingFaceModel
@@ -78,6 +79,14 @@ def load_structure(model_path: str, *, dtype: torch.dtype = DTYPE) -> PreTrained
 def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model of a configuration; its weights mean nothing yet."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **_SAFE)  # type: ignore[no-untyped-call] # untyped in transformers
+    return model
+
+
+def load_empty(model_path: str) -> PreTrainedModel:
+    """The model without its weights, which another process brings: they take no memory until they are written."""
+    with no_init_weights():
+        model = load_structure(model_path)
+    model.tie_weights()  # part of what was left out
     return model
 
 

@@ -78,10 +78,11 @@ def test_another_kind_of_model_is_unknown(config: dict[str, Any]) -> None:
 
 
 def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
-    one, eight = rank_bytes(processesPerNode=1), rank_bytes(processesPerNode=8)
+    one, two, eight = (rank_bytes(processesPerNode=ranks) for ranks in (1, 2, 8))
     states = 16 * 8_190_735_360  # weights, gradients, two moments in float32
     assert one > states
-    assert one - eight == pytest.approx(states * 7 / 8, rel=0.01)
+    assert two - eight == pytest.approx(states * (1 / 2 - 1 / 8), rel=0.01)
+    assert one > two > one - states / 2  # what is shared is gathered layer by layer
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,14 @@ def test_critic_and_reference_need_their_own() -> None:
     plain, reference, critic = (rank_bytes(algorithm=kind, processesPerNode=1) for kind in kinds)
     assert reference - plain == pytest.approx(4 * 8.19e9, rel=0.01)
     assert critic - plain == pytest.approx(16 * 8.19e9, rel=0.01)
+
+
+def test_a_device_holds_all_but_the_process_and_what_is_published() -> None:
+    found = estimate(full_job(), config=QWEN3_8B)
+    assert found.bytes_per_rank is not None
+    assert found.device_bytes_per_rank is not None
+    published = 3 * 4 * 8_190_735_360
+    assert found.bytes_per_rank - found.device_bytes_per_rank == pytest.approx(GIB + published, rel=0.001)
 
 
 def test_a_generator_holds_two_versions_and_its_cache() -> None:

@@ -1,21 +1,23 @@
 """The models of one rank: bfloat16 where the hardware has it, activation checkpointing, adapters."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from streamrl.errors import UserError
 from streamrl.spec.generators import HfEngineSpec
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
-from streamrl_workers.models.load import load_model
+from streamrl_workers.models.load import load_empty, load_model, load_structure
 from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
+from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
 from streamrl_workers.trainer.engines.worker import RankWorker
@@ -84,6 +86,21 @@ def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
         torch.testing.assert_close(gradients[name], gradient)
 
 
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_model_that_waits_for_its_weights_takes_no_memory(tmp_path: Path) -> None:
+    config = Qwen2Config(vocab_size=65_536, hidden_size=1024, intermediate_size=64, num_hidden_layers=1)
+    config.tie_word_embeddings = True
+    config.save_pretrained(tmp_path)
+    load_structure(str(tmp_path)).state_dict()  # whatever else is loaded the first time
+    before = _resident_bytes()
+    model = load_empty(str(tmp_path))
+    assert _resident_bytes() - before < 64 * 2**20 < 256 * 2**20 <= 4 * model.num_parameters()
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
 def test_hardware_is_asked_for_bfloat16() -> None:
     assert sharding.has_bf16(CPU) == HAS_BF16
 
@@ -142,6 +159,7 @@ def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> 
             if "lora_B" in name:
                 parameter.add_(0.1)
     batch, initial = _batch(), load_model(str(model))
+    answer_logprobs(initial)
     expected = Forward(initial, temperature=1.0).logprobs(batch)
     assert parts.reference is not None
     with parts.reference() as reference:

@@ -1,7 +1,7 @@
 """Forward passes of a micro-batch, and what is measured on them: token log-probs, entropies, values; a step's sums.
 
-Owns: tensors of a batch, which logits predict which token, the critic and its loss, the reference, sums over trained tokens.
-Does not own: the loss of the policy (`algorithms/`), which samples go together (`packing.py`).
+Owns: tensors of a batch, which position predicts which token, the critic and its loss, the reference, sums over trained tokens.
+Does not own: logits (`logprobs.py`), the loss of the policy (`algorithms/`), which samples go together (`packing.py`).
 Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary, H hidden size.
 
 Padding is on the right and needs no mask: in a causal model nothing behind a token can change it. So attention takes
@@ -11,7 +11,6 @@ PPO's critic is the initial model's body with a scalar head. The value of a toke
 at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,8 +37,6 @@ _SUMS = (
 )
 _LOSSES = ("loss", "value_loss")
 """Sums of an update until it ends, then scaled as its gradient."""
-_ENTROPY_ELEMENTS = 2**24
-"""Logits whose entropy is formed at once: bounds the extra memory to some 64 MiB a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class MicroBatch:
     """One forward pass."""
 
     inputs_BL: torch.Tensor  # int64, padded on the right
-    first: int  # no logits are needed before this column
+    first: int  # nothing is predicted before this column
     rows_N: torch.Tensor  # which of the B * (L - first) remaining positions predicts the token
     targets_N: torch.Tensor  # int64
     behaviour_N: torch.Tensor
@@ -87,7 +84,7 @@ def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, dev
 
 
 def _rows(samples: Sequence[PackedSample], *, width: int, first: int) -> torch.Tensor:
-    """The token at place p is predicted by the logits at p - 1."""
+    """The token at place p is predicted at p - 1."""
     rows = [row * width + place - 1 - first for row, sample in enumerate(samples) for place in sample.places_N]
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -106,44 +103,29 @@ class Forward:
     """A model's log-probs of given tokens."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float) -> None:
+        """`model`: one that answers with log-probs (`logprobs.answer_logprobs`)."""
         self._model = model
         self._temperature = temperature
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Log-prob of every target [N], with gradient."""
-        logprobs_N, _, _ = self._parts(batch)
+        logprobs_N, _ = self._call(batch, entropy=False)
         return logprobs_N
 
     def logprobs_entropy(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob of every target [N], with gradient, and entropy of its distribution [N], without."""
-        logprobs_N, logits_NV, normaliser_N = self._parts(batch)
-        return logprobs_N, _entropy(logits_NV.detach(), normaliser_N.detach())
+        return self._call(batch, entropy=True)
 
-    def _parts(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits_NV = self._logits(batch)
-        if self._temperature != 1.0:
-            logits_NV = logits_NV / self._temperature
-        normaliser_N = logits_NV.logsumexp(-1)
-        chosen_N = logits_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1)
-        return chosen_N - normaliser_N, logits_NV, normaliser_N
-
-    def _logits(self, batch: MicroBatch) -> torch.Tensor:
-        length = batch.inputs_BL.shape[1]
-        keep = {"logits_to_keep": length - batch.first} if self._keeps_logits else {}
-        logits: torch.Tensor = self._model(input_ids=batch.inputs_BL, use_cache=False, **keep).logits
-        kept = logits if self._keeps_logits else logits[:, batch.first :]
-        return kept.flatten(0, 1).index_select(0, batch.rows_N).float()
-
-
-@torch.no_grad()
-def _entropy(logits_NV: torch.Tensor, normaliser_N: torch.Tensor) -> torch.Tensor:
-    rows = max(1, _ENTROPY_ELEMENTS // logits_NV.shape[1])
-    parts = [
-        normaliser - (torch.softmax(logits, -1) * logits).sum(-1)
-        for logits, normaliser in zip(torch.split(logits_NV, rows), torch.split(normaliser_N, rows), strict=True)
-    ]
-    return torch.cat(parts)
+    def _call(self, batch: MicroBatch, *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        found: tuple[torch.Tensor, torch.Tensor] = self._model(
+            batch.inputs_BL,
+            first=batch.first,
+            rows_N=batch.rows_N,
+            targets_N=batch.targets_N,
+            temperature=self._temperature,
+            entropy=entropy,
+        )
+        return found
 
 
 class ValueModel(torch.nn.Module):

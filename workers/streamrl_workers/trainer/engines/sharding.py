@@ -42,6 +42,26 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     return list(largest)
 
 
+def shard_first(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
+    """Shard in env, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
+    group = dist.new_group(timeout=timedelta(seconds=START_S))
+    whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
+    shard(model, mesh=mesh, compute=compute)
+    for number, tensor in enumerate(_lasting(model)):
+        part = local(tensor.detach())
+        given = torch.empty(tensor.shape, dtype=part.dtype, device=part.device) if whole is None else whole[number]
+        given = given.to(part.device)
+        dist.broadcast(given, src=0, group=group)
+        if whole is None:
+            part.copy_(given.narrow(0, begin_row(tensor), len(part)) if isinstance(tensor, DTensor) else given)
+    dist.destroy_process_group(group)
+
+
+def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Weights and what else is saved of a model, tied ones once."""
+    return list({id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values())
+
+
 def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
     """Shard in env, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32."""
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
@@ -89,6 +109,11 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def rank_of() -> int:
     """This process among the ranks; 0 if it is alone."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def alone() -> bool:
+    """Whether there are no other ranks."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 START_S = 600.0

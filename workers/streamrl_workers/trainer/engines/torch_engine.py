@@ -5,7 +5,7 @@ ranks are reached (`process_group.py`), the order of a step's work (`training_st
 
     step loop ─▶ TORCH ENGINE ─▶ training step (samples, rounds, updates) ─▶ Ranks ─▶ RankWorker on every rank
 
-Every rank loads the whole model into its memory and then keeps its part (docs/decisions/0006-ranks.md). Models are made in one
+Rank 0 loads the whole model into its memory; every rank gets its part from there (docs/decisions/0006-ranks.md). Models are made in one
 order: copies first, then adapters, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
@@ -23,13 +23,15 @@ from streamrl.keys import ENV_MODEL_PATH
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
-from streamrl_workers.models.load import load_model, load_tokenizer
+from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
 from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
 from streamrl_workers.trainer.engines.logprob_diff import logprob_diff_metrics
+from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import (
@@ -37,9 +39,10 @@ from streamrl_workers.trainer.engines.sharding import (
     device_of,
     join_group,
     open_store,
+    rank_of,
     reach_store,
     recompute_blocks,
-    shard,
+    shard_first,
 )
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
 from streamrl_workers.trainer.engines.training_step import create_training_step
@@ -148,16 +151,20 @@ def build_models(
     """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
-    torch.manual_seed(spec.seed)
     algorithm = create_algorithm(spec)
-    model = load_model(model_path)
+    check_memory(model_path, trainer=trainer, algorithm=algorithm, device=device)
+    torch.manual_seed(spec.seed)
+    load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
+    model = load(model_path)
+    answer_logprobs(model)
     reference: Reference | None = None
     critic: ValueModel | None = None
     if algorithm.critic is not None:
-        critic = ValueModel.of(load_model(model_path))
+        critic = ValueModel.of(load(model_path))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
     if algorithm.reference_kl is not None and trainer.lora is None:
-        reference = frozen(initial := load_model(model_path))
+        reference = frozen(initial := load(model_path))
+        answer_logprobs(initial)
         _finish(initial, trainer=trainer, device=device, mesh=mesh, trained=False)
     if trainer.lora is not None:
         from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
@@ -184,7 +191,7 @@ def _finish(
     if trainer.activation_checkpointing and trained:
         recompute_blocks(model)
     if mesh is not None:
-        shard(model, mesh=mesh, compute=compute)  # moves it to the device, block by block
+        shard_first(model, mesh=mesh, compute=compute)  # moves it to the device, block by block
         return
     model.to(device)
     if compute is not None:

@@ -10,10 +10,16 @@ Gradients are accumulated as sums of weighted token losses and scaled once at th
 matter. They are zeroed, never dropped: a step in which nothing was learned still moves by its momentum, as one big batch of zero
 gradients would. Above one rank each holds a part of every tensor; the norm is that of all parts, so all ranks clip and skip alike.
 
+A micro-step for which the memory does not suffice is computed in halves. Where its backward pass had begun to add, the update's
+micro-steps are computed again from its start: half a gradient is never kept. That is so on one rank: with several, one that fails
+within a pass has left the others in a collective, and the run ends with a line that says what to lower.
+
 The learning rate rises: step s < W takes (s + 1) / W of the peak (W = warm-up steps). Behind it, with x = (s - W) / (N - W) the
 share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 - x, Cosine (1 + cos(pi x)) / 2.
 """
 
+import gc
+import logging
 import math
 from array import array
 from collections.abc import Iterator, Sequence
@@ -23,6 +29,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch
@@ -40,14 +47,17 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.logprob_diff import LogprobDiff
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.rank_link import Payload
-from streamrl_workers.trainer.engines.sharding import global_norm, local
+from streamrl_workers.trainer.engines.sharding import alone, global_norm, local
 from streamrl_workers.weights.hashing import TensorBytes
 
+_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _CRITIC_FOLDER = "critic"
 _BETAS = (0.9, 0.999)
 """AdamW's own defaults."""
 _NORM_FLOOR = 1e-6
 """Keeps the division by a norm of zero finite, as torch's own clipping does."""
+
+log = logging.getLogger(__name__)
 
 
 def learning_rate(step: int, *, spec: Trainer, steps: int) -> float:
@@ -141,9 +151,33 @@ class RankWorker:
         self._diffs = LogprobDiff(self._device, pools=self._pools)
         self._zero()
 
-    @torch.no_grad()
     def prepare(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         """What is said of each sample before the step's updates, as fields of `PackedSample`: log-probs, the reference's, values."""
+        try:
+            return self._prepared(samples)
+        except _OUT_OF_MEMORY as error:
+            halves = _halves(samples, error)
+        self._free()
+        return [prepared for half in halves for prepared in self.prepare(half)]
+
+    def accumulate(self, samples: Sequence[PackedSample]) -> None:
+        """One micro-step: forward and backward."""
+        before = self._gradient_versions()
+        try:
+            self._accumulate(samples)
+        except _OUT_OF_MEMORY as error:
+            halves = _halves(samples, error)
+        else:
+            self._accumulated.append(samples)
+            return
+        self._free()
+        if self._gradient_versions() != before:
+            self._accumulate_again()
+        for half in halves:
+            self.accumulate(half)
+
+    @torch.no_grad()
+    def _prepared(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         batch = self._batch(samples)
         counts = [sample.trained for sample in samples]
         columns = {
@@ -153,26 +187,6 @@ class RankWorker:
         }
         rows = {name: _rows(column, counts=counts) for name, column in columns.items() if column is not None}
         return [{name: row[number] for name, row in rows.items()} for number in range(len(counts))]
-
-    def accumulate(self, samples: Sequence[PackedSample]) -> None:
-        """One micro-step: forward and backward."""
-        batch = self._batch(samples)
-        logprobs_N, entropy_N = self._forward.logprobs_entropy(batch)
-        tokens = TokenBatch(
-            logprobs_N=logprobs_N,
-            behaviour_N=batch.behaviour_N,
-            proximal_N=logprobs_N.detach() if batch.proximal_N is None else batch.proximal_N,
-            advantages_N=batch.advantages_N,
-            sequences_N=batch.sequences_N,
-            reference_N=self._reference_logprobs(batch) if self._algorithm.needs == "group" else batch.reference_N,
-        )
-        loss = self._algorithm.token_loss(tokens)
-        total = (loss.loss_N * batch.weights_N).sum()
-        errors = self._value_loss(batch)
-        torch.autograd.backward([total] if errors is None else [total, errors])
-        self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
-        self._diffs.add(tokens, loss=loss, samples=samples)
-        self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
 
     def update(self, update: Update) -> dict[str, float]:
         """Step the optimisers over the sums so far, and forget these."""
@@ -236,10 +250,53 @@ class RankWorker:
             if p.grad is not None
         }
 
+    def _accumulate(self, samples: Sequence[PackedSample], *, counted: bool = True) -> None:
+        """`counted`: in the step's sums."""
+        batch = self._batch(samples)
+        logprobs_N, entropy_N = self._forward.logprobs_entropy(batch)
+        tokens = TokenBatch(
+            logprobs_N=logprobs_N,
+            behaviour_N=batch.behaviour_N,
+            proximal_N=logprobs_N.detach() if batch.proximal_N is None else batch.proximal_N,
+            advantages_N=batch.advantages_N,
+            sequences_N=batch.sequences_N,
+            reference_N=self._reference_logprobs(batch) if self._algorithm.needs == "group" else batch.reference_N,
+        )
+        loss = self._algorithm.token_loss(tokens)
+        total = (loss.loss_N * batch.weights_N).sum()
+        errors = self._value_loss(batch)
+        torch.autograd.backward([total] if errors is None else [total, errors])
+        if not counted:
+            return
+        self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
+        self._diffs.add(tokens, loss=loss, samples=samples)
+        self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
+
+    def _accumulate_again(self) -> None:
+        """The update's micro-steps so far; they are in the sums already."""
+        self._zero_gradients()
+        for samples in self._accumulated:
+            self._accumulate(samples, counted=False)
+
+    def _gradient_versions(self) -> list[int]:
+        """Each addition to a gradient, which is made in place, changes its number."""
+        models = [self._model] if self._critic is None else [self._model, self._critic]
+        return [p.grad._version for model in models for p in model.parameters() if p.grad is not None]
+
+    def _free(self) -> None:
+        """Give back what a failed pass held: its error is gone by now, and with it the frames that held tensors."""
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
         return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device)
 
     def _zero(self) -> None:
+        self._accumulated: list[Sequence[PackedSample]] = []  # micro-steps of the update
+        self._zero_gradients()
+
+    def _zero_gradients(self) -> None:
         self._optimiser.zero()
         if self._critic_optimiser is not None:
             self._critic_optimiser.zero()
@@ -273,6 +330,21 @@ def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | Non
         return None
     trainer = spec.trainer.model_copy(update={"learning_rate": models.algorithm.critic.learning_rate})
     return Optimiser(models.critic, spec=trainer, steps=spec.pipeline.steps)
+
+
+def _halves(samples: Sequence[PackedSample], error: BaseException) -> list[Sequence[PackedSample]]:
+    """Of a micro-batch that was too large. Raises UserError where it cannot be cut, or not by this rank alone."""
+    tokens = len(samples) * max((sample.inputs for sample in samples), default=0)
+    what = f"a pass of {tokens} tokens ({len(samples)} samples with padding)"
+    if len(samples) > 1 and alone():
+        log.warning("%s did not fit the memory: computed in two; lower spec.trainer.microBatchTokens", what)
+        middle = len(samples) // 2
+        return [samples[:middle], samples[middle:]]
+    raise UserError(
+        field="spec.trainer.microBatchTokens",
+        rule=f"is more than the memory holds: {what} did not fit, and {'cannot be cut' if alone() else 'several ranks cut none'}",
+        fix="lower it, or set spec.trainer.activationCheckpointing; a sample longer than it is a pass of its own",
+    ) from error
 
 
 def _rows(values_N: torch.Tensor, *, counts: Sequence[int]) -> list["array[float]"]:

@@ -1,0 +1,107 @@
+"""Memory of one rank of the trainer, part by part: the plan of a job says it, and the trainer before it loads the model.
+
+An estimate to choose machines by, not a promise: buffers of libraries vary. Pure.
+What a layer keeps for the backward pass was counted on Qwen2, Qwen3 and Llama: 10 to 14 hidden sizes and 4 widths of the feed-forward
+layer a token, in float32; in bfloat16 the former stay (norms compute in float32).
+"""
+
+from dataclasses import asdict, dataclass
+
+from streamrl.spec.training import Trainer
+
+CHUNK_LOGITS = 2**26
+"""Logits that are there at once: 256 MiB a copy in float32, and tokens enough (441 of 152k words) to keep a GPU busy."""
+PUBLISHED_VERSIONS = 3
+"""In the main memory of rank 0: two that generators may pull, and the next one while it is copied."""
+_FLOAT32, _BFLOAT16 = 4, 2
+_ADAM_FLOATS = 2
+"""First and second moment of each trained weight."""
+_LOGIT_COPIES = 3
+"""Logits of a chunk, scaled, and their softmax, which becomes their gradient."""
+_LAYER_HIDDEN, _LAYER_FEED_FORWARD = 12, 4
+"""What a layer keeps for the backward pass, a token."""
+_GATHERED_BLOCKS = 3
+"""FSDP2 has a block, the next one, and a gradient in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What the memory of a model follows from."""
+
+    parameters: int
+    trained: int  # parameters with a gradient: all, or those of the adapters
+    embeddings: int  # parameters of embeddings and head, once if they are tied
+    vocabulary: int
+    hidden: int
+    feed_forward: int  # of all experts that a token passes
+    layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of the parts, those that cannot be made smaller first."""
+
+    parameters: int
+    gradients: int
+    optimiser: int
+    gathered: int  # layers that several ranks share, while one of them computes with them
+    logits: int  # of a chunk, and the gradient of the head
+    publishing: int  # one tensor in full, in both formats
+    activations: int  # of one micro-batch
+
+    @property
+    def states(self) -> int:
+        """What lasts from step to step."""
+        return self.parameters + self.gradients + self.optimiser
+
+    @property
+    def all(self) -> int:
+        """At the peak."""
+        return sum(asdict(self).values())
+
+    def shortage(self, free_bytes: int) -> str | None:
+        """The first part that does not fit beside those before it; None if all fit."""
+        taken = 0
+        for part, size in asdict(self).items():
+            taken += size
+            if taken > free_bytes:
+                return part
+        return None
+
+
+def rank_memory(sizes: ModelSizes, *, trainer: Trainer, reference: bool, critic: bool) -> RankMemory:
+    """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model."""
+    number = number_bytes(trainer)
+    trained = sizes.trained + sizes.parameters * critic
+    weights = sizes.parameters * (1 + critic + (reference and trainer.lora is None))
+    block = (sizes.parameters - sizes.embeddings) // sizes.layers
+    gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
+    largest = sizes.vocabulary * sizes.hidden
+    return RankMemory(
+        parameters=weights * _FLOAT32 // trainer.ranks,
+        gradients=trained * _FLOAT32 // trainer.ranks,
+        optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.ranks,
+        gathered=gathered if trainer.ranks > 1 else 0,
+        logits=(_LOGIT_COPIES * min(CHUNK_LOGITS, trainer.micro_batch_tokens * sizes.vocabulary) + largest) * _FLOAT32,
+        publishing=largest * (_FLOAT32 + number),
+        activations=trainer.micro_batch_tokens * _token_bytes(sizes, trainer=trainer),
+    )
+
+
+def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
+    """Of all versions in the main memory of rank 0."""
+    return PUBLISHED_VERSIONS * sizes.parameters * number_bytes(trainer)
+
+
+def number_bytes(trainer: Trainer) -> int:
+    """Of a published weight, and of most activations."""
+    return _BFLOAT16 if trainer.precision == "BF16" else _FLOAT32
+
+
+def _token_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
+    """Activations of a token; recomputed ones are there for one layer at a time."""
+    number = number_bytes(trainer)
+    layer = _LAYER_HIDDEN * sizes.hidden * _FLOAT32 + _LAYER_FEED_FORWARD * sizes.feed_forward * number
+    if trainer.activation_checkpointing:
+        return sizes.layers * sizes.hidden * number + layer
+    return sizes.layers * layer

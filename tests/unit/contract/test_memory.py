@@ -1,0 +1,86 @@
+"""Memory of a rank of the trainer, part by part."""
+
+from typing import Any
+
+import pytest
+
+from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
+from streamrl.spec.training import Trainer
+
+GIB = 2**30
+WEIGHTS = 7_615_616_512
+QWEN25_7B = ModelSizes(
+    parameters=WEIGHTS,
+    trained=WEIGHTS,
+    embeddings=2 * 152_064 * 3584,
+    vocabulary=152_064,
+    hidden=3584,
+    feed_forward=18_944,
+    layers=28,
+)
+ADAPTERS = 40_000_000
+
+
+def memory(
+    *, reference: bool = False, critic: bool = False, sizes: ModelSizes = QWEN25_7B, **trainer: Any
+) -> RankMemory:
+    return rank_memory(sizes, trainer=Trainer.model_validate(trainer), reference=reference, critic=critic)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "part", "gib"),
+    [
+        ({}, "parameters", 28.4),
+        ({}, "gradients", 28.4),
+        ({}, "optimiser", 56.7),
+        ({}, "gathered", 0.0),
+        ({}, "logits", 2.8),  # three copies of 256 MiB, the gradient of the head
+        ({}, "publishing", 4.1),  # the head in float32 twice
+        ({}, "activations", 203.0),  # 16,384 tokens, 28 layers of 464 KiB a token
+        ({"precision": "BF16"}, "activations", 138.2),
+        ({"precision": "BF16"}, "publishing", 3.0),
+        ({"activationCheckpointing": True}, "activations", 13.4),
+        ({"activationCheckpointing": True, "precision": "BF16"}, "activations", 8.0),
+        ({"microBatchTokens": 4096}, "activations", 50.7),
+        ({"microBatchTokens": 4096}, "logits", 2.8),
+        ({"microBatchTokens": 1_048_576}, "logits", 2.8),  # whatever the tokens
+        ({"microBatchTokens": 16}, "logits", 2.1),
+        ({"processesPerNode": 8}, "parameters", 3.5),
+        ({"processesPerNode": 4, "nodes": 2}, "optimiser", 7.1),
+        ({"processesPerNode": 8, "precision": "BF16"}, "gathered", 5.4),
+        ({"critic": True}, "parameters", 56.7),
+        ({"critic": True}, "optimiser", 113.5),
+        ({"reference": True}, "parameters", 56.7),
+        ({"reference": True}, "gradients", 28.4),
+    ],
+)
+def test_parts_of_a_7b_model(trainer: dict[str, Any], part: str, gib: float) -> None:
+    assert getattr(memory(**trainer), part) / GIB == pytest.approx(gib, abs=0.06)
+
+
+def test_adapters_alone_have_gradients() -> None:
+    sizes = ModelSizes(
+        parameters=WEIGHTS + ADAPTERS,
+        trained=ADAPTERS,
+        embeddings=QWEN25_7B.embeddings,
+        vocabulary=QWEN25_7B.vocabulary,
+        hidden=QWEN25_7B.hidden,
+        feed_forward=QWEN25_7B.feed_forward,
+        layers=QWEN25_7B.layers,
+    )
+    found = memory(sizes=sizes, reference=True, lora={})
+    assert found.gradients == 4 * ADAPTERS
+    assert found.optimiser == 8 * ADAPTERS
+    assert found.parameters == 4 * (WEIGHTS + ADAPTERS)  # the reference is no copy
+
+
+def test_the_first_part_that_does_not_fit_is_named() -> None:
+    found = memory()
+    ends = {"parameters": 28, "gradients": 56, "optimiser": 113, "logits": 116, "publishing": 120, "activations": 323}
+    for part, gib in ends.items():
+        assert found.shortage(gib * GIB) == part
+    assert found.shortage(324 * GIB) is None
+
+
+def test_three_versions_may_be_in_main_memory() -> None:
+    assert published_bytes(QWEN25_7B, trainer=Trainer.model_validate({"precision": "BF16"})) == 3 * 2 * WEIGHTS

@@ -1,0 +1,125 @@
+"""Whether a rank's part of the training fits its device, said before any weight is read.
+
+Owns: sizes of the model that a job trains, what is free, the line in the log, the refusal. Does not own: the estimate
+(`streamrl.memory`).
+
+Refused is what can never run: parameters, gradients and optimiser that do not fit alone. The other parts are estimates, and are
+warned of. The first part that does not fit beside those before it is named.
+"""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from streamrl.errors import UserError
+from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
+from streamrl.spec.training import Trainer
+from streamrl_workers.models.load import load_structure
+from streamrl_workers.trainer.algorithms.algorithm import Algorithm
+
+_GIB = 2**30
+_MEMINFO = "proc/meminfo"
+_CGROUP = "sys/fs/cgroup"
+_LASTING = ("parameters", "gradients", "optimiser")
+_LESS_ACTIVATIONS = "lower spec.trainer.microBatchTokens or set spec.trainer.activationCheckpointing"
+_LESS_OF_THE_REST = "raise spec.trainer.processesPerNode or nodes, or set spec.trainer.lora"
+
+log = logging.getLogger(__name__)
+
+
+def check_memory(model_path: str, *, trainer: Trainer, algorithm: Algorithm, device: torch.device) -> None:
+    """Log the estimate of this rank beside what is free. Raises UserError where the lasting parts alone do not fit."""
+    sizes = sizes_of(model_path, trainer=trainer)
+    need = rank_memory(
+        sizes,
+        trainer=trainer,
+        reference=algorithm.reference_kl is not None,
+        critic=algorithm.critic is not None,
+    )
+    free = free_bytes(device, ranks=trainer.processes_per_node)
+    log.info(
+        "memory of a rank, about: %s; free on %s: %s; published versions in main memory: %s",
+        _listed(need),
+        device,
+        _gib(free),
+        _gib(published_bytes(sizes, trainer=trainer)),
+    )
+    complain(need, free=free, device=str(device))
+
+
+def complain(need: RankMemory, *, free: int, device: str) -> None:
+    """Name the first part that does not fit: an error if it lasts, else a warning."""
+    part = need.shortage(free)
+    if part is None:
+        return
+    fix = _LESS_ACTIVATIONS if part == "activations" else _LESS_OF_THE_REST
+    if part in _LASTING:
+        raise UserError(
+            field="spec.trainer",
+            rule=f"needs more memory than {device} has free ({_gib(free)}): its {part} do not fit ({_listed(need)})",
+            fix=fix,
+        )
+    log.warning("memory of a rank: its %s may not fit the %s free on %s; if so, %s", part, _gib(free), device, fix)
+
+
+def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
+    """By the model's configuration; nothing is allocated."""
+    with torch.device("meta"):
+        model = load_structure(model_path)
+        if trainer.lora is not None:
+            from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
+
+            lora.add_adapters(model, trainer.lora)
+    config = model.config.get_text_config()
+    hidden: int = config.hidden_size
+    wide: int = (
+        getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None) or 4 * hidden
+    )
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call] # transformers'
+    inner = {id(p): p.numel() for end in ends if end is not None for p in end.parameters()}
+    return ModelSizes(
+        parameters=sum(p.numel() for p in model.parameters()),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        embeddings=sum(inner.values()),
+        vocabulary=config.vocab_size,
+        hidden=hidden,
+        feed_forward=wide * (getattr(config, "num_experts_per_tok", None) or 1),
+        layers=config.num_hidden_layers,
+    )
+
+
+def free_bytes(device: torch.device, *, ranks: int, root: Path = Path("/")) -> int:
+    """Of the GPU; of main memory, which the `ranks` of a node share, what machine and container leave."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_machine_bytes(root), _container_bytes(root)) // ranks
+
+
+def _machine_bytes(root: Path) -> int:
+    """Without /proc as much as there could ever be: nothing is refused there."""
+    try:
+        lines = dict(line.split(":", 1) for line in (root / _MEMINFO).read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError):
+        return 2**63
+
+
+def _container_bytes(root: Path) -> int:
+    """Its limit less what it uses; pages of files are given back under pressure."""
+    group = root / _CGROUP
+    try:
+        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
+        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(files["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # no limit is the word "max"
+        return 2**63
+
+
+def _listed(need: RankMemory) -> str:
+    return ", ".join(f"{part} {_gib(size)}" for part, size in asdict(need).items() if size)
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
