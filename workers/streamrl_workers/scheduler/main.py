@@ -43,7 +43,6 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.scheduler.journal.writer import JournalWriter
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.executor import Executor, TaskSource
@@ -192,9 +191,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
-    history = LengthHistory(recovered.prompt_lengths)
-    lengths = Lengths(history, signals=settings.length_signals, ranker=None if choice is None else RemoteRanker())
-    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
+    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
     connections = Connections()
     ports.status = status = StatusEndpoint(core, connections=connections, run_dir=run.environment.run_dir)
     ports.fault = run.journal.fault

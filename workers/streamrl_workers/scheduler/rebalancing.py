@@ -218,7 +218,7 @@ class Rebalancer:
             return None
         group = self._groups[group_id]
         finished = [len(sample.tokens) >> 2 for sample in group.samples if sample.finish_reason]
-        predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=finished)
+        predicted = self._lengths.predict(group.prompt_key, siblings=finished)
         return None if predicted.source == "Nothing" else predicted.share
 
     def _tokens(self, lease: Lease) -> int:
