@@ -132,11 +132,14 @@ class Shell:
         self.timeline = VirtualClock()
         self.lengths = lengths
         self.measures = measures
-        signals, ranker = scenario.scheduling.length_signals, scenario.ranker
-        self.predictions = Lengths(LengthHistory(), signals=(*signals, "Ranker") if ranker else signals)
-        self._ranker = ranker and ModelledRanker(
-            ranker, lengths=lengths, seed=scenario.seed, step=lambda: len(measures.compositions)
-        )
+        signals: tuple[str, ...] = scenario.scheduling.length_signals
+        self._ranker: ModelledRanker | None = None
+        if scenario.ranker is not None:
+            signals = (*signals, "Ranker")
+            self._ranker = ModelledRanker(
+                scenario.ranker, lengths=lengths, seed=scenario.seed, step=lambda: len(measures.compositions)
+            )
+        self.predictions = Lengths(LengthHistory(), signals=signals)
         self.core = Core(core_settings(scenario), Recovered(), lengths=self.predictions, curves=known_curves(scenario))
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens

@@ -53,7 +53,7 @@ def length_status(lengths: Lengths, ranker: RankerStatus) -> dict[str, Any]:
         "trusted": lengths.trusted,
         "predictions": {source: lengths.predictions.get(source, 0) for source in SOURCES},
         "signals": {signal: _signal(signal, lengths) for signal in JUDGED},
-        "ranker": {"state": ranker.state, **_ranker(ranker)},
+        "ranker": asdict(ranker),
     }
 
 
@@ -92,17 +92,12 @@ class PredictionGauges:
             value = _signal(signal, lengths)[name]
             gauge.set(math.nan if value is None else value)
         self._ready.set(ranker.state == "ready")
-        for name, value in _ranker(ranker).items():
-            self._ranker[name].set(value)
+        for name, gauge in self._ranker.items():
+            gauge.set(getattr(ranker, name))
 
 
 def _signal(signal: str, lengths: Lengths) -> dict[str, Any]:
     return {"trusted": signal in lengths.trusted_signals, **asdict(lengths.quality.get(signal, Quality()))}
-
-
-def _ranker(ranker: RankerStatus) -> dict[str, float]:
-    own = {name: getattr(ranker, name) for name in ("deaths", "waiting", "scored", "dropped")}
-    return own | {name: getattr(ranker.process, name) for name in ("pairs", "rounds", "cpu_s")}
 
 
 def _speed(curve: LatencyCurve) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.signals import ProcessMetrics
-from streamrl_workers.ranker.protocol import ProcessStatus
 from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
@@ -91,7 +90,9 @@ def test_the_rankers_process_in_numbers_and_gauges() -> None:
         dropped=1,
         scored=40,
         deaths=2,
-        process=ProcessStatus(rounds=4, pairs=500, cpu_s=9.5),
+        pairs=500,
+        rounds=4,
+        cpu_s=9.5,
     )
     page = length_status(UNUSED, done)["ranker"]
     assert keys_of(page) == keys_of(length_status(UNUSED, NONE)["ranker"])
