@@ -13,7 +13,6 @@ The scheduler answers nobody while it models, so a large batch is thinned out.
 The model knows nothing of what runs already (`makespan.py`). Pure.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,6 +22,7 @@ from statistics import NormalDist, fmean, stdev
 
 from streamrl_workers.scheduler.dispatch.makespan import Instance, dealt, list_seconds, step_tables
 from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.lengths.quantiles import places
 
 WITHIN_SHARE = 0.4
 """w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
@@ -107,8 +107,8 @@ def possible_lengths(batch: PlannedBatch) -> list[list[float]]:
     table = table or sorted(group.predicted_tokens for group in groups)
     within = WITHIN_SHARE if samples > 1 else 0.0
     known = min(1.0, 2 * sin(pi / 6 * max(0.0, batch.rank_correlation))) * sqrt(1 - within + within / samples)
-    places = _normal_places(table)
-    correlated = [(known, places[group.predicted_tokens]) if group.is_known else (0.0, 0.0) for group in groups]
+    normal = {tokens: _NORMAL.inv_cdf(place) for tokens, place in places(table).items()}
+    correlated = [(known, normal[group.predicted_tokens]) if group.is_known else (0.0, 0.0) for group in groups]
     chance = Random(_SEED)
     draws = min(max(1, SAMPLES_DRAWN // (samples * len(groups))), MOST_DRAWS)
     return [
@@ -128,15 +128,6 @@ def _group(table: Sequence[float], r: float, z: float, within: float, samples: i
     return [
         table[min(int(_NORMAL.cdf(middle + own * chance.gauss(0.0, 1.0)) * len(table)), last)] for _ in range(samples)
     ]
-
-
-def _normal_places(table: Sequence[float]) -> dict[float, float]:
-    """Prediction -> normal quantile of its place; equal ones share the middle of theirs."""
-    counts, found, below = Counter(table), {}, 0
-    for tokens in sorted(counts):
-        found[tokens] = _NORMAL.inv_cdf((below + counts[tokens] / 2) / len(table))
-        below += counts[tokens]
-    return found
 
 
 def _error(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -110,30 +110,23 @@ class RankerClient:
         self._prompts: deque[tuple[int, str]] = deque()
         self._pairs: deque[tuple[str, float]] = deque(maxlen=MOST_PAIRS)
         self._asked = asyncio.Event()
-        self._state: RankerState = "none" if choice is None else "starting"
-        self._scored = self._dropped = 0
-        self._deaths = 0
-        self._process: dict[str, Any] = {}
+        self._status = RankerStatus(state="none" if choice is None else "starting")
 
     def ask(self, question: AskRanker) -> None:
         """Queue it."""
         self._prompts.extend((key, text[-MAX_CHARS:]) for key, text in question.prompts)
         while len(self._prompts) > MOST_PROMPTS:
             self._prompts.popleft()
-            self._dropped += 1
+            self._note(dropped=self._status.dropped + 1)
         self._pairs.extend((text[-MAX_CHARS:], tokens) for text, tokens in question.pairs)
         self._asked.set()
 
     def status(self) -> RankerStatus:
         """What it has done."""
-        return RankerStatus(
-            state=self._state,
-            waiting=len(self._prompts),
-            dropped=self._dropped,
-            scored=self._scored,
-            deaths=self._deaths,
-            **self._process,
-        )
+        return replace(self._status, waiting=len(self._prompts))
+
+    def _note(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the status
+        self._status = replace(self._status, **changes)
 
     async def run(self) -> None:
         """One process after the other. Raises `UserError` if the first says that its folder cannot be used."""
@@ -145,14 +138,15 @@ class RankerClient:
             "state_dir": str(self._run_dir.resolve() / DIR_STATE),
         }
         while True:
-            self._state = "starting"
+            self._note(state="starting")
             try:
                 await self._live(opening)
             except (ProcessLostError, UserError) as error:
-                if isinstance(error, UserError) and not self._deaths:
+                if isinstance(error, UserError) and not self._status.deaths:
                     raise
-                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2 ** min(self._deaths, 16))
-                self._state, self._deaths = "down", self._deaths + 1
+                deaths = self._status.deaths
+                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2 ** min(deaths, 16))
+                self._note(state="down", deaths=deaths + 1)
                 log.warning(
                     "the ranker's process %s; started again in %g s, the run goes on without it", error, pause_s
                 )
@@ -173,7 +167,7 @@ class RankerClient:
             answer = await _exchange(child, opening, limit_s=limit_s, what="did not load its model")
             if "user_error" in answer:
                 raise UserError(**answer["user_error"])
-            self._process, self._state = answer["status"], "ready"
+            self._note(state="ready", **answer["status"])
             log.info("the ranker is ready after %.0f s", time.monotonic() - began_s)
             await self._serve(child)
         finally:
@@ -191,13 +185,12 @@ class RankerClient:
                 except BaseException:
                     self._prompts.extend(reversed(prompts))
                     raise
-                self._scored += len(prompts)
-                self._process = answer["status"]
+                self._note(scored=self._status.scored + len(prompts), **answer["status"])
                 self._on_scores({key: score for key, score in answer["scores"] if math.isfinite(score)})
             elif pairs := [self._pairs.popleft() for _ in range(min(LEARNT_AT_ONCE, len(self._pairs)))]:
                 what = f"did not take {len(pairs)} pairs"
                 answer = await _exchange(child, {"learn": pairs}, limit_s=limit_s, what=what)
-                self._process = answer["status"]
+                self._note(**answer["status"])
             else:
                 self._asked.clear()
 
