@@ -20,8 +20,8 @@ from math import pi, sin, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
 
-from streamrl_workers.scheduler.dispatch.makespan import Instance, dealt, list_seconds, step_tables
-from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.makespan import dealt, list_seconds, step_tables
+from streamrl_workers.scheduler.dispatch.order import Order, PlannedBatch
 from streamrl_workers.scheduler.lengths.quantiles import places
 
 WITHIN_SHARE = 0.4
@@ -49,31 +49,19 @@ class MakespanModel:
         return possible_lengths(self.batch)
 
     def seconds(self, order: Order) -> list[float]:
-        """Makespan by draw."""
+        """Makespan by draw: until the long pool, if there is one, and all others are done."""
         known = (order.key, order.last_long, order.long_generators)
         if known not in self._known:
-            self._known[known] = [max(pools) for pools in self.pools_seconds(order)]
+            long_s, short_s = (self._pool_seconds(order, long=long) for long in (True, False))
+            self._known[known] = list(map(max, long_s, short_s))
         return self._known[known]
 
-    def pools_seconds(self, order: Order, *, draws: int | None = None) -> list[tuple[float, float]]:
-        """Makespan of the long pool (0 without one) and of all others, by draw; of the first so many draws."""
-        groups = sorted(self.batch.groups, key=order.key)
-        long = [one for one in self.batch.instances if one.generator_id in order.long_generators]
-        short = [one for one in self.batch.instances if one.generator_id not in order.long_generators]
-        return list(
-            zip(
-                self._pool_seconds([group for group in groups if order.is_long(group)], long, draws),
-                self._pool_seconds([group for group in groups if not order.is_long(group)], short, draws),
-                strict=True,
-            )
-        )
-
-    def _pool_seconds(
-        self, groups: Sequence[Candidate], instances: Sequence[Instance], draws: int | None
-    ) -> list[float]:
-        drawn, size = self.draws[:draws], self.batch.samples
+    def _pool_seconds(self, order: Order, *, long: bool) -> list[float]:
+        groups = [group for group in sorted(self.batch.groups, key=order.key) if order.is_long(group) is long]
+        instances = [one for one in self.batch.instances if (one.generator_id in order.long_generators) is long]
         if not (groups and instances):
-            return [float("inf") if groups else 0.0] * len(drawn)
+            return [float("inf") if groups else 0.0] * len(self.draws)
+        size = self.batch.samples
         starts = [self._starts[group.group_id] for group in groups]
         places = dealt(len(groups) * size, instances, together=size)
         tables = step_tables(instances)
@@ -84,14 +72,14 @@ class MakespanModel:
                 places=places,
                 refilled=self.batch.overlaps,
             )
-            for draw in drawn
+            for draw in self.draws
         ]
 
 
-def gains(one_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.0) -> bool:
-    """Whether an order's makespans are less than the other's by more than this share, and by more than luck of the draws."""
+def gains(one_s: Sequence[float], other_s: Sequence[float]) -> bool:
+    """Whether an order's makespans are less than the other's, by more than luck of the draws."""
     differences = [other - one for one, other in zip(one_s, other_s, strict=True)]
-    return fmean(differences) - _error(differences) > share * fmean(other_s)
+    return fmean(differences) > _error(differences)
 
 
 def thinned(batch: PlannedBatch) -> PlannedBatch:
