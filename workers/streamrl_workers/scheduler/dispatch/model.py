@@ -76,10 +76,10 @@ class MakespanModel:
         ]
 
 
-def gains(one_s: Sequence[float], other_s: Sequence[float]) -> bool:
-    """Whether an order's makespans are less than the other's, by more than luck of the draws."""
+def gains(one_s: Sequence[float], other_s: Sequence[float], *, share: float = 0.0) -> bool:
+    """Whether an order's makespans are less than the other's by more than this share, and by more than luck of the draws."""
     differences = [other - one for one, other in zip(one_s, other_s, strict=True)]
-    return fmean(differences) > _error(differences)
+    return fmean(differences) - _error(differences) > share * fmean(other_s)
 
 
 def thinned(batch: PlannedBatch) -> PlannedBatch:

@@ -6,7 +6,8 @@ Algorithm 2 of StreamRL (arXiv 2504.15930), `split: Algorithm2`:
     for every split N_l + N_s of the instances:   T_pool = PTL(BS) * P * ceil(M_pool / BS)      (Eq. 2, for one instance)
     keep the split with the least max(T_l, T_s): the pools run in parallel
 
-`split: Searched`: Algorithm 2 for each of LONG_PERCENTS, of which the least modelled makespan (`model.py`) is taken.
+`split: Searched`: Algorithm 2 for each of LONG_PERCENTS, with its generators for the long ones and with twice as many; the least modelled
+makespan (`model.py`) is taken.
 
 A generator that has nothing left of its pool, and holds nothing, steals from the other one (`assignment.py`).
 Over unequal instances a pool's samples are dealt in proportion to their full speed; the long pool has the fastest.
@@ -14,6 +15,7 @@ Over unequal instances a pool's samples are dealt in proportion to their full sp
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from math import ceil
 from statistics import fmean
 
@@ -25,7 +27,7 @@ from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedB
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
-LONG_PERCENTS = (1, 2, 3, 6, 10, 16, 20, 30, 50)
+LONG_PERCENTS = (1, 3, 10, 20, 50)
 """Few, since the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
@@ -56,15 +58,17 @@ def splits(batch: PlannedBatch) -> bool:
 def best_pools(batch: PlannedBatch, model: MakespanModel) -> Order:
     """Those with the least modelled makespan; the batch has two of everything."""
 
-    def modelled_s(percent: int) -> float:
-        return fmean(model.seconds(pools(model.batch, long_percent=percent, why="")))
+    def modelled_s(split: tuple[int, int]) -> float:
+        return fmean(model.seconds(pools(model.batch, long_percent=split[0], times=split[1], why="")))
 
-    return pools(batch, long_percent=min(LONG_PERCENTS, key=modelled_s), why="length pools")
+    long_percent, times = min(product(LONG_PERCENTS, (1, 2)), key=modelled_s)
+    return pools(batch, long_percent=long_percent, times=times, why="length pools")
 
 
-def pools(batch: PlannedBatch, *, long_percent: int, why: str) -> Order:
-    """The order with Algorithm 2's pools."""
+def pools(batch: PlannedBatch, *, long_percent: int, times: int = 1, why: str) -> Order:
+    """The order with Algorithm 2's pools; `times`: so many times its generators for the long ones."""
     groups, instances = algorithm_2(batch, long_percent=long_percent)
+    instances = min(times * instances, len(batch.instances) - 1)
     longest = longest_first(batch)
     return Order(
         key=longest_in_batch,
