@@ -27,7 +27,7 @@ from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedB
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
-LONG_PERCENTS = (1, 3, 10, 20, 50)
+LONG_PERCENTS = (1, 5, 10, 20, 50)
 """Few, since the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
