@@ -23,7 +23,7 @@ class LatencyCurve:
     nobody measured must not look free.
     """
 
-    batches: tuple[float, ...]
+    batches: tuple[int, ...]
     """Rising, at least one."""
     seconds: tuple[float, ...]
 

@@ -79,9 +79,16 @@ class PoolPoints:
         return self.steps >= MIN_STEPS and any(bucket.weight >= MIN_POINT_STEPS for bucket in self._buckets.values())
 
     def points(self) -> list[tuple[float, float, float]]:
-        """(batch, seconds, weight), by rising batch."""
-        sure = (bucket for bucket in self._buckets.values() if bucket.weight >= MIN_POINT_STEPS)
-        return sorted((bucket.batch, bucket.seconds, bucket.weight) for bucket in sure)
+        """(batch, seconds, weight), by rising batch, each whole batch once."""
+        found: dict[int, tuple[float, float]] = {}
+        for bucket in self._buckets.values():
+            if bucket.weight < MIN_POINT_STEPS:
+                continue
+            batch = max(1, round(bucket.batch))
+            seconds, weight = found.get(batch, (0.0, 0.0))
+            total = weight + bucket.weight
+            found[batch] = ((seconds * weight + bucket.seconds * bucket.weight) / total, total)
+        return [(batch, seconds, weight) for batch, (seconds, weight) in sorted(found.items())]
 
 
 def rising(points: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
@@ -110,7 +117,7 @@ def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> Laten
     """A curve through the points; below the first and above the last of them it has the default shape.
 
     Args:
-        points: (batch, seconds, weight) by rising batch, at least one.
+        points: (whole batch, seconds, weight) by rising batch, at least one.
         slots: of the generators it is for: the default shape is stretched over them.
     """
     known = rising(points)
@@ -119,7 +126,7 @@ def fitted(points: Iterable[tuple[float, float, float]], *, slots: int) -> Laten
     below = [(1, first_s * shape(1) / shape(first))] if first > 1 else []
     above = [(slots, last_s * shape(slots) / shape(last))] if last < slots else []
     whole = [*below, *known, *above]
-    return LatencyCurve(tuple(batch for batch, _ in whole), tuple(seconds for _, seconds in whole))
+    return LatencyCurve(tuple(int(batch) for batch, _ in whole), tuple(seconds for _, seconds in whole))
 
 
 class Guess(LatencyCurve):

@@ -103,5 +103,5 @@ def _signal(signal: str, lengths: Lengths) -> dict[str, Any]:
 def _speed(curve: LatencyCurve) -> dict[str, Any]:
     if isinstance(curve, Guess):
         return {"speed": "guessed", "step_s": {}}
-    step_s = {f"{batch:.3g}": seconds for batch, seconds in zip(curve.batches, curve.seconds, strict=True)}
+    step_s = {str(batch): seconds for batch, seconds in zip(curve.batches, curve.seconds, strict=True)}
     return {"speed": "known", "step_s": step_s}
