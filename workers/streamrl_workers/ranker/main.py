@@ -57,12 +57,11 @@ def main() -> int:
     frame = framing.receive(control)
     if frame is None:
         return EXIT_DONE
-    choice, folders = RankerSpec.model_validate(frame["ranker"]), (Path(frame["base_dir"]), Path(frame["state_dir"]))
+    choice = RankerSpec.model_validate(frame["ranker"])
     try:
-        ranker = open_ranker(choice, base_dir=folders[0], state_dir=folders[1])
+        ranker = open_ranker(choice, base_dir=Path(frame["base_dir"]), state_dir=Path(frame["state_dir"]))
     except UserError as error:
-        refusal = {name: getattr(error, name) for name in ("field", "rule", "got", "fix")}
-        control.sendall(framing.encode({"user_error": refusal}))
+        control.sendall(framing.encode({"user_error": error.parts}))
         return EXIT_USER_ERROR
     with contextlib.suppress(ConnectionError):  # the scheduler is gone
         ranker.serve(control)

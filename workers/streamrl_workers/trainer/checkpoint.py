@@ -6,12 +6,12 @@ own: the engine's files, the journal (`sync` is a callback).
 Invariants:
 - A directory with a checkpoint's name is complete: it was written under another name, synced to disk, and renamed.
 - It is renamed only after `sync`: every step it holds is durable in the journal (design invariant 1).
-- `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded.
+- `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded. A hash
+  names its algorithm, so a checkpoint stays readable when a release takes another one.
 """
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
 from streamrl_workers.trainer.engines.engine import TrainEngine
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
 _NAME = re.compile(r"step-(\d{8,})")
-_HASH_BYTES = 16
+_DIGESTS: dict[str, Callable[[], Any]] = {HASH_ALGORITHM: new_digest, "": lambda: hashlib.blake2b(digest_size=16)}
+"""By the name before the colon of a hash in `meta.json`; earlier releases wrote none."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ class CheckpointMeta:
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size_bytes", "hash"}
+    files: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # relative path -> {"size_bytes", "hash": "algorithm:digest"}
 
     @classmethod
     def of(cls, history: History, *, attempt: int) -> "CheckpointMeta":
@@ -144,7 +149,7 @@ class CheckpointStore:
             shutil.rmtree(old)
         else:
             partial.rename(target)
-        _sync_path(self._root)
+        sync(self._root)
         self._prune(newest_step=step)
         return target
 
@@ -166,7 +171,7 @@ class CheckpointStore:
 def sync_tree(directory: Path) -> None:
     """Bring a directory and all in it to the disk."""
     for path in (*_files(directory), *(p for p in directory.rglob("*") if p.is_dir()), directory):
-        _sync_path(path)
+        sync(path)
 
 
 def export_once(engine: TrainEngine, *, directory: Path) -> Path:
@@ -201,7 +206,10 @@ def _read(directory: Path) -> CheckpointMeta:
     for name, fingerprint in meta.files.items():
         if not (directory / name).is_file():
             raise DamagedCheckpointError(f"{name} is missing")
-        if _fingerprint(directory / name) != fingerprint:
+        algorithm = fingerprint["hash"].rpartition(":")[0]
+        if algorithm not in _DIGESTS:
+            raise DamagedCheckpointError(f"{name} is hashed by {algorithm}, this StreamRL knows {HASH_ALGORITHM}")
+        if _fingerprint(directory / name, algorithm=algorithm) != fingerprint:
             raise DamagedCheckpointError(f"{name} is not what was written")
     return meta
 
@@ -214,10 +222,10 @@ def _read_meta(path: Path) -> CheckpointMeta:
         raise DamagedCheckpointError(f"{_META_FILE} cannot be read: {error}") from error
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path, *, algorithm: str = HASH_ALGORITHM) -> dict[str, Any]:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_HASH_BYTES))
-    return {"size_bytes": path.stat().st_size, "hash": digest.hexdigest()}
+        digest = hashlib.file_digest(file, _DIGESTS[algorithm]).hexdigest()
+    return {"size_bytes": path.stat().st_size, "hash": f"{algorithm}:{digest}" if algorithm else digest}
 
 
 def _files(directory: Path) -> Iterator[Path]:
@@ -230,14 +238,6 @@ def _name(step: int) -> str:
 
 def _step(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
-
-
-def _sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(path: Path, error: OSError, *, what: str = "a checkpoint") -> UserError:

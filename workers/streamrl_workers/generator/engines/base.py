@@ -88,7 +88,7 @@ class Engine(Protocol):
         """Forget these requests and free their slots; unknown leases are not an error (they may just have ended)."""
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
-        """Replace the weights; active requests go on under the new ones. All or nothing: ValueError changes nothing."""
+        """Replace the weights, bit by bit; active requests go on under the new ones. ValueError changes nothing.
 
-    def weights_hash(self) -> str:
-        """`tensors_hash` of the bytes now in the engine, in hexadecimal; needs weights."""
+        The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
+        """

@@ -25,7 +25,7 @@ from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_
 from streamrl_workers.generator.engines.hf.text import PromptTokens, Stopping
 from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
 from streamrl_workers.stream.packing import unpack_int32
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes
 
 
 class HfEngine:
@@ -64,10 +64,6 @@ class HfEngine:
 
     def step_seconds(self) -> float:
         return 0.0
-
-    def weights_hash(self) -> str:
-        assert self.version is not None, "no weights are loaded"
-        return tensors_hash(self._parameters.loaded()).hex()
 
     @torch.inference_mode()
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
