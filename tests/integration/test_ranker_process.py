@@ -82,6 +82,12 @@ class Asked:
     def learn(self, pairs: list[tuple[str, float]]) -> None:
         self.client.ask(AskRanker(prompts=(), pairs=tuple(pairs)))
 
+    def rounds(self) -> int:
+        """As of its newest answer; each look asks for another."""
+        if not self.client.status().waiting:
+            self.client.ask(AskRanker(prompts=((prompt_key("w3"), "w3"),), pairs=()))
+        return self.client.status().rounds
+
     async def until(self, holds: Any, what: str) -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -96,7 +102,7 @@ class Asked:
         by_key = {prompt_key(prompt): (prompt, tokens) for prompt, tokens in pairs}
         self.scores.clear()
         self.client.ask(AskRanker(prompts=tuple((key, prompt) for key, (prompt, _) in by_key.items()), pairs=()))
-        await self.until(lambda: len(self.scores) == len(by_key), "scores")
+        await self.until(lambda: self.scores.keys() >= by_key.keys(), "scores")
         found = measure([self.scores[key] for key in by_key], [t for _, t in by_key.values()])
         return found.rank_correlation or 0.0
 
@@ -108,7 +114,7 @@ async def test_it_learns_within_its_budget_and_a_later_process_goes_on(folder: P
         began_s, began_cpu_s = time.monotonic(), asked.client.status().cpu_s
         for number in range(ROUNDS):
             asked.learn(word_pairs(REFIT_PAIRS, seed=number))
-            await asked.until(lambda: asked.client.status().rounds > number, "a round")  # noqa: B023 - awaited here
+            await asked.until(lambda: asked.rounds() > number, "a round")  # noqa: B023 - awaited here
         numbers = asked.client.status()
         wall_s, cpu_s = time.monotonic() - began_s, numbers.cpu_s - began_cpu_s
         assert cpu_s < 0.2 * wall_s + 0.5, (cpu_s, wall_s)
