@@ -151,7 +151,8 @@ def _positions(job: RLJob, base_dir: Path) -> int | None:
 def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     dataset = job.spec.task.dataset
     if dataset.jsonl is not None:
-        yield from _check_jsonl(dataset.jsonl.path, base_dir)
+        given = dataset.jsonl.path
+        yield from check_data_file(base_dir / given, field="spec.task.dataset.jsonl.path", given=given)
     if dataset.reasoning_gym is not None:
         yield from _check_reasoning_gym(dataset.reasoning_gym)
     if dataset.hugging_face is not None:
@@ -165,8 +166,8 @@ def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError
         yield from _check_reasoning_gym(dataset)
 
 
-def _check_jsonl(given: str, base_dir: Path) -> Iterator[UserError]:
-    field, path = "spec.task.dataset.jsonl.path", base_dir / given
+def check_data_file(path: Path, *, field: str, given: str) -> Iterator[UserError]:
+    """Find what keeps a file from being read as the data set; `field` names it as `given`."""
     if not path.is_file():
         yield UserError(field=field, rule="must be a file", got=given, fix=f"there is none at {path}")
     elif path.stat().st_size == 0:

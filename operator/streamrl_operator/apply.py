@@ -165,9 +165,8 @@ async def write_status(cluster: CachedCluster, obj: Object | None, status: Objec
     """The whole status of an object, if it differs from what is there; whether it was written."""
     if obj is None or not status_differs(status, obj.get("status") or {}):
         return False
-    metadata = {
-        key: obj["metadata"][key] for key in ("name", "namespace", "uid")
-    }  # not of one that has come in its place
+    # With the uid: not of one that has come in its place.
+    metadata = {key: obj["metadata"][key] for key in ("name", "namespace", "uid")}
     body = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "metadata": metadata, "status": dict(status)}
     await cluster.apply(body, subresource="status")
     return True

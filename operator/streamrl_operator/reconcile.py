@@ -100,7 +100,7 @@ class Reconciler:
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:
             return ReconcileResult(again_s=0.0)
-        leaving = _is_leaving(raw)
+        leaving = pods.is_leaving(raw)
         if not leaving and not apply.holds_finalizer(raw):
             raw = await apply.add_finalizer(self.cluster, raw)
         observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
@@ -120,7 +120,7 @@ class Reconciler:
         if raw is None:
             self._memories.pop(key, None)
             return None
-        if _is_leaving(raw):
+        if pods.is_leaving(raw):
             return raw if apply.holds_finalizer(raw) else None
         return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
@@ -257,10 +257,6 @@ def _of_new(status: Object, *, generation: object) -> Object:
     """The status of a pool that was made in this reconcile: the next reconcile need not write it again for its generation alone."""
     about = {"observedGeneration": generation}
     return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
-
-
-def _is_leaving(raw: dict[str, Any]) -> bool:
-    return bool(raw["metadata"].get("deletionTimestamp"))
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

@@ -69,7 +69,7 @@ class PeerWorld(World):
             ending=self.ending,
             lease_s=LEASE_S,
             clock_s=lambda: self.now_s,
-            model_files=None,
+            model_path=lambda: None,
         )
         return core_faults.Door(core, core, executor)
 

@@ -16,7 +16,7 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl_cli.local import job_problems
+from streamrl_cli.local import check_data_file, job_problems
 from streamrl_cli.user_function import check_function, functions_of, syntax_tree
 
 MAX_BYTES = 1024 * 1024
@@ -140,10 +140,8 @@ def _data_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield UserError(
             field=field, rule="must be a file: a ConfigMap holds no directories", got=given, fix=_ON_A_VOLUME
         )
-    elif not path.is_file():
-        yield UserError(field=field, rule="must be a file", got=given, fix=f"there is none at {path}")
-    elif path.stat().st_size == 0:
-        yield UserError(field=field, rule="must hold at least one line", got=given)
+    elif problems := list(check_data_file(path, field=field, given=given)):
+        yield from problems
     elif not _KEY.match(path.name):
         rule = "must have a name of letters, digits, -, _ and . for a ConfigMap"
         yield UserError(field=field, rule=rule, got=path.name, fix="rename the file")

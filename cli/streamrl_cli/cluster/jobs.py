@@ -15,6 +15,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import EVENT, RLJOB
+from streamrl_operator.planning.pods import containers, is_leaving, is_ready
 
 SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
 RUNNING, DELETING, NOT_SEEN = "Running", "Deleting", "NotSeen"
@@ -158,7 +159,7 @@ def _pods(pods: Sequence[Object], *, now: datetime) -> list[Row]:
             pod["metadata"]["name"],
             pod["metadata"].get("labels", {}).get(names.LABEL_ROLE, text(None)),
             _pod_state(pod),
-            str(sum(container.get("restartCount", 0) for container in container_statuses(pod))),
+            str(sum(container.get("restartCount", 0) for container in containers(pod))),
             text(pod["spec"].get("nodeName")),
             age(pod["metadata"].get("creationTimestamp"), now=now),
         )
@@ -166,24 +167,18 @@ def _pods(pods: Sequence[Object], *, now: datetime) -> list[Row]:
     ]
 
 
-def container_statuses(pod: Object) -> list[Object]:
-    """What is known of the pod's containers, those that prepare it first."""
-    status = pod.get("status", {})
-    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-
-
 def _pod_state(pod: Object) -> str:
     """As `kubectl get pods` has it: what a container waits for, else whether the pod is ready, else its phase."""
-    if pod["metadata"].get("deletionTimestamp"):
+    if is_leaving(pod):
         return "Terminating"
-    for container in container_statuses(pod):
+    for container in containers(pod):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason", "PodInitializing") not in ("PodInitializing", "ContainerCreating"):
             return str(waiting["reason"])
-    for condition in pod.get("status", {}).get("conditions", []):
-        if condition["type"] == "Ready" and condition["status"] == "True":
-            return "Ready"
-    return str(pod.get("status", {}).get("reason") or pod.get("status", {}).get("phase") or text(None))
+    if is_ready(pod):
+        return "Ready"
+    status = pod.get("status", {})
+    return str(status.get("reason") or status.get("phase") or text(None))
 
 
 def _changes(pools: Sequence[Object], *, now: datetime) -> list[Row]:

@@ -22,8 +22,9 @@ from streamrl_cli.cluster.api import (
     add_connection,
     connect,
 )
-from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, container_statuses, state
+from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
 from streamrl_operator.kube.kinds import POD, RLJOB
+from streamrl_operator.planning.pods import containers as container_statuses
 
 CONTAINERS = {
     "scheduler": names.CONTAINER_SCHEDULER,

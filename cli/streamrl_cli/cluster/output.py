@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -12,6 +12,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from streamrl.text import plain
+from streamrl_operator.planning.values import seconds_since
 
 ABSENT = "-"
 _STEPS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
@@ -40,12 +41,8 @@ def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> I
 
 def age(since: str | None, *, now: datetime) -> str:
     """Time from a timestamp of the API server until now: `45s`, `12m`, `3h`."""
-    return ABSENT if not since else duration((now - moment(since)).total_seconds())
-
-
-def moment(text: str) -> datetime:
-    """A timestamp of the API server."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+    seconds = seconds_since(since, now=now)
+    return ABSENT if seconds is None else duration(seconds)
 
 
 def duration(seconds: float) -> str:

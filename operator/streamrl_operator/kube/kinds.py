@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl import API_GROUP
-
-API_VERSION = f"{API_GROUP}/v1alpha1"
+from streamrl import API_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

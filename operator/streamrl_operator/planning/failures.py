@@ -152,9 +152,8 @@ def failures_of_containers(pod: Object) -> Iterator[Failure]:
     for container in pods.containers(pod):
         count, state = int(container.get("restartCount") or 0), container.get("state") or {}
         before = (container.get("lastState") or {}).get("terminated")
-        if (
-            before is not None
-        ):  # a kubelet raises restartCount with the next start, not while the container waits for it
+        if before is not None:
+            # A kubelet raises restartCount with the next start, not while the container waits for it.
             yield from _ended(pod, container, before, life=count if "waiting" in state else count - 1)
         now = state.get("terminated")
         if now is not None:

@@ -103,10 +103,8 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     if within != decision.replicas:
         least, most = bounds(pool.scaling)
         reason = f"{reason}; bounds are {least} to {most}"
-    if kind == "external":
-        write = now is None or (
-            spec.get("scaling") != kind and not _is_held(found)
-        )  # by its kind when it was last applied
+    if kind == "external":  # `scaling` is its kind when it was last applied
+        write = now is None or (spec.get("scaling") != kind and not _is_held(found))
     else:
         write = decision.replicas != now or _is_held(found) is False
     return _Asked(

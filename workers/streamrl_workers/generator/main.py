@@ -24,8 +24,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
@@ -43,7 +42,7 @@ from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
 from streamrl_workers.metrics.signals import ProcessMetrics, SignalsServer
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
-from streamrl_workers.process.shutdown import GracefulShutdown, serve_until_told, watch_parent
+from streamrl_workers.process.shutdown import GracefulShutdown, first_of, serve_until_told, watch_parent
 from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import ModelSource, fetch_model
@@ -128,22 +127,8 @@ async def _serve(
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
     shutdown.listen(asyncio.get_running_loop())
-    await _first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), shutdown=shutdown.wait())
+    await first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), shutdown=shutdown.wait())
     return shutdown
-
-
-async def _first_of(**parts: Coroutine[Any, Any, Any]) -> None:
-    """Run all until the first ends, maybe with an error, which is raised. The others are cancelled and awaited."""
-    tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.result()
 
 
 def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:

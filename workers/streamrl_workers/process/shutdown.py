@@ -12,7 +12,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +98,17 @@ class GracefulShutdown:
     async def wait(self) -> None:
         """Until the process is to end without its link (no deadline: a generator that nobody asks stays)."""
         await self._now.wait()
+
+
+async def first_of(**parts: Coroutine[Any, Any, Any]) -> None:
+    """Run all until the first ends, maybe with an error, which is raised. The others are cancelled and awaited."""
+    tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

@@ -37,7 +37,7 @@ from streamrl.spec import RLJob, read_job
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.awake_loop import AwakeLoop
 from streamrl_workers.process.heartbeat import beat_from
-from streamrl_workers.process.shutdown import serve_until_told, watch_parent
+from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.check import Report
@@ -59,7 +59,7 @@ from streamrl_workers.scheduler.server.result import (
     write_failure,
     write_success,
 )
-from streamrl_workers.scheduler.server.service import ModelFiles, Ports, SchedulerService
+from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
@@ -226,7 +226,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         ending=run.ending,
         lease_s=lease_s,
         clock_s=clock_s,
-        model_files=ModelFiles(lambda: read_model_path(os.environ)),
+        model_path=lambda: read_model_path(os.environ),
     )
     service.add_to(ports.server)
     await ports.server.start()
@@ -254,14 +254,10 @@ def _tick(
 
 async def _start_pool(run: Run) -> ProcessExit | None:
     """Start the task pool; an ending if one came first (asked to end, or the pool cannot start)."""
-    start = asyncio.create_task(run.pool.start(), name="start task pool")
-    end = asyncio.create_task(run.ending.wait(), name="early end")
-    await asyncio.wait({start, end}, return_when=asyncio.FIRST_COMPLETED)
-    if start.done() and start.exception() is not None:
-        report(start.exception() or AssertionError(), ending=run.ending)
-    for task in (start, end):
-        task.cancel()
-    await asyncio.gather(start, end, return_exceptions=True)
+    try:
+        await first_of(start=run.pool.start(), early_end=run.ending.wait())
+    except Exception as error:  # noqa: BLE001 - as of any loop, it decides the end
+        report(error, ending=run.ending)
     return run.ending.ending
 
 
@@ -285,10 +281,8 @@ async def _end(run: Run, ending: ProcessExit, *, connections: Connections, statu
     checked: Report | None = None
     try:
         checked = await asyncio.to_thread(own_check, run.environment.run_dir)
-    except (
-        UserError,
-        UserErrors,
-    ) as error:  # of the disk, perhaps for a moment; what is damaged is refused at the next start
+    except (UserError, UserErrors) as error:
+        # Of the disk, perhaps for a moment; what is damaged is refused at the next start.
         if ending.exit_code == EXIT_DONE:
             return ProcessExit(exit_code=EXIT_RETRY, line=f"the run cannot be checked: {error}")
     if ending.exit_code == EXIT_DONE and checked is not None and (failure := failure_of(checked)):

@@ -186,9 +186,8 @@ class RoleInterceptor(_Interceptor):
         else:
             return
         who = ", ".join(map(str, peers)) or "a peer without a role"
-        self._tell(
-            who, peer=context.peer().rpartition(":")[0], text=rule
-        )  # without the port, another for each connection
+        address = context.peer().rpartition(":")[0]  # without the port, another for each connection
+        self._tell(who, peer=address, text=rule)
         await context.abort(code, f"{who}: {rule}")
 
     def _tell(self, who: str, *, peer: str, text: str) -> None:

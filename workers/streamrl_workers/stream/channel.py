@@ -2,11 +2,11 @@
 
 Does not own what is said over a channel, nor who may call (`auth.py`).
 
-A channel keeps the certificates that it was opened with. `Renewal` opens a successor after a share of a connection's
-longest life and gives it out once it is connected: certificates that do not work cost nothing until the server ends
-the old connection. Without TLS a connection is never renewed. `Dialler` has the connections to the scheduler, one after the other.
-Loop of `Renewal`: consumes time; produces a connected channel; waits for the moment, then for the server (no
-deadline: the old connection serves meanwhile); unblocked by leaving its context.
+A channel keeps the certificates that it was opened with. `Dialler` opens a successor after a share of a connection's
+longest life and goes over to it once it is connected: certificates that do not work cost nothing until the server ends
+the old connection. Without TLS a connection is never renewed.
+Loop of its renewal: consumes time; produces a connected channel; waits for the moment, then for the server (no
+deadline: the old connection serves meanwhile); unblocked by the end of the old connection.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -197,52 +196,6 @@ _LONGEST_PAUSE_S = 30.0
 """Between attempts."""
 
 
-class Renewal:
-    """The successor of one connection; use as a context around the connection's life."""
-
-    def __init__(self, address: str, *, who: str, tls: Tls | None) -> None:
-        self._address = address
-        self._who = who
-        self._tls = tls
-        self._task: asyncio.Task[grpc.aio.Channel] | None = None
-        self._never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def due(self) -> "asyncio.Future[grpc.aio.Channel] | asyncio.Future[None]":
-        """Done when the successor is connected."""
-        return self._never if self._task is None else self._task
-
-    def take(self) -> grpc.aio.Channel:
-        """The successor; it is the caller's now."""
-        assert self._task is not None, "nothing is due"
-        task, self._task = self._task, None
-        return task.result()
-
-    async def _open(self, tls: Tls) -> grpc.aio.Channel:
-        await asyncio.sleep(_SHARE * tls.age_s)
-        backoff = Backoff(limit_s=_LONGEST_PAUSE_S)
-        while True:
-            with contextlib.suppress(ConnectTimeoutError):
-                return await connect(self._address, timeout_s=_ATTEMPT_S, who=self._who, tls=tls)
-            await backoff.pause()
-
-    async def __aenter__(self) -> Self:
-        if self._tls is not None:
-            self._task = asyncio.create_task(self._open(self._tls), name=f"renewal of {self._who}")
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._never.cancel()
-        if self._task is None:
-            return
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if not self._task.cancelled() and self._task.exception() is None:
-            await self._task.result().close()
-
-
 class Dialler:
     """Connections to the scheduler, one after the other. One that is too old gives way to a successor that is connected already."""
 
@@ -264,13 +217,32 @@ class Dialler:
 
     async def outlived(self, *tasks: "asyncio.Task[Any]", is_leaving: Callable[[], bool] = lambda: False) -> bool:
         """Wait for the end of the first of a connection's tasks; True if its successor takes over before. One that leaves needs none."""
-        async with Renewal(self.address, who="the scheduler", tls=self.tls) as renewal:
-            await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
-            if not any(task.done() for task in tasks) and not is_leaving():
-                self._successor = renewal.take()
-                return True
+        if self.tls is not None:
+            renewal = asyncio.create_task(self._renewed(self.tls), name="renewal of the connection")
+            try:
+                await asyncio.wait({*tasks, renewal}, return_when=asyncio.FIRST_COMPLETED)
+                if not any(task.done() for task in tasks) and not is_leaving():
+                    self._successor = renewal.result()
+                    return True
+            finally:
+                await self._drop(renewal)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return False
+
+    async def _renewed(self, tls: Tls) -> grpc.aio.Channel:
+        await asyncio.sleep(_SHARE * tls.age_s)
+        backoff = Backoff(limit_s=_LONGEST_PAUSE_S)
+        while True:
+            with contextlib.suppress(ConnectTimeoutError):
+                return await connect(self.address, timeout_s=_ATTEMPT_S, who="the scheduler", tls=tls)
+            await backoff.pause()
+
+    async def _drop(self, renewal: "asyncio.Task[grpc.aio.Channel]") -> None:
+        """End it; what it has connected is closed, if it is not the successor."""
+        renewal.cancel()
+        await asyncio.wait([renewal])
+        if not renewal.cancelled() and renewal.exception() is None and renewal.result() is not self._successor:
+            await renewal.result().close()
 
     async def close(self) -> None:
         """No other one is wanted."""

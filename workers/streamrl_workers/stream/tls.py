@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 AGE_S = 3600.0
 """Longest life of a connection; leaves live for days."""
 GRACE_S = 60.0
-"""Most for calls that are still going on at that age: clients have long dialled anew (`channel.Renewal`)."""
+"""Most for calls that are still going on at that age: clients have long dialled anew (`channel.Dialler`)."""
 FILE_KEY = "tls.key"
 _FILES = ("ca.crt", "tls.crt", FILE_KEY)
 _READS = 5

@@ -48,9 +48,8 @@ class CheckpointMeta:
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
-    files: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # relative path -> {"size_bytes", "hash": "algorithm:digest"}
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Relative path -> {"size_bytes", "hash": "algorithm:digest"}"""
 
     @classmethod
     def of(cls, history: History, *, attempt: int) -> "CheckpointMeta":

@@ -283,9 +283,8 @@ def release_pages(connection: sqlite3.Connection) -> None:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     surplus = min(free - _KEEP_FREE_PAGES, _VACUUM_PAGES)
     if surplus > 0:
-        connection.executescript(
-            f"PRAGMA incremental_vacuum({surplus})"
-        )  # `execute` would take one page: it steps once
+        # `execute` would take one page: it steps once.
+        connection.executescript(f"PRAGMA incremental_vacuum({surplus})")
 
 
 def _start_versions(connection: sqlite3.Connection, group_ids: Sequence[int]) -> list[int] | None:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from google.protobuf.message import Message
 
 from streamrl.keys import ENV_PROCESS
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.shutdown import first_of
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.peer_messages import LIMIT_BYTES, group_commands
@@ -138,11 +139,6 @@ class GeneratorEntry:
         """One connection of a name at a time."""
         return self.hello.generator_id
 
-    def stop(self, reason: str) -> None:
-        """Tell it to end."""
-        self.link.send(pb.GeneratorCommand(stop=pb.Stop(reason=reason)))
-        self.link.end()
-
 
 TRAINER = "the trainer"
 """Whatever its name: there is one. No generator may be called so."""
@@ -159,11 +155,6 @@ class TrainerEntry:
     """As a generator's."""
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
     name: str = TRAINER
-
-    def stop(self, reason: str) -> None:
-        """Tell it to end."""
-        self.link.send(pb.TrainerCommand(stop=pb.Stop(reason=reason)))
-        self.link.end()
 
 
 Entry = GeneratorEntry | TrainerEntry
@@ -248,7 +239,10 @@ class Connections:
     def stop(self, entry: Entry) -> None:
         """Tell one peer to end."""
         self._trainer_told |= entry.name == TRAINER
-        entry.stop(self._stop or "")
+        stop = pb.Stop(reason=self._stop or "")
+        is_trainer = isinstance(entry, TrainerEntry)
+        entry.link.send(pb.TrainerCommand(stop=stop) if is_trainer else pb.GeneratorCommand(stop=stop))
+        entry.link.end()
 
     @property
     def stopping(self) -> bool:
@@ -292,13 +286,9 @@ class PeerHandler(ABC):
     def on_leave(self) -> None:
         """Say good-bye to the core."""
 
-    def is_silent(self) -> bool:
-        """Whether who has this peer's name was given up, though its connection is there."""
-        return False
-
     def refusal(self) -> str:
         """Why it cannot be let in now; "" if it can."""
-        return "" if self.is_silent() else self.connections.refusal(self.entry)
+        return self.connections.refusal(self.entry)
 
     def join(self) -> bool:
         """Take the peer's place; False if it was told to stop instead."""
@@ -347,7 +337,7 @@ async def serve_peer(peer: PeerHandler, events: Events, *, context: Context, end
         if not peer.join():
             await peer.entry.link.write_all(context.write)
             return
-        await _both(_read(peer, events), peer.entry.link.write_all(context.write))
+        await first_of(reader=_read(peer, events), writer=peer.entry.link.write_all(context.write))
     except (SlowPeerError, ProtocolError) as error:
         reason = str(error)
         log.warning("%s is disconnected: %s", peer.entry.link.peer, reason)
@@ -378,16 +368,3 @@ def dispatch(event: Any, handlers: Handlers) -> None:  # noqa: ANN401 - either d
 async def _read(peer: PeerHandler, events: Events) -> None:
     async for event in events:
         await peer.take(event)
-
-
-async def _both(read: Coroutine[Any, Any, None], write: Coroutine[Any, Any, None]) -> None:
-    """Run the two loops of a connection until one ends; the other one is ended with it."""
-    tasks = [asyncio.create_task(read, name="connection reader"), asyncio.create_task(write, name="connection writer")]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

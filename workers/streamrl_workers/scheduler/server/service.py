@@ -109,38 +109,14 @@ class Ports:
 
 def _loop_fault(context: dict[str, object], ending: ExitDecision) -> None:
     error = context.get("exception")
-    if (
-        isinstance(error, BaseException) and "socket" not in context
-    ):  # one that could not be accepted: asyncio tries again
+    # With a socket it is one that could not be accepted: asyncio tries again.
+    if isinstance(error, BaseException) and "socket" not in context:
         report(error, ending=ending)
     else:
         logging.getLogger("streamrl.scheduler").error("%s", context.get("message"))
 
 
 _UNREADY = f"the model is not ready: neither {ENV_MODEL_PATH} nor {FILE_MODEL} in {ENV_SHARED_DIR} says where it is"
-
-
-class ModelFiles:
-    """Reads the files when somebody asks: that is rare, and they are small."""
-
-    def __init__(self, place: Callable[[], str | None]) -> None:
-        """`place`: the model's directory, once it is known."""
-        self._place = place
-
-    async def serve(self, _request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.ModelFile]:
-        """The RPC."""
-        try:
-            place = self._place()
-            if place is None:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADY)
-            directory = Path(place or "")
-            for path in await asyncio.to_thread(model_files, directory):
-                for piece in await asyncio.to_thread(_read, path, directory):
-                    yield piece
-        except (ModelFilesError, UserError) as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except OSError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the model cannot be read: {error}")
 
 
 def _read(path: Path, directory: Path) -> list[pb.ModelFile]:
@@ -157,7 +133,8 @@ class SchedulerService:
     connections: Connections
     door: Door
     ending: ExitDecision
-    model_files: ModelFiles
+    model_path: Callable[[], str | None]
+    """The model's directory, once it is known."""
     lease_s: float
     clock_s: Callable[[], float]
 
@@ -171,7 +148,7 @@ class SchedulerService:
             "Generate": grpc.stream_stream_rpc_method_handler(self.generate),
             "Train": grpc.stream_stream_rpc_method_handler(self.train),
             "GetModel": grpc.unary_stream_rpc_method_handler(
-                self.model_files.serve, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
+                self.get_model, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SCHEDULER.full_name, handlers),))
@@ -183,6 +160,21 @@ class SchedulerService:
     async def train(self, frames: Frames, context: Context) -> None:
         """The trainer's connection."""
         await self._serve(_Trainer, self.door.trainer_events(frames), context, kind="trainer")
+
+    async def get_model(self, _request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.ModelFile]:
+        """The model's files, read when somebody asks: that is rare, and they are small."""
+        try:
+            place = self.model_path()
+            if place is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADY)
+            directory = Path(place or "")
+            for path in await asyncio.to_thread(model_files, directory):
+                for piece in await asyncio.to_thread(_read, path, directory):
+                    yield piece
+        except (ModelFilesError, UserError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the model cannot be read: {error}")
 
     async def _serve(
         self, make: Callable[["SchedulerService", Any], PeerHandler], events: Events, context: Context, *, kind: str
@@ -225,8 +217,8 @@ class _Generator(PeerHandler):
     def on_leave(self) -> None:
         self._call(self._core.generator_left, self._id)
 
-    def is_silent(self) -> bool:
-        return self._id in self._core.silent
+    def refusal(self) -> str:
+        return "" if self._id in self._core.silent else super().refusal()
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:
