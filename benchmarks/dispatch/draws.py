@@ -75,20 +75,6 @@ def scores(groups: Sequence[Group], *, correlation: float, chance: Random) -> li
     return [correlation * group.place + rest * chance.gauss(0, 1) for group in groups]
 
 
-class Table:
-    """A ranker that says what it was given; prompts are numbers."""
-
-    def __init__(self, said: Sequence[float]) -> None:
-        self._said = said
-
-    def score(self, prompt: str) -> float | None:
-        """Higher = longer."""
-        return self._said[int(prompt)]
-
-    def learn(self, prompt: str, tokens: float) -> None:
-        """It knows what it knows."""
-
-
 class Sure(Lengths):
     """Trusts whatever is predicted: the guard is off."""
 
@@ -114,9 +100,9 @@ def ranked(
         unit: tokens of one unit of length, as the core is told.
         guarded: whether the guard decides on trust; else it is given.
     """
-    numbered = Table([*said, *past_said])
     made = Lengths if guarded else Sure
-    lengths = made(LengthHistory(), signals=("Ranker",), ranker=numbered)
+    lengths = made(LengthHistory(), signals=("Ranker",))
+    lengths.ranked({prompt_key(str(number)): score for number, score in enumerate([*said, *past_said])})
     for place, group in enumerate(past):
         prompt = str(len(said) + place)
         _live(lengths, group, prompt=prompt, group_id=_WARM_IDS + place, unit=unit)
@@ -139,6 +125,6 @@ def remembered(population: Population, groups: Sequence[Group], *, epochs: int, 
 def _live(lengths: Lengths, group: Group, *, prompt: str, group_id: int, unit: int) -> None:
     """A group begins and ends."""
     key = prompt_key(prompt)
-    lengths.began(group_id, key=key, prompt=prompt)
+    lengths.began(group_id, key=key)
     tokens = [max(1, round(tokens / unit)) for tokens in group.tokens]
     lengths.learn(key, tokens=tokens, prompt=prompt, group_id=group_id)

@@ -117,6 +117,7 @@ class World:
             fx.Write: self._write,
             NeedPrompts: self._prompts,
             ScoreSample: self._ask_score,
+            fx.AskRanker: lambda effect: None,  # it has answered before
         }
 
     def run(self) -> Ran:

@@ -19,10 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_workers.ranker.folder import HEAD_FILE
+from streamrl.spec.scheduling import RankerSpec
+from streamrl_workers.ranker.folder import HEAD_FILE, MODULE
 from streamrl_workers.ranker.language_model import LanguageModel
-from streamrl_workers.ranker.protocol import MODULE, Opening
-from streamrl_workers.ranker.tuning import BURST_S
 from streamrl_workers.scheduler.effects import AskRanker
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.lengths.trust import measure
@@ -62,10 +61,14 @@ def word_pairs(count: int, *, seed: int) -> list[tuple[str, float]]:
 class Asked:
     """A client with its process, and what it has answered."""
 
-    def __init__(self, opening: Opening, *, start_s: float = DEADLINE_S) -> None:
+    def __init__(self, folder: Path, run_dir: Path, *, start_s: float = DEADLINE_S, cpu_percent: int = 20) -> None:
         self.scores: dict[int, float] = {}
         patience = Patience(start_s=start_s, first_pause_s=0.001)
-        self.client = RankerClient(opening, on_scores=self.scores.update, patience=patience)
+        given = {"path": str(folder), "cpuPercent": cpu_percent, "refitPairs": REFIT_PAIRS}
+        choice = RankerSpec.model_validate({"languageModel": given})
+        self.client = RankerClient(
+            choice, base_dir=run_dir, run_dir=run_dir, on_scores=self.scores.update, patience=patience
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> Any:
@@ -78,6 +81,12 @@ class Asked:
 
     def learn(self, pairs: list[tuple[str, float]]) -> None:
         self.client.ask(AskRanker(prompts=(), pairs=tuple(pairs)))
+
+    def rounds(self) -> int:
+        """As of its newest answer; each look asks for another."""
+        if not self.client.status().waiting:
+            self.client.ask(AskRanker(prompts=((prompt_key("w3"), "w3"),), pairs=()))
+        return self.client.status().rounds
 
     async def until(self, holds: Any, what: str) -> None:
         try:
@@ -93,35 +102,29 @@ class Asked:
         by_key = {prompt_key(prompt): (prompt, tokens) for prompt, tokens in pairs}
         self.scores.clear()
         self.client.ask(AskRanker(prompts=tuple((key, prompt) for key, (prompt, _) in by_key.items()), pairs=()))
-        await self.until(lambda: len(self.scores) == len(by_key), "scores")
+        await self.until(lambda: self.scores.keys() >= by_key.keys(), "scores")
         found = measure([self.scores[key] for key in by_key], [t for _, t in by_key.values()])
         return found.rank_correlation or 0.0
 
 
-def opening(folder: Path, state_dir: Path, **changes: Any) -> Opening:
-    given: dict[str, Any] = {"path": str(folder), "field": "path"}
-    return Opening(**{**given, "state_dir": str(state_dir), "cpu_percent": 20, "refit_pairs": REFIT_PAIRS, **changes})
-
-
 @pytest.mark.soak
 async def test_it_learns_within_its_budget_and_a_later_process_goes_on(folder: Path, tmp_path: Path) -> None:
-    async with Asked(opening(folder, tmp_path / "state")).running() as asked:
+    async with Asked(folder, tmp_path).running() as asked:
         before = await asked.held_out()
-        began_s, began_cpu_s = time.monotonic(), asked.client.status().process.cpu_s
+        began_s, began_cpu_s = time.monotonic(), asked.client.status().cpu_s
         for number in range(ROUNDS):
             asked.learn(word_pairs(REFIT_PAIRS, seed=number))
-            await asked.until(lambda: asked.client.status().process.rounds > number, "a round")  # noqa: B023 - awaited here
-        numbers = asked.client.status().process
+            await asked.until(lambda: asked.rounds() > number, "a round")  # noqa: B023 - awaited here
+        numbers = asked.client.status()
         wall_s, cpu_s = time.monotonic() - began_s, numbers.cpu_s - began_cpu_s
-        assert cpu_s < 0.2 * (wall_s + BURST_S) + 0.5, (cpu_s, wall_s)
+        assert cpu_s < 0.2 * wall_s + 0.5, (cpu_s, wall_s)
         after = await asked.held_out()
     assert abs(before) < 0.3
     assert after > 0.8
     assert numbers.pairs == ROUNDS * REFIT_PAIRS
-    again = opening(folder, tmp_path / "state", cpu_percent=0)
-    async with Asked(again).running() as asked:
+    async with Asked(folder, tmp_path, cpu_percent=0).running() as asked:
         assert await asked.held_out() == pytest.approx(after, abs=0.02)
-    assert [path.name for path in (tmp_path / "state").glob("model-*")] == [f"model-{ROUNDS}"]
+    assert [path.name for path in (tmp_path / "ranker").glob("model-*")] == [f"model-{ROUNDS}"]
 
 
 async def test_weights_that_do_not_fit_are_one_line(folder: Path, tmp_path: Path) -> None:
@@ -131,12 +134,12 @@ async def test_weights_that_do_not_fit_are_one_line(folder: Path, tmp_path: Path
     save_file({name: tensor[..., :1].contiguous() for name, tensor in head.items()}, spoilt / HEAD_FILE)
     with pytest.raises(UserError, match=r"path: cannot be read: ") as caught:
         async with asyncio.timeout(DEADLINE_S):
-            await Asked(opening(spoilt, tmp_path / "state")).client.run()
+            await Asked(spoilt, tmp_path).client.run()
     assert "\n" not in str(caught.value)
 
 
 async def test_one_that_never_comes_up_is_started_again_and_what_is_asked_waits(folder: Path, tmp_path: Path) -> None:
-    asked = Asked(opening(folder, tmp_path / "state"), start_s=0.01)
+    asked = Asked(folder, tmp_path, start_s=0.01)
     async with asked.running():
         asked.client.ask(AskRanker(prompts=((1, "w3"),), pairs=(("w5", 2.0),)))
         await asked.until(lambda: asked.client.status().deaths > 2, "three deaths")

@@ -16,7 +16,7 @@ from typing import Any
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
@@ -147,8 +147,7 @@ class ShellWorld(World):
 
     def make_core(self) -> Any:
         self.asked.clear()
-        ranker = RemoteRanker() if self.answers else None
-        self.lengths = Lengths(LengthHistory(), signals=("Ranker", "History"), ranker=ranker)
+        self.lengths = Lengths(LengthHistory(), signals=("Ranker", "History") if self.answers else ("History",))
         core = super().make_core()
         faulty, outside = Faulty(core, self.fault), Outside(self)
         self.ending = FaultyEnding(self.fault)

@@ -55,7 +55,7 @@ class KnownLengths(Lengths):
     def trusted(self) -> bool:
         return self.sure
 
-    def predict(self, key: int, *, prompt: str = "", siblings: Sequence[int] = ()) -> Prediction:
+    def predict(self, key: int, *, siblings: Sequence[int] = ()) -> Prediction:
         return Prediction(tokens=float(key % 97), source="Ranker")
 
 

@@ -146,16 +146,13 @@ class ModelledRanker:
         self._step = step
         self._correlation = correlation_of(spec.recall_percent / 100)
 
-    def score(self, prompt: str) -> float | None:
+    def score(self, prompt: str) -> float:
         """Higher = longer."""
         number = self._lengths.number_of(prompt)
         noise = Random(self._seed * 2 + number * 2_000_003 + 1).gauss(0.0, 1.0)
         r = self._correlation
         score = r * self._lengths.place_of(number) + math.sqrt(1 - r * r) * noise
         return -score if self._spec.inverted is not self._flipped() else score
-
-    def learn(self, prompt: str, tokens: float) -> None:
-        """It is as good as it is."""
 
     def _flipped(self) -> bool:
         return self._spec.flips_at_step is not None and self._step() >= self._spec.flips_at_step

@@ -26,7 +26,7 @@ from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from streamrl_workers.scheduler.records import Recovered, StepTaken
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
@@ -90,22 +90,6 @@ def core_settings(scenario: Scenario) -> SchedulerSettings:
     )
 
 
-def predictions(scenario: Scenario, *, lengths: LengthModel, step: Callable[[], int]) -> Lengths:
-    """What predicts lengths: the signals of `scheduling`, and behind them the modelled ranker if there is one.
-
-    Args:
-        scenario: what is simulated.
-        lengths: the true lengths, of which the ranker knows as much as it is said to.
-        step: steps that are recorded now.
-    """
-    signals: tuple[str, ...] = scenario.scheduling.length_signals
-    ranker = None
-    if scenario.ranker is not None:
-        signals = (*signals, "Ranker")
-        ranker = ModelledRanker(scenario.ranker, lengths=lengths, seed=scenario.seed, step=step)
-    return Lengths(LengthHistory(), signals=signals, ranker=ranker)
-
-
 def known_curves(scenario: Scenario) -> Curves | None:
     """The pools' curves, if the scheduler is to know them; per unit of `resolutionTokens`, as it is told lengths."""
     if not scenario.curves_known:
@@ -148,7 +132,14 @@ class Shell:
         self.timeline = VirtualClock()
         self.lengths = lengths
         self.measures = measures
-        self.predictions = predictions(scenario, lengths=lengths, step=lambda: len(measures.compositions))
+        signals: tuple[str, ...] = scenario.scheduling.length_signals
+        self._ranker: ModelledRanker | None = None
+        if scenario.ranker is not None:
+            signals = (*signals, "Ranker")
+            self._ranker = ModelledRanker(
+                scenario.ranker, lengths=lengths, seed=scenario.seed, step=lambda: len(measures.compositions)
+            )
+        self.predictions = Lengths(LengthHistory(), signals=signals)
         self.core = Core(core_settings(scenario), Recovered(), lengths=self.predictions, curves=known_curves(scenario))
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens
@@ -181,6 +172,7 @@ class Shell:
             fx.Write: self._write,
             NeedPrompts: self._prompts.append,
             ScoreSample: self._scores.append,
+            fx.AskRanker: lambda effect: None,  # the modelled one answers when a prompt is given
             fx.Finished: self._finish,
             fx.Failed: self._fail,
         }
@@ -255,6 +247,8 @@ class Shell:
             if given < need.count:
                 rest = need.count - given
                 self._prompts.append(replace(need, first_index=need.first_index + given, count=rest))
+        if self._ranker is not None:
+            self.predictions.ranked({prompt_key(prompt.text): self._ranker.score(prompt.text) for prompt in prompts})
         self.tell(lambda core, _: core.prompts_arrived(prompts))
 
     def _score(self, asked: Sequence[ScoreSample]) -> None:

@@ -7,13 +7,15 @@ Owns the names of the files and the lines about what is missing. That the weight
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
 from streamrl.spec.scheduling import RankerSpec
 
+MODULE = "streamrl_workers.ranker"
+"""What the scheduler starts."""
 RANKERS = ("hashing", "languageModel")
 """As users write them."""
 FIELD = "spec.scheduling.ranker.languageModel.path"
@@ -27,6 +29,11 @@ class RankerModel(Protocol):
 
     def scores(self, prompts: Sequence[str]) -> list[float]:
         """Higher = longer; what is no finite number says nothing."""
+
+    def tuning(
+        self, examples: Sequence[tuple[str, float]], *, passes: int, batch_prompts: int, seed: int
+    ) -> Iterator[None]:
+        """Learn (prompt, target); yields after each mini-batch, scores may be asked then."""
 
     def save(self, path: Path) -> None:
         """Write the folder, which exists."""

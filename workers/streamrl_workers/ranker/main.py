@@ -7,6 +7,13 @@
 The loop consumes frames and mini-batches that are due; produces an answer to each frame; waits for a frame, or until the budget allows the
 next mini-batch; unblocked by the scheduler, by time, and by the end of the socket. When the scheduler is gone the socket ends it.
 
+Frames, as `process/framing.py` carries them:
+
+    from the scheduler   {"ranker": as the job has it, "base_dir": .., "state_dir": ..}, once
+                         then {"score": [[key, prompt], ..]} or {"learn": [[prompt, tokens], ..]}
+    to the scheduler     {"scores": [[key, score], ..], "status": {"rounds": .., "pairs": .., "cpu_s": ..}}, for each frame
+                         {"user_error": {..}} for the first, if its folder cannot be used
+
 Owns the order: all frames that are there come before a mini-batch. Standard output is standard error here: nothing gets between the frames.
 """
 
@@ -17,21 +24,20 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
+from streamrl.spec.scheduling import RankerSpec
 from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import start_heartbeat
-from streamrl_workers.ranker import protocol
-from streamrl_workers.ranker.folder import RankerModel, check_folder, model_class
+from streamrl_workers.ranker.folder import FIELD, RankerModel, model_class
 from streamrl_workers.ranker.hashing import HashingRanker
 from streamrl_workers.ranker.pairs import PairStore
-from streamrl_workers.ranker.protocol import Opening, ProcessStatus
 from streamrl_workers.ranker.tuning import CpuBudget, TunedModels, Tuner
 
 _DIE_FIRST = "1000"
@@ -51,109 +57,89 @@ def main() -> int:
     frame = framing.receive(control)
     if frame is None:
         return EXIT_DONE
-    opening = Opening.of(frame)
+    choice = RankerSpec.model_validate(frame["ranker"])
     try:
-        ranker = open_tuned(opening) if opening.path else open_hashing(opening)
+        ranker = open_ranker(choice, base_dir=Path(frame["base_dir"]), state_dir=Path(frame["state_dir"]))
     except UserError as error:
-        control.sendall(framing.encode(protocol.refusal(error)))
+        control.sendall(framing.encode({"user_error": error.parts}))
         return EXIT_USER_ERROR
     with contextlib.suppress(ConnectionError):  # the scheduler is gone
         ranker.serve(control)
     return EXIT_DONE
 
 
-def open_hashing(opening: Opening) -> "RankerProcess":
-    """With what the run has taught it so far."""
-    Path(opening.state_dir).mkdir(parents=True, exist_ok=True)
-    model, store = HashingRanker(), PairStore(Path(opening.state_dir))
-    for pair in store.new():
-        model.learn(pair.prompt, pair.tokens)
-    return RankerProcess(model, store=store)
-
-
-def open_tuned(opening: Opening) -> "RankerProcess":
-    """The model that was tuned in this run, if there is one, else the one that was fitted."""
-    origin = Path(opening.path)
-    check_folder(origin, field=opening.field)
-    models = TunedModels(Path(opening.state_dir), origin=opening.path)
-    loader = model_class(field=opening.field)
-    _one_thread()
-    found = models.newest()
+def open_ranker(choice: RankerSpec, *, base_dir: Path, state_dir: Path) -> "RankerProcess":
+    """With what the run has taught it so far. `base_dir`: where relative paths of the job begin; `state_dir`: its folder in the run's."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    store, options = PairStore(state_dir), choice.language_model
+    if options is None:
+        hashing = HashingRanker()
+        for pair in store.new():
+            hashing.learn(pair.prompt, pair.tokens)
+        return RankerProcess(hashing, store=store)
+    origin = (base_dir / options.path).resolve()
+    models = TunedModels(state_dir, origin=str(origin))
+    loader = model_class(field=FIELD)
+    rounds, folder = models.newest() or (0, origin)
     try:
-        rounds, model = (0, None) if found is None else (found[0], loader.load(found[1], field=opening.field))
+        model = loader.load(folder, field=FIELD)
     except UserError as error:
+        if folder == origin:
+            raise
         log.info("the model that was tuned in this run is passed over: %s", error)
-        rounds, model = 0, None
-    model = model or loader.load(origin, field=opening.field)
-    if opening.cpu_percent == 0:
-        return RankerProcess(model)
-    store = PairStore(Path(opening.state_dir))
-    tuner = Tuner(model, store=store, models=models, refit_pairs=opening.refit_pairs, rounds=rounds)
-    budget = CpuBudget(opening.cpu_percent, wall_s=time.monotonic, cpu_s=time.process_time)
-    return RankerProcess(model, store=store, tuner=tuner, budget=budget)
+        rounds, model = 0, loader.load(origin, field=FIELD)
+    if not options.cpu_percent:
+        return RankerProcess(model, store=store)
+    budget = CpuBudget(options.cpu_percent, wall_s=time.monotonic, cpu_s=time.process_time)
+    tuner = Tuner(model, store=store, models=models, refit_pairs=options.refit_pairs, rounds=rounds, budget=budget)
+    return RankerProcess(model, store=store, tuner=tuner)
 
 
 class RankerProcess:
     """A model, what it learns from, and the loop."""
 
-    def __init__(
-        self,
-        model: RankerModel | HashingRanker,
-        *,
-        store: PairStore | None = None,
-        tuner: Tuner | None = None,
-        budget: CpuBudget | None = None,
-    ) -> None:
-        """Without a `store` it learns nothing; without a `tuner` it learns each pair at once, if any."""
+    def __init__(self, model: RankerModel | HashingRanker, *, store: PairStore, tuner: Tuner | None = None) -> None:
+        """`tuner`: of a language model; None: it is never tuned."""
         self._model = model
         self._store = store
         self._tuner = tuner
-        self._budget = budget
 
     def serve(self, control: socket.socket) -> None:
         """Until the scheduler closes the socket."""
-        control.sendall(framing.encode(protocol.answer((), (), status=self._status())))
+        control.sendall(framing.encode(self._answer([])))
         while True:
-            ready, _, _ = select.select([control], [], [], self._wait_s())
+            wait_s = None if self._tuner is None else self._tuner.wait_s()
+            ready, _, _ = select.select([control], [], [], wait_s)
             if not ready:
                 self._tune()
             elif (frame := framing.receive(control)) is not None:
-                keys, scores = self._take(frame)
-                control.sendall(framing.encode(protocol.answer(keys, scores, status=self._status())))
+                control.sendall(framing.encode(self._answer(self._take(frame))))
             else:
                 return
 
-    def _wait_s(self) -> float | None:
-        """Seconds until the next mini-batch; None: there is none."""
-        return (
-            self._budget.wait_s() if self._budget is not None and self._tuner is not None and self._tuner.due else None
-        )
-
-    def _take(self, frame: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[float]]:
-        """Keys and scores of the answer."""
+    def _take(self, frame: Mapping[str, Any]) -> list[tuple[int, float]]:
+        """Scores by key, if it asks for any."""
         if "score" in frame:
-            prompts = [str(prompt) for _, prompt in frame["score"]]
-            return [int(key) for key, _ in frame["score"]], self._model.scores(prompts)
-        pairs = [(str(prompt), float(tokens)) for prompt, tokens in frame["learn"]]
+            keys, prompts = zip(*frame["score"], strict=True)
+            return list(zip(keys, self._model.scores(prompts), strict=True))
         if isinstance(self._model, HashingRanker):
-            for prompt, tokens in pairs:
+            for prompt, tokens in frame["learn"]:
                 self._model.learn(prompt, tokens)
-        if self._store is not None:
-            with _disk():
-                self._store.add(pairs)
-        return (), ()
+        with _disk():
+            self._store.add(frame["learn"])
+        return []
 
     def _tune(self) -> None:
         assert self._tuner is not None
         with _disk():
             self._tuner.step()
 
-    def _status(self) -> ProcessStatus:
-        return ProcessStatus(
-            rounds=0 if self._tuner is None else self._tuner.rounds,
-            pairs=0 if self._store is None else len(self._store),
-            cpu_s=time.process_time(),
-        )
+    def _answer(self, scores: list[tuple[int, float]]) -> dict[str, Any]:
+        rounds = 0 if self._tuner is None else self._tuner.rounds
+        return {
+            "scores": scores,
+            "status": {"rounds": rounds, "pairs": len(self._store), "cpu_s": time.process_time()},
+        }
 
 
 @contextlib.contextmanager
@@ -163,9 +149,3 @@ def _disk() -> Iterator[None]:
         yield
     except (OSError, UserError, SafetensorError) as error:
         log.warning("the ranker's state cannot be saved: %s", error)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)

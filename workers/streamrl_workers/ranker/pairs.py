@@ -9,7 +9,6 @@ all, when a round is done or it has grown to twice its content. A line that a ki
 
 import json
 import math
-import os
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamrl.files import replace_file
+
 MEMORY_PAIRS = 4096
-MAX_CHARS = 8192
-"""Of a prompt its end is kept: more than a model reads of it."""
 FILE = "pairs.jsonl"
 
 
@@ -58,7 +57,7 @@ class PairStore:
 
     def add(self, pairs: Iterable[tuple[str, float]]) -> None:
         """More pairs; the oldest go."""
-        made = [Pair(prompt=prompt[-MAX_CHARS:], tokens=tokens) for prompt, tokens in pairs]
+        made = [Pair(prompt=prompt, tokens=tokens) for prompt, tokens in pairs]
         self._pairs.extend(made)
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(pair.line() for pair in made)
@@ -76,12 +75,7 @@ class PairStore:
 
     def write(self) -> None:
         """Write the file anew: whole, or not at all."""
-        beside = self._path.with_name(f".{FILE}.part")
-        with beside.open("w", encoding="utf-8") as file:
-            file.writelines(pair.line() for pair in self._pairs)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        replace_file(self._path, "".join(pair.line() for pair in self._pairs).encode())
         self._lines = len(self._pairs)
 
 

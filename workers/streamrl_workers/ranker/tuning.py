@@ -5,19 +5,18 @@ up, the newest twice so many; the others are old from then on) and as many old o
 model forgets. Mini-batch by mini-batch: scores are asked in between, of the model as it then is. Behind a round the model is
 kept in the run's folder as `model-<rounds>/`: written beside its place and renamed, so a killed process leaves the last whole one.
 
-    balance += share * wall seconds, up to BURST_S * share        balance -= CPU seconds of the process
-
-A mini-batch may begin while the balance is not negative, and is paid for afterwards. All of the process's CPU time is
-counted: scoring comes first and is never held up, tuning gets what it leaves. The clocks are parameters.
+A mini-batch begins when CPU seconds of the process / wall seconds, both since the last one began, are at most the share: it is
+paid for afterwards, and idle time is not saved up. All of the process's CPU time is counted: scoring comes first and is never held
+up, tuning gets what it leaves. The clocks are parameters.
 """
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
+from streamrl_workers.ranker.folder import RankerModel
 from streamrl_workers.ranker.pairs import Pair, PairStore, standardised
 
 PASSES = 2
@@ -26,34 +25,28 @@ BATCH_PROMPTS = 8
 """Few, so that a mini-batch is short: scores wait for its end."""
 MOST_NEW = 2
 """Times `refit_pairs`."""
-BURST_S = 2.0
-"""Idle time is not saved up: a quiet minute must not become twelve seconds of a full core."""
 _PREFIX, _PART, _ORIGIN = "model-", "part", "origin.json"
 _END = object()
-
-
-class Tunable(Protocol):
-    """What is tuned."""
-
-    def tuning(
-        self, examples: Sequence[tuple[str, float]], *, passes: int, batch_prompts: int, seed: int
-    ) -> Iterator[None]:
-        """Learn (prompt, target); yields after each mini-batch, scores may be asked then."""
-
-    def save(self, path: Path) -> None:
-        """Write its folder, which exists."""
 
 
 class Tuner:
     """Rounds over the pairs of a store."""
 
     def __init__(
-        self, model: Tunable, *, store: PairStore, models: "TunedModels", refit_pairs: int, rounds: int
+        self,
+        model: RankerModel,
+        *,
+        store: PairStore,
+        models: "TunedModels",
+        budget: "CpuBudget",
+        refit_pairs: int,
+        rounds: int,
     ) -> None:
         """`rounds`: done before."""
         self._model = model
         self._store = store
         self._models = models
+        self._budget = budget
         self._refit_pairs = refit_pairs
         self._round: Iterator[None] | None = None
         self.rounds = rounds
@@ -62,6 +55,10 @@ class Tuner:
     def due(self) -> bool:
         """Whether there is a mini-batch to run."""
         return self._round is not None or len(self._store.new()) >= self._refit_pairs
+
+    def wait_s(self) -> float | None:
+        """Seconds until the next mini-batch; None: there is none."""
+        return self._budget.wait_s() if self.due else None
 
     def step(self) -> None:
         """Run one mini-batch; behind the last one of a round, save."""
@@ -133,14 +130,12 @@ class CpuBudget:
         self._share = percent / 100
         self._wall_s = wall_s
         self._cpu_s = cpu_s
-        self._seen_wall_s = wall_s()
-        self._seen_cpu_s = cpu_s()
-        self._balance_s = 0.0
+        self._began_wall_s, self._began_cpu_s = wall_s(), cpu_s()
 
     def wait_s(self) -> float:
         """Seconds until work may begin; 0: now."""
         wall_s, cpu_s = self._wall_s(), self._cpu_s()
-        earned_s = self._share * (wall_s - self._seen_wall_s)
-        self._balance_s = min(self._balance_s + earned_s, BURST_S * self._share) - (cpu_s - self._seen_cpu_s)
-        self._seen_wall_s, self._seen_cpu_s = wall_s, cpu_s
-        return max(0.0, -self._balance_s / self._share)
+        wait_s = (cpu_s - self._began_cpu_s) / self._share - (wall_s - self._began_wall_s)
+        if wait_s <= 0:
+            self._began_wall_s, self._began_cpu_s = wall_s, cpu_s
+        return max(0.0, wait_s)

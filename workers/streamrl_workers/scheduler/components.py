@@ -7,7 +7,7 @@ Decides nothing.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 from streamrl.latency import LatencyCurve
@@ -22,7 +22,7 @@ from streamrl_workers.scheduler.groups.planning import Planner
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import GroupTable, frontier
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from streamrl_workers.scheduler.records import Recovered, SampleStats
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import FailureKind
@@ -217,5 +217,5 @@ class CoreView:
     """In which order what waits is taken now, and why."""
     speeds: Mapping[str, LatencyCurve]
     """Pool -> its curve, of its generator with the most slots."""
-    lengths: LengthsView = field(default_factory=LengthsView)
+    lengths: Lengths
     """What is predicted of lengths, and how well."""

@@ -318,7 +318,7 @@ class Core:
             attempt=self._feed.attempt,
             step=self._feed.step,
             steps=self._settings.steps,
-            lengths=parts.lifecycle.lengths.view(),
+            lengths=parts.lifecycle.lengths,
             ended=self._ended,
             groups_by_state={state.value: parts.groups.counts[state] for state in GroupState},
             waiting_samples=parts.waiting.samples + parts.evaluator.waiting,

@@ -43,13 +43,12 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.scheduler.journal.writer import JournalWriter
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.executor import Executor, TaskSource
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, Loops, ProcessExit, report, tick_forever
 from streamrl_workers.scheduler.server.peer_messages import Door
-from streamrl_workers.scheduler.server.ranker_client import RankerClient, opening_of
+from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.result import (
     failure_of,
     keep_numbers,
@@ -192,9 +191,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
-    history = LengthHistory(recovered.prompt_lengths)
-    lengths = Lengths(history, signals=settings.length_signals, ranker=None if choice is None else RemoteRanker())
-    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS, lengths=lengths)
+    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
     connections = Connections()
     ports.status = status = StatusEndpoint(
         core,
@@ -204,9 +201,8 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     )
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
-    around = run.environment
-    opening = None if choice is None else opening_of(choice, base_dir=around.code_dir, run_dir=around.run_dir)
-    ranker = RankerClient(opening, on_scores=executor.on_ranked)
+    base_dir, run_dir = run.environment.code_dir, run.environment.run_dir
+    ranker = RankerClient(choice, base_dir=base_dir, run_dir=run_dir, on_scores=executor.on_ranked)
     executor.attach(run.pool, ranker=ranker)
     status.ranker = ranker.status
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))

@@ -1,6 +1,6 @@
 """Running samples that go on, with their tokens, on an emptier generator, when that pays: an option of the job, off by default.
 
-Looked at are the generators whose steps are slowest, each with those that would run one sample more fastest. Both run what they hold to the
+Looked at are the generator whose steps are slowest and the one that would run one sample more fastest. Both run what they hold to the
 end, nothing joins. With lengths left L_1 >= .. >= L_n, PTL(b) seconds of a step:
 
     T = sum_j PTL(j) (L_j - L_{j+1})       before = max(T_source, T_target)
@@ -16,11 +16,9 @@ are known and the last move has shown a token. A sample moves within its length 
 Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `groups/lifecycle.py`'s.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import nlargest, nsmallest
-from itertools import product
 from statistics import fmean
 
 from streamrl.latency import LatencyCurve, replica_seconds
@@ -37,8 +35,6 @@ MIN_COMPLETIONS = 64
 """Finished completions before anything moves, and a batch's worth if that is more: before, the long ones are missing."""
 DRAWS = 4
 """Levels of each sample: enough to tell a long one from many."""
-COMPARED = 2
-"""Sources and targets of one look."""
 OUTLIVED_SHARE = 0.1
 """A sample longer than all that were seen goes on for this share of what it has, on average."""
 _LEAST_GAIN = 1e-6
@@ -134,8 +130,7 @@ class Rebalancer:
         if len(self._lengths.completions) < self._enough or self._is_under_way():
             return
         self._next_s = self._fleet.now_s + LOOK_INTERVAL_S
-        move = max(self._moves(), key=lambda move: move.before_s - move.after_s, default=None)
-        if move is not None:
+        if (move := self._move()) is not None:
             self._carry_out(move)
 
     def _is_under_way(self) -> bool:
@@ -146,23 +141,22 @@ class Rebalancer:
                 del self._under_way[number]
         return bool(self._under_way)
 
-    def _moves(self) -> Iterator[Move]:
-        """Those that pay."""
-        busy = (one for one in self._fleet if one.leases and self._fleet.measured(one))
-        free = (one for one in self._fleet.free.values() if one.step is not None and self._fleet.measured(one))
-        sources = nlargest(
-            COMPARED, busy, key=lambda one: (self._fleet.curve(one).at(len(one.leases)), one.generator_id)
-        )
-        targets = nsmallest(COMPARED, free, key=self._fleet.offer)
-        long = self._waiting.order.long_generators
-        for source, target in product(sources, targets):
-            if source is target or (source.generator_id in long) is not (target.generator_id in long):
-                continue
-            host = self._host(source)
-            movable = [running for running in host.running if self._may_move(running.lease, target)]
-            found = best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
-            if found is not None:
-                yield found
+    def _move(self) -> Move | None:
+        """From the generator whose steps are slowest to the one of its length pool that would run one sample more fastest, if it pays."""
+        fleet, long = self._fleet, self._waiting.order.long_generators
+        busy = [one for one in fleet if one.leases and fleet.measured(one)]
+        source = max(busy, key=lambda one: (fleet.curve(one).at(len(one.leases)), one.generator_id), default=None)
+        if source is None:
+            return None
+        free = (one for one in fleet.free.values() if one.step is not None and fleet.measured(one))
+        is_long = source.generator_id in long
+        targets = (one for one in free if one is not source and (one.generator_id in long) is is_long)
+        target = min(targets, key=fleet.offer, default=None)
+        if target is None:
+            return None
+        host = self._host(source)
+        movable = [running for running in host.running if self._may_move(running.lease, target)]
+        return best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
 
     def _may_move(self, number: int, target: Generator) -> bool:
         lease = self._fleet.lease(number)
@@ -218,7 +212,7 @@ class Rebalancer:
             return None
         group = self._groups[group_id]
         finished = [len(sample.tokens) >> 2 for sample in group.samples if sample.finish_reason]
-        predicted = self._lengths.predict(group.prompt_key, prompt=group.prompt, siblings=finished)
+        predicted = self._lengths.predict(group.prompt_key, siblings=finished)
         return None if predicted.source == "Nothing" else predicted.share
 
     def _tokens(self, lease: Lease) -> int:

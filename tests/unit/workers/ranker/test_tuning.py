@@ -1,8 +1,6 @@
 """The parts of the ranker's process that need no model: its budget, its pairs, its rounds, its folders."""
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from streamrl.errors import UserError
 from streamrl.spec.scheduling import RankerSpec as RankerChoice
 from streamrl_workers.ranker.folder import FOLDER_FILE, HEAD_FILE, check_ranker
 from streamrl_workers.ranker.pairs import FILE, MEMORY_PAIRS, PairStore, standardised
-from streamrl_workers.ranker.protocol import Opening, ProcessStatus, answer, scores_of
-from streamrl_workers.ranker.tuning import BATCH_PROMPTS, BURST_S, PASSES, CpuBudget, TunedModels, Tuner
+from streamrl_workers.ranker.tuning import BATCH_PROMPTS, PASSES, CpuBudget, TunedModels, Tuner
 
 # ---- budget
 
@@ -37,7 +34,7 @@ def test_the_budget_holds_over_any_time(percent: int, work: list[tuple[float, fl
         wall[0] += idle_s
     for began, (wall_s, cpu_s) in enumerate(times):
         for ended_s, used_s in times[began:]:
-            assert used_s - cpu_s <= share * (ended_s - wall_s + BURST_S) + longest + 1e-6
+            assert used_s - cpu_s <= share * (ended_s - wall_s) + longest + 1e-6
 
 
 def test_a_budget_that_is_free_does_not_wait() -> None:
@@ -67,7 +64,8 @@ class Learns:
 
 def tuner_over(store: PairStore, folder: Path, *, refit_pairs: int) -> tuple[Tuner, Learns]:
     model, models = Learns(), TunedModels(folder / "models", origin="a")
-    return Tuner(model, store=store, models=models, refit_pairs=refit_pairs, rounds=0), model
+    budget = CpuBudget(100, wall_s=lambda: 0.0, cpu_s=lambda: 0.0)
+    return Tuner(model, store=store, models=models, budget=budget, refit_pairs=refit_pairs, rounds=0), model
 
 
 def run_round(tuner: Tuner) -> int:
@@ -88,8 +86,10 @@ def test_a_round_begins_with_enough_new_pairs_and_mixes_old_ones_in(tmp_path: Pa
     tuner, model = tuner_over(store, tmp_path, refit_pairs=40)
     store.add(given_pairs(0, 39))
     assert not tuner.due
+    assert tuner.wait_s() is None
     store.add(given_pairs(39, 1))
     assert tuner.due
+    assert tuner.wait_s() == 0
     assert run_round(tuner) == PASSES * 40 / BATCH_PROMPTS + 1
     assert [prompt for prompt, _ in model.rounds[0]] == [prompt for prompt, _ in given_pairs(0, 40)]
     assert not tuner.due
@@ -181,18 +181,6 @@ def test_a_model_that_was_cut_off_leaves_the_last_one(tmp_path: Path) -> None:
     again = TunedModels(tmp_path, origin="a")
     assert again.newest() == (1, tmp_path / "model-1")
     assert [path.name for path in tmp_path.iterdir()] == ["model-1"]
-
-
-# ---- frames
-
-
-def test_frames_come_back_as_they_went() -> None:
-    opening = Opening(path="p", field="f", state_dir="s", cpu_percent=5, refit_pairs=16)
-    assert Opening.of(json.loads(json.dumps(asdict(opening)))) == opening
-    status = ProcessStatus(rounds=1, pairs=2, cpu_s=3.5)
-    frame = json.loads(json.dumps(answer([2**62, 7, 8], [1.5, float("nan"), float("inf")], status=status)))
-    assert scores_of(frame) == {2**62: 1.5}
-    assert ProcessStatus.of(frame) == status
 
 
 # ---- folders

@@ -13,7 +13,6 @@ The scheduler answers nobody while it models, so a large batch is thinned out.
 The model knows nothing of what runs already (`makespan.py`). Pure.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,8 +20,9 @@ from math import pi, sin, sqrt
 from random import Random
 from statistics import NormalDist, fmean, stdev
 
-from streamrl_workers.scheduler.dispatch.makespan import Instance, dealt, list_seconds, step_tables
-from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.makespan import dealt, list_seconds, step_tables
+from streamrl_workers.scheduler.dispatch.order import Order, PlannedBatch
+from streamrl_workers.scheduler.lengths.quantiles import places
 
 WITHIN_SHARE = 0.4
 """w is not measured; answers of one prompt differ by about half as much as prompts do, and too much noise is the safe side."""
@@ -49,31 +49,19 @@ class MakespanModel:
         return possible_lengths(self.batch)
 
     def seconds(self, order: Order) -> list[float]:
-        """Makespan by draw."""
+        """Makespan by draw: until the long pool, if there is one, and all others are done."""
         known = (order.key, order.last_long, order.long_generators)
         if known not in self._known:
-            self._known[known] = [max(pools) for pools in self.pools_seconds(order)]
+            long_s, short_s = (self._pool_seconds(order, long=long) for long in (True, False))
+            self._known[known] = list(map(max, long_s, short_s))
         return self._known[known]
 
-    def pools_seconds(self, order: Order, *, draws: int | None = None) -> list[tuple[float, float]]:
-        """Makespan of the long pool (0 without one) and of all others, by draw; of the first so many draws."""
-        groups = sorted(self.batch.groups, key=order.key)
-        long = [one for one in self.batch.instances if one.generator_id in order.long_generators]
-        short = [one for one in self.batch.instances if one.generator_id not in order.long_generators]
-        return list(
-            zip(
-                self._pool_seconds([group for group in groups if order.is_long(group)], long, draws),
-                self._pool_seconds([group for group in groups if not order.is_long(group)], short, draws),
-                strict=True,
-            )
-        )
-
-    def _pool_seconds(
-        self, groups: Sequence[Candidate], instances: Sequence[Instance], draws: int | None
-    ) -> list[float]:
-        drawn, size = self.draws[:draws], self.batch.samples
+    def _pool_seconds(self, order: Order, *, long: bool) -> list[float]:
+        groups = [group for group in sorted(self.batch.groups, key=order.key) if order.is_long(group) is long]
+        instances = [one for one in self.batch.instances if (one.generator_id in order.long_generators) is long]
         if not (groups and instances):
-            return [float("inf") if groups else 0.0] * len(drawn)
+            return [float("inf") if groups else 0.0] * len(self.draws)
+        size = self.batch.samples
         starts = [self._starts[group.group_id] for group in groups]
         places = dealt(len(groups) * size, instances, together=size)
         tables = step_tables(instances)
@@ -84,7 +72,7 @@ class MakespanModel:
                 places=places,
                 refilled=self.batch.overlaps,
             )
-            for draw in drawn
+            for draw in self.draws
         ]
 
 
@@ -107,8 +95,8 @@ def possible_lengths(batch: PlannedBatch) -> list[list[float]]:
     table = table or sorted(group.predicted_tokens for group in groups)
     within = WITHIN_SHARE if samples > 1 else 0.0
     known = min(1.0, 2 * sin(pi / 6 * max(0.0, batch.rank_correlation))) * sqrt(1 - within + within / samples)
-    places = _normal_places(table)
-    correlated = [(known, places[group.predicted_tokens]) if group.is_known else (0.0, 0.0) for group in groups]
+    normal = {tokens: _NORMAL.inv_cdf(place) for tokens, place in places(table).items()}
+    correlated = [(known, normal[group.predicted_tokens]) if group.is_known else (0.0, 0.0) for group in groups]
     chance = Random(_SEED)
     draws = min(max(1, SAMPLES_DRAWN // (samples * len(groups))), MOST_DRAWS)
     return [
@@ -128,15 +116,6 @@ def _group(table: Sequence[float], r: float, z: float, within: float, samples: i
     return [
         table[min(int(_NORMAL.cdf(middle + own * chance.gauss(0.0, 1.0)) * len(table)), last)] for _ in range(samples)
     ]
-
-
-def _normal_places(table: Sequence[float]) -> dict[float, float]:
-    """Prediction -> normal quantile of its place; equal ones share the middle of theirs."""
-    counts, found, below = Counter(table), {}, 0
-    for tokens in sorted(counts):
-        found[tokens] = _NORMAL.inv_cdf((below + counts[tokens] / 2) / len(table))
-        below += counts[tokens]
-    return found
 
 
 def _error(values: Sequence[float]) -> float:

@@ -6,8 +6,8 @@ Algorithm 2 of StreamRL (arXiv 2504.15930), `split: Algorithm2`:
     for every split N_l + N_s of the instances:   T_pool = PTL(BS) * P * ceil(M_pool / BS)      (Eq. 2, for one instance)
     keep the split with the least max(T_l, T_s): the pools run in parallel
 
-`split: Searched`: min over (q, m) of the modelled makespan (`model.py`) with the q longest groups on m instances.
-For a q the long pool gets faster and the other slower with m, so the best m is found by bisection.
+`split: Searched`: Algorithm 2 for each of LONG_PERCENTS, with its generators for the long ones and with twice as many; the least modelled
+makespan (`model.py`) is taken.
 
 A generator that has nothing left of its pool, and holds nothing, steals from the other one (`assignment.py`).
 Over unequal instances a pool's samples are dealt in proportion to their full speed; the long pool has the fastest.
@@ -15,7 +15,7 @@ Over unequal instances a pool's samples are dealt in proportion to their full sp
 
 from collections import Counter
 from collections.abc import Sequence
-from heapq import nsmallest
+from itertools import product
 from math import ceil
 from statistics import fmean
 
@@ -27,15 +27,10 @@ from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedB
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
-LONG_SHARES = (0.03, 0.06, 0.16, 0.3)
-"""q as shares of the groups: few, since the scheduler answers nobody meanwhile."""
-FINALISTS = 3
-"""So many of the best for one draw of lengths are modelled over all draws."""
+LONG_PERCENTS = (1, 5, 10, 20, 50)
+"""Few, since the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
-
-Split = tuple[int, int]
-"""The q longest groups on the first m instances."""
 
 
 class SkewAwarePolicy:
@@ -52,7 +47,7 @@ class SkewAwarePolicy:
             return LONGEST_FIRST
         if self._options.split == "Searched":
             return best_pools(batch, MakespanModel(batch))
-        return pools(batch, algorithm_2(batch, long_percent=self._options.long_percent), why="Algorithm 2")
+        return pools(batch, long_percent=self._options.long_percent, why="Algorithm 2")
 
 
 def splits(batch: PlannedBatch) -> bool:
@@ -60,9 +55,20 @@ def splits(batch: PlannedBatch) -> bool:
     return min(len(batch.groups), len(batch.instances)) > 1
 
 
-def pools(batch: PlannedBatch, split: Split, *, why: str) -> Order:
-    """The order with these pools."""
-    groups, instances = split
+def best_pools(batch: PlannedBatch, model: MakespanModel) -> Order:
+    """Those with the least modelled makespan; the batch has two of everything."""
+
+    def modelled_s(split: tuple[int, int]) -> float:
+        return fmean(model.seconds(pools(model.batch, long_percent=split[0], times=split[1], why="")))
+
+    long_percent, times = min(product(LONG_PERCENTS, (1, 2)), key=modelled_s)
+    return pools(batch, long_percent=long_percent, times=times, why="length pools")
+
+
+def pools(batch: PlannedBatch, *, long_percent: int, times: int = 1, why: str) -> Order:
+    """The order with Algorithm 2's pools; `times`: so many times its generators for the long ones."""
+    groups, instances = algorithm_2(batch, long_percent=long_percent)
+    instances = min(times * instances, len(batch.instances) - 1)
     longest = longest_first(batch)
     return Order(
         key=longest_in_batch,
@@ -72,8 +78,8 @@ def pools(batch: PlannedBatch, split: Split, *, why: str) -> Order:
     )
 
 
-def algorithm_2(batch: PlannedBatch, *, long_percent: int) -> Split:
-    """The paper's split; of equal ones that with the fewest instances for the long pool."""
+def algorithm_2(batch: PlannedBatch, *, long_percent: int) -> tuple[int, int]:
+    """So many of the longest groups on so many of the first instances; of equal splits that with the fewest."""
     rising = [group.predicted_tokens for group in reversed(longest_first(batch))]
     groups = min(max(1, round(len(rising) * long_percent / 100)), len(rising) - 1)
     long_tokens, short_tokens = percentile(rising, LONG_PERCENTILE), percentile(rising, SHORT_PERCENTILE)
@@ -114,36 +120,3 @@ def pool_seconds(kinds: Counter[tuple[LatencyCurve, int]], *, samples: int, toke
         rounds_seconds(curve, batch=slots, samples=ceil(samples * speed / all_speed - _ROUNDING), mean_tokens=tokens)
         for (curve, slots), speed in speeds.items()
     )
-
-
-# ---- by search
-
-
-def best_pools(batch: PlannedBatch, model: MakespanModel) -> Order:
-    """The pools with the least modelled makespan, Algorithm 2's among them; the batch has two of everything."""
-    modelled = model.batch
-    found: dict[Split, float] = {}
-    """Split -> makespan for one draw of lengths."""
-    for groups in {_share(len(modelled.groups), share) for share in LONG_SHARES}:
-        fewest, most = 1, len(modelled.instances) - 1
-        while fewest <= most:
-            middle = (fewest + most) // 2
-            order = pools(modelled, (groups, middle), why="")
-            long_s, short_s = model.pools_seconds(order, draws=1)[0]
-            found[groups, middle] = max(long_s, short_s)
-            fewest, most = (middle + 1, most) if long_s > short_s else (fewest, middle - 1)
-    finalists = [
-        *nsmallest(FINALISTS, found, key=lambda split: (found[split], split)),
-        algorithm_2(modelled, long_percent=SkewAware().long_percent),
-    ]
-    groups, instances = min(finalists, key=lambda split: fmean(model.seconds(pools(modelled, split, why=""))))
-    whole = (
-        _share(len(batch.groups), groups / len(modelled.groups)),
-        _share(len(batch.instances), instances / len(modelled.instances)),
-    )
-    return pools(batch, whole, why="length pools")
-
-
-def _share(count: int, share: float) -> int:
-    """So much of it, but neither nothing nor all."""
-    return min(max(1, round(count * share)), count - 1)

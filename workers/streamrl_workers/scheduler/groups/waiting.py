@@ -160,7 +160,7 @@ class WaitingGroups:
         if known is not None:
             return known
         batch, place = divmod(group.group_id, self._batch_groups)
-        self._lengths.began(group.group_id, key=group.prompt_key, prompt=group.prompt)
+        self._lengths.began(group.group_id, key=group.prompt_key)
         candidate = Candidate(group_id=group.group_id, batch=batch, place=place, predicted_tokens=0.0)
         candidate = self._candidates[group.group_id] = self._predicted(candidate, group)
         self._count(batch)
@@ -168,7 +168,7 @@ class WaitingGroups:
 
     def _predicted(self, candidate: Candidate, group: Group) -> Candidate:
         """With what is predicted of the group now."""
-        found = self._lengths.predict(group.prompt_key, prompt=group.prompt)
+        found = self._lengths.predict(group.prompt_key)
         return replace(candidate, predicted_tokens=max(0.0, found.tokens), is_known=found.source != "Nothing")
 
     def _count(self, batch: int) -> None:

@@ -1,15 +1,13 @@
 """How long completions will be: what is known of each prompt's, cheapest signal first.
 
     predictor.py   the ladder over all signals       history.py     past lengths of the same prompt
-    trust.py       whether a signal may be used      ranker.py      learned, for prompts never seen
-    quantiles.py   from ranks to tokens
+    trust.py       whether a signal may be used      quantiles.py   from ranks to tokens
 
 Tokens are predicted for one completion. A prediction is used to order and to place work, never to cut it short.
 """
 
 from streamrl_workers.scheduler.lengths.history import MAX_PROMPTS, WEIGHT, LengthHistory, prompt_key
-from streamrl_workers.scheduler.lengths.predictor import JUDGED, SOURCES, Lengths, LengthsView, Prediction
-from streamrl_workers.scheduler.lengths.ranker import RemoteRanker
+from streamrl_workers.scheduler.lengths.predictor import JUDGED, SOURCES, Lengths, Prediction
 
 __all__ = [
     "JUDGED",
@@ -18,8 +16,6 @@ __all__ = [
     "WEIGHT",
     "LengthHistory",
     "Lengths",
-    "LengthsView",
     "Prediction",
-    "RemoteRanker",
     "prompt_key",
 ]

@@ -14,8 +14,9 @@ The prediction that a group gets when it begins to wait is the one that is judge
 signal that knew the prompt, used or not. As long as no signal is trusted, `trusted` is False and a
 prediction is that of the first signal that knows; once one is, signals that are not trusted are passed over.
 
-A ranker in another process (`RemoteRanker`) is asked as soon as a prompt is there (`expect`, `take_questions`), a batch or two before its
-group begins to wait, and answers later (`ranked`). An answer that comes behind that is too late for the group.
+A ranker is a process of its own (`streamrl_workers/ranker`), so a model that takes long never holds up a decision. It is asked as soon as a
+prompt is there (`expect`, `take_questions`), a batch or two before its group begins to wait, and answers later (`ranked`). Until then
+nothing is known of the prompt. An answer that comes when the group waits is too late for it.
 
 Everything is bounded: the windows, the predictions kept for groups that live, the history.
 """
@@ -23,11 +24,10 @@ Everything is bounded: the windows, the predictions kept for groups that live, t
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
-from streamrl_workers.scheduler.lengths.history import LengthHistory
+from streamrl_workers.scheduler.lengths.history import LengthHistory, prompt_key
 from streamrl_workers.scheduler.lengths.quantiles import UNKNOWN_PLACE, SlidingQuantiles
-from streamrl_workers.scheduler.lengths.ranker import Ranker, RemoteRanker
 from streamrl_workers.scheduler.lengths.trust import Quality, Trust
 
 Source = Literal["History", "Siblings", "Ranker", "Nothing"]
@@ -45,7 +45,7 @@ prompts; twice that since the first to finish are the short ones."""
 UNMEASURED_CORRELATION = 0.5
 """Of predictions that are trusted and whose correlation nobody tells: about the least that passes."""
 MAX_GROUPS = 65_536
-"""Predictions kept for groups that live; far above what admission lets live."""
+"""Predictions kept for groups that live, and scores of a ranker; far above what admission lets live and what is looked ahead to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,61 +59,47 @@ class Prediction:
     """Place in the length distribution, 0..1: 0.9 = longer than 90 %."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthsView:
-    """What metrics read of the length signals."""
-
-    trusted: bool = False
-    """Whether dispatch may use predictions."""
-    trusted_signals: frozenset[str] = frozenset()
-    predictions: Mapping[str, int] = field(default_factory=dict)
-    """Source -> groups that began with its prediction, since the start."""
-    quality: Mapping[str, Quality] = field(default_factory=dict)
-    """Of each signal that is judged and used by the job."""
-
-
 @dataclass(slots=True)
 class _Signal:
     """One judged signal."""
 
     source: Source
-    score: Callable[[int, str], float | None]
-    """(prompt key, prompt) -> score; None: the prompt is not known."""
+    score: Callable[[int], float | None]
+    """Prompt key -> score; None: the prompt is not known."""
     recent: SlidingQuantiles
     trust: Trust = field(default_factory=Trust)
 
 
 _Places = tuple[tuple[Source, float], ...]
 """What each signal that knows a prompt says, in the ladder's order."""
+_Kept = TypeVar("_Kept", _Places, float)
 
 
 class Lengths:
     """Predicts by the signals of the job, and learns from what becomes of the samples."""
 
-    def __init__(self, history: LengthHistory, *, signals: Collection[str], ranker: Ranker | None = None) -> None:
-        """`signals`: `scheduling.lengthSignals`, first one first; history is learnt all the same, and not used, without `History`.
-
-        `ranker`: what the signal `Ranker` asks; without one that signal knows nothing.
-        """
+    def __init__(self, history: LengthHistory, *, signals: Collection[str]) -> None:
+        """`signals`: `scheduling.lengthSignals`, first one first; history is learnt all the same, and not used, without `History`."""
         self._history = history
-        self._ranker = ranker
-        self._remote = ranker if isinstance(ranker, RemoteRanker) else None
-        self._uses_siblings = "Siblings" in signals
+        self._scores: OrderedDict[int, float] = OrderedDict()
+        """Prompt key -> the ranker's newest answer."""
+        self._prompts: list[tuple[int, str]] = []
+        self._pairs: list[tuple[str, float]] = []
+        self._uses_siblings, self._asks = "Siblings" in signals, "Ranker" in signals
         newest = list(history.means().values())[-SCORES_WINDOW:]
-        made = {
-            "History": lambda: _Signal(
-                "History", lambda key, _: history.known(key), SlidingQuantiles(newest, window=SCORES_WINDOW)
-            ),
-            "Ranker": lambda: _Signal("Ranker", self._ask_ranker, SlidingQuantiles(window=SCORES_WINDOW)),
+        judged: dict[str, _Signal] = {
+            "History": _Signal("History", history.known, SlidingQuantiles(newest, window=SCORES_WINDOW)),
+            "Ranker": _Signal("Ranker", self._ranker_score, SlidingQuantiles(window=SCORES_WINDOW)),
         }
-        self._ladder = [made[name]() for name in dict.fromkeys(signals) if name in made]
+        self._ladder = [judged[name] for name in dict.fromkeys(signals) if name in judged]
         self.completions = SlidingQuantiles(newest, window=COMPLETIONS_WINDOW)
         """Tokens of completions that have finished."""
         self._places: OrderedDict[int, _Places] = OrderedDict()
         """By prompt key, from its first prediction until a group of it has finished."""
         self._begun: OrderedDict[int, _Places] = OrderedDict()
         """By group, what is to be judged."""
-        self._predictions: Counter[str] = Counter()
+        self.predictions: Counter[str] = Counter()
+        """Source -> groups that began with its prediction, since the start."""
         self.trusted_signals: frozenset[str] = frozenset()
         """Which may decide; another value only when a look has ended otherwise."""
 
@@ -129,17 +115,21 @@ class Lengths:
         limits = [limit for quality in qualities if (limit := quality.correlation_lower) is not None]
         return min(limits, default=UNMEASURED_CORRELATION)
 
-    def predict(self, key: int, *, prompt: str = "", siblings: Sequence[int] = ()) -> Prediction:
+    @property
+    def quality(self) -> dict[str, Quality]:
+        """Of each signal that is judged and used by the job."""
+        return {signal.source: signal.trust.quality for signal in self._ladder}
+
+    def predict(self, key: int, *, siblings: Sequence[int] = ()) -> Prediction:
         """For a completion of the prompt with this key (`prompt_key`).
 
-        Asked again for a prompt whose groups have not finished, it answers from memory: the prompt is scored once.
+        Asked again for a prompt whose groups have not finished, it answers from memory.
 
         Args:
             key: of the prompt.
-            prompt: its text, for a ranker.
             siblings: tokens of the group's completions that have finished.
         """
-        source, share = self._choose(self._places_of(key, prompt))
+        source, share = self._choose(self._places_of(key))
         if siblings and self._uses_siblings:
             prior_tokens = self.completions.at(share)
             weight = SIBLINGS_PRIOR if prior_tokens > 0 else 0.0
@@ -147,15 +137,13 @@ class Lengths:
             return Prediction(tokens=tokens, source="Siblings", share=self.completions.place(tokens))
         return Prediction(tokens=self.completions.at(share), source=source, share=share)
 
-    def began(self, group_id: int, *, key: int, prompt: str = "") -> None:
+    def began(self, group_id: int, *, key: int) -> None:
         """The group begins to wait: what is predicted now orders the queue, and will be judged. Said again, nothing changes."""
         if group_id in self._begun:
             return
-        places = self._places_of(key, prompt)
-        self._begun[group_id] = places
-        if len(self._begun) > MAX_GROUPS:
-            self._begun.popitem(last=False)
-        self._predictions[self._choose(places)[0]] += 1
+        places = self._places_of(key)
+        _keep(self._begun, group_id, places)
+        self.predictions[self._choose(places)[0]] += 1
 
     def learn(self, key: int, *, tokens: Sequence[int], prompt: str = "", group_id: int | None = None) -> None:
         """A group of this prompt is finished; `tokens` of each of its completions, at least one."""
@@ -169,8 +157,8 @@ class Lengths:
         for count in tokens:
             self.completions.add(count)
         self._history.learn(key, mean_tokens=mean_tokens)
-        if self._ranker is not None and prompt:
-            self._ranker.learn(prompt, mean_tokens)
+        if self._asks and prompt:
+            self._pairs.append((prompt, mean_tokens))
         self._places.pop(key, None)
 
     def forget(self, group_id: int, *, key: int) -> None:
@@ -178,52 +166,42 @@ class Lengths:
         self._begun.pop(group_id, None)
         self._places.pop(key, None)
 
-    def view(self) -> LengthsView:
-        """The signals in numbers."""
-        return LengthsView(
-            trusted=self.trusted,
-            trusted_signals=self.trusted_signals,
-            predictions=dict(self._predictions),
-            quality={signal.source: signal.trust.quality for signal in self._ladder},
-        )
-
-    # ---- a ranker in another process
+    # ---- the ranker
 
     def expect(self, prompt: str) -> None:
-        """A group of this prompt is to come."""
-        if self._remote is not None and prompt:
-            self._remote.ask(prompt)
+        """A group of this prompt is to come. It is scored also if an answer is known: that is of an older model."""
+        if self._asks:
+            self._prompts.append((prompt_key(prompt), prompt))
 
     def take_questions(self) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[str, float], ...]]:
         """What is to be asked since the last call: prompts by key, to score, and pairs (prompt, tokens), to learn."""
-        return self._remote.take() if self._remote is not None else ((), ())
+        prompts, pairs = tuple(self._prompts), tuple(self._pairs)
+        self._prompts.clear()
+        self._pairs.clear()
+        return prompts, pairs
 
     def ranked(self, scores: Mapping[int, float]) -> None:
-        """The ranker's answers by prompt key, for groups that begin to wait from now on."""
-        assert self._remote is not None, "an answer of a ranker that is not asked"
+        """The ranker's answers by prompt key, for groups that begin to wait from now on. Only the order of scores counts: higher = longer."""
         for key, score in scores.items():
-            self._remote.told(key, score)
+            _keep(self._scores, key, score)
 
     # ---- inside
 
-    def _ask_ranker(self, _key: int, prompt: str) -> float | None:
-        return self._ranker.score(prompt) if self._ranker is not None and prompt else None
+    def _ranker_score(self, key: int) -> float | None:
+        return self._scores.get(key)
 
-    def _places_of(self, key: int, prompt: str) -> _Places:
+    def _places_of(self, key: int) -> _Places:
         """From memory, or made now."""
         found = self._places.get(key)
         if found is None:
-            found = tuple(self._score(key, prompt))
-            if prompt or self._ranker is None:
-                self._places[key] = found
-            if len(self._places) > MAX_GROUPS:
-                self._places.popitem(last=False)
+            found = tuple(self._score(key))
+            _keep(self._places, key, found)
         return found
 
-    def _score(self, key: int, prompt: str) -> list[tuple[Source, float]]:
+    def _score(self, key: int) -> list[tuple[Source, float]]:
         places: list[tuple[Source, float]] = []
         for signal in self._ladder:
-            score = signal.score(key, prompt)
+            score = signal.score(key)
             if score is not None:
                 signal.recent.add(score)
                 places.append((signal.source, signal.recent.place(score)))
@@ -234,3 +212,11 @@ class Lengths:
         trusted = self.trusted_signals
         usable = (place for place in places if not trusted or place[0] in trusted)
         return next(usable, ("Nothing", UNKNOWN_PLACE))
+
+
+def _keep(kept: OrderedDict[int, _Kept], key: int, value: _Kept) -> None:
+    """The newest value of this key; the oldest one of all leaves a full memory."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > MAX_GROUPS:
+        kept.popitem(last=False)

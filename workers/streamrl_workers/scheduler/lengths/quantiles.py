@@ -5,11 +5,20 @@ values the i-th (from 1) is at (i - 1/2) / n, linear between; equal values share
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 UNKNOWN_PLACE = 0.5
 """Of anything, in a distribution of which nothing is known."""
+
+
+def places(values: Sequence[float]) -> dict[float, float]:
+    """Value -> its place among all of them, 0..1."""
+    counts, found, below = Counter(values), {}, 0
+    for value in sorted(counts):
+        found[value] = (below + counts[value] / 2) / len(values)
+        below += counts[value]
+    return found
 
 
 class SlidingQuantiles:

@@ -15,12 +15,14 @@ Ties are shared out: of m equal values of which only some belong to the longest,
 predictions that are all equal have the recall of chance, and so has every prediction where all lengths are equal.
 """
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import atanh, ceil, sqrt, tanh
-from operator import mul, neg
+from operator import mul
+from statistics import StatisticsError, correlation
+
+from streamrl_workers.scheduler.lengths.quantiles import places
 
 MIN_PAIRS = 256
 """No trust before so many: the longest 20 % are then 51 groups, and the limit of a recall of .75 is .62."""
@@ -42,8 +44,6 @@ _Z = 1.96
 _RANK_VARIANCE = 1.06
 """Fieller, Hartley and Pearson 1957: variance of atanh of a rank correlation is 1.06 / (n - 3)."""
 _NEARLY_ONE = 1.0 - 1e-12
-_ALL_EQUAL = 1e-9
-"""Sums of squares below it are rounding: one value that differs gives far more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def measure(predicted: Sequence[float], actual: Sequence[float]) -> Quality:
         pairs=len(predicted),
         recall=hits / count,
         recall_lower=_wilson_lower(hits / count, count),
-        rank_correlation=_correlation(_ranks(predicted), _ranks(actual)),
+        rank_correlation=_rank_correlation(predicted, actual),
     )
 
 
@@ -115,10 +115,8 @@ def measure(predicted: Sequence[float], actual: Sequence[float]) -> Quality:
 
 def _longest(values: Sequence[float], count: int) -> list[float]:
     """For each value the share by which it is among the `count` largest."""
-    falling = sorted(values, reverse=True)
-    cut = falling[count - 1]
-    first = bisect_left(falling, -cut, key=neg)
-    shared = (count - first) / (bisect_right(falling, -cut, key=neg) - first)
+    cut = sorted(values)[-count]
+    shared = (count - sum(value > cut for value in values)) / values.count(cut)
     return [1.0 if value > cut else shared if value == cut else 0.0 for value in values]
 
 
@@ -128,20 +126,10 @@ def _wilson_lower(share: float, trials: int) -> float:
     return max(0.0, (share + z2 / 2 - spread) / (1 + z2))
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Place of each value among all, 0..1; equal values share the middle of their places."""
-    counts, places, below = Counter(values), {}, 0
-    for value in sorted(counts):
-        places[value] = (below + counts[value] / 2) / len(values)
-        below += counts[value]
-    return [places[value] for value in values]
-
-
-def _correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Pearson's, of two lists of places, whose mean is 1/2; None where one side is all equal."""
-    quarter = len(left) / 4
-    squares = (sum(map(mul, left, left)) - quarter) * (sum(map(mul, right, right)) - quarter)
-    if squares < _ALL_EQUAL:
+def _rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's; None where one side is all equal."""
+    left_places, right_places = places(left), places(right)
+    try:
+        return correlation([left_places[value] for value in left], [right_places[value] for value in right])
+    except StatisticsError:
         return None
-    products: float = sum(map(mul, left, right))
-    return (products - quarter) / sqrt(squares)

@@ -24,7 +24,7 @@ from streamrl_workers.metrics.signals import ProcessMetrics
 from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import Order
 from streamrl_workers.scheduler.dispatch.speeds import Guess
-from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, LengthsView
+from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, Lengths
 from streamrl_workers.scheduler.lengths.trust import Quality
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 
@@ -47,13 +47,13 @@ _RANKER_GAUGES = {
 }
 
 
-def length_status(view: LengthsView, ranker: RankerStatus) -> dict[str, Any]:
+def length_status(lengths: Lengths, ranker: RankerStatus) -> dict[str, Any]:
     """The part `lengths`."""
     return {
-        "trusted": view.trusted,
-        "predictions": {source: view.predictions.get(source, 0) for source in SOURCES},
-        "signals": {signal: _signal(signal, view) for signal in JUDGED},
-        "ranker": {"state": ranker.state, **_ranker(ranker)},
+        "trusted": lengths.trusted,
+        "predictions": {source: lengths.predictions.get(source, 0) for source in SOURCES},
+        "signals": {signal: _signal(signal, lengths) for signal in JUDGED},
+        "ranker": asdict(ranker),
     }
 
 
@@ -84,25 +84,20 @@ class PredictionGauges:
         self._ready = gauge("ranker_ready", help_text="1 if the ranker's process answers, else 0; 0 where it has none.")
         self._ranker = {name: gauge(f"ranker_{name}", help_text=text) for name, text in _RANKER_GAUGES.items()}
 
-    def set(self, view: LengthsView, ranker: RankerStatus) -> None:
+    def set(self, lengths: Lengths, ranker: RankerStatus) -> None:
         """Take over what is."""
-        self._trusted.set(view.trusted)
-        self._predictions(view.predictions)
+        self._trusted.set(lengths.trusted)
+        self._predictions(lengths.predictions)
         for (signal, name), gauge in self._signals.items():
-            value = _signal(signal, view)[name]
+            value = _signal(signal, lengths)[name]
             gauge.set(math.nan if value is None else value)
         self._ready.set(ranker.state == "ready")
-        for name, value in _ranker(ranker).items():
-            self._ranker[name].set(value)
+        for name, gauge in self._ranker.items():
+            gauge.set(getattr(ranker, name))
 
 
-def _signal(signal: str, view: LengthsView) -> dict[str, Any]:
-    return {"trusted": signal in view.trusted_signals, **asdict(view.quality.get(signal, Quality()))}
-
-
-def _ranker(ranker: RankerStatus) -> dict[str, float]:
-    own = {name: getattr(ranker, name) for name in ("deaths", "waiting", "scored", "dropped")}
-    return own | {name: getattr(ranker.process, name) for name in ("pairs", "rounds", "cpu_s")}
+def _signal(signal: str, lengths: Lengths) -> dict[str, Any]:
+    return {"trusted": signal in lengths.trusted_signals, **asdict(lengths.quality.get(signal, Quality()))}
 
 
 def _speed(curve: LatencyCurve) -> dict[str, Any]:

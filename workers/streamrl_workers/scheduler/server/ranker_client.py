@@ -15,20 +15,18 @@ The loop consumes what waits; produces frames, and scores for the core; waits fo
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from streamrl.errors import UserError
 from streamrl.spec.scheduling import RankerSpec
 from streamrl_workers.process.child import ChildProcess
-from streamrl_workers.ranker import protocol
-from streamrl_workers.ranker.folder import FIELD
-from streamrl_workers.ranker.pairs import MAX_CHARS
-from streamrl_workers.ranker.protocol import Opening, ProcessStatus
+from streamrl_workers.ranker.folder import MODULE
 from streamrl_workers.scheduler.effects import AskRanker
 
 START_TIMEOUT_S = 600.0
@@ -37,6 +35,8 @@ ANSWER_TIMEOUT_S = 300.0
 """For one batch; a mini-batch of tuning may have to end first."""
 SCORED_AT_ONCE, LEARNT_AT_ONCE = 16, 256
 """Prompts of one batch: few, so that the newest need not wait long for old ones."""
+MAX_CHARS = 8192
+"""Of a prompt its end is sent: more than a model reads of it."""
 MOST_PROMPTS, MOST_PAIRS = 16_384, 4096
 """That wait; twice what is looked ahead to at most."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
@@ -81,21 +81,12 @@ class RankerStatus:
     scored: int = 0
     deaths: int = 0
     """Ends of its process that nobody asked for."""
-    process: ProcessStatus = field(default_factory=ProcessStatus)
-
-
-def opening_of(choice: RankerSpec, *, base_dir: Path, run_dir: Path) -> Opening:
-    """What the process of the ranker that a job names is to be."""
-    state_dir, tuned = str(run_dir.resolve() / DIR_STATE), choice.language_model
-    if tuned is None:
-        return Opening(path="", field=FIELD, state_dir=state_dir)
-    return Opening(
-        path=str((base_dir / tuned.path).resolve()),
-        field=FIELD,
-        state_dir=state_dir,
-        cpu_percent=tuned.cpu_percent,
-        refit_pairs=tuned.refit_pairs,
-    )
+    pairs: int = 0
+    """That the process remembers."""
+    rounds: int = 0
+    """Of tuning, those of earlier processes of the run included."""
+    cpu_s: float = 0.0
+    """User and system time of the process that lives."""
 
 
 class RankerClient:
@@ -103,58 +94,59 @@ class RankerClient:
 
     def __init__(
         self,
-        opening: Opening | None,
+        choice: RankerSpec | None,
         *,
+        base_dir: Path,
+        run_dir: Path,
         on_scores: Callable[[Mapping[int, float]], None],
         patience: Patience = Patience(),
     ) -> None:
-        """`opening`: of the process; None: the job has no ranker, and nothing is ever asked."""
-        self._opening = opening
+        """`choice`: of the job, its paths begin at `base_dir`; None: it has no ranker, and nothing is ever asked."""
+        self._choice = choice
+        self._base_dir = base_dir
+        self._run_dir = run_dir
         self._on_scores = on_scores
         self._patience = patience
-        self._learns = opening is not None and (not opening.path or opening.cpu_percent > 0)
         self._prompts: deque[tuple[int, str]] = deque()
         self._pairs: deque[tuple[str, float]] = deque(maxlen=MOST_PAIRS)
         self._asked = asyncio.Event()
-        self._state: RankerState = "none" if opening is None else "starting"
-        self._scored = self._dropped = 0
-        self._deaths = 0
-        self._process = ProcessStatus()
+        self._status = RankerStatus(state="none" if choice is None else "starting")
 
     def ask(self, question: AskRanker) -> None:
-        """Queue it; pairs only where they are learnt."""
+        """Queue it."""
         self._prompts.extend((key, text[-MAX_CHARS:]) for key, text in question.prompts)
         while len(self._prompts) > MOST_PROMPTS:
             self._prompts.popleft()
-            self._dropped += 1
-        if self._learns:
-            self._pairs.extend((text[-MAX_CHARS:], tokens) for text, tokens in question.pairs)
+            self._note(dropped=self._status.dropped + 1)
+        self._pairs.extend((text[-MAX_CHARS:], tokens) for text, tokens in question.pairs)
         self._asked.set()
 
     def status(self) -> RankerStatus:
         """What it has done."""
-        return RankerStatus(
-            state=self._state,
-            waiting=len(self._prompts),
-            dropped=self._dropped,
-            scored=self._scored,
-            deaths=self._deaths,
-            process=self._process,
-        )
+        return replace(self._status, waiting=len(self._prompts))
+
+    def _note(self, **changes: Any) -> None:  # noqa: ANN401 - fields of the status
+        self._status = replace(self._status, **changes)
 
     async def run(self) -> None:
         """One process after the other. Raises `UserError` if the first says that its folder cannot be used."""
-        if self._opening is None:
+        if self._choice is None:
             return
+        opening = {
+            "ranker": self._choice.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "base_dir": str(self._base_dir.resolve()),
+            "state_dir": str(self._run_dir.resolve() / DIR_STATE),
+        }
         while True:
-            self._state = "starting"
+            self._note(state="starting")
             try:
-                await self._live(self._opening)
+                await self._live(opening)
             except (ProcessLostError, UserError) as error:
-                if isinstance(error, UserError) and not self._deaths:
+                if isinstance(error, UserError) and not self._status.deaths:
                     raise
-                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2 ** min(self._deaths, 16))
-                self._state, self._deaths = "down", self._deaths + 1
+                deaths = self._status.deaths
+                pause_s = min(LONGEST_PAUSE_S, self._patience.first_pause_s * 2 ** min(deaths, 16))
+                self._note(state="down", deaths=deaths + 1)
                 log.warning(
                     "the ranker's process %s; started again in %g s, the run goes on without it", error, pause_s
                 )
@@ -162,20 +154,20 @@ class RankerClient:
 
     # ---- one life
 
-    async def _live(self, opening: Opening) -> NoReturn:
+    async def _live(self, opening: Mapping[str, Any]) -> NoReturn:
         began_s = time.monotonic()
         try:
             child = await ChildProcess.start(
-                protocol.MODULE, name="ranker", what="the ranker's process", environment=_ENVIRONMENT
+                MODULE, name="ranker", what="the ranker's process", environment=_ENVIRONMENT
             )
         except OSError as error:  # no memory or no process number is left
             raise ProcessLostError(f"could not be started: {error.strerror}") from None
         try:
             limit_s = self._patience.start_s
-            answer = await _exchange(child, asdict(opening), limit_s=limit_s, what="did not load its model")
+            answer = await _exchange(child, opening, limit_s=limit_s, what="did not load its model")
             if "user_error" in answer:
                 raise UserError(**answer["user_error"])
-            self._process, self._state = ProcessStatus.of(answer), "ready"
+            self._note(state="ready", **answer["status"])
             log.info("the ranker is ready after %.0f s", time.monotonic() - began_s)
             await self._serve(child)
         finally:
@@ -193,12 +185,12 @@ class RankerClient:
                 except BaseException:
                     self._prompts.extend(reversed(prompts))
                     raise
-                self._scored += len(prompts)
-                self._process = ProcessStatus.of(answer)
-                self._on_scores(protocol.scores_of(answer))
+                self._note(scored=self._status.scored + len(prompts), **answer["status"])
+                self._on_scores({key: score for key, score in answer["scores"] if math.isfinite(score)})
             elif pairs := [self._pairs.popleft() for _ in range(min(LEARNT_AT_ONCE, len(self._pairs)))]:
                 what = f"did not take {len(pairs)} pairs"
-                self._process = ProcessStatus.of(await _exchange(child, {"learn": pairs}, limit_s=limit_s, what=what))
+                answer = await _exchange(child, {"learn": pairs}, limit_s=limit_s, what=what)
+                self._note(**answer["status"])
             else:
                 self._asked.clear()
 

@@ -215,8 +215,8 @@ def test_many_generators_that_join_do_not_cost_as_many_orders():
 class TwoSignals(SureLengths):
     """Two signals that predict opposite orders."""
 
-    def predict(self, key, *, prompt="", siblings=()):
-        found = super().predict(key, prompt=prompt, siblings=siblings)
+    def predict(self, key, *, siblings=()):
+        found = super().predict(key, siblings=siblings)
         return found if "History" in self.trusted_signals else replace(found, tokens=97 - found.tokens)
 
 

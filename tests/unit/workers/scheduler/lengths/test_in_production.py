@@ -1,36 +1,32 @@
 """What the core tells the length signals: each group that is made is predicted once and learnt once."""
 
-from collections import Counter
 from random import Random
 
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from support.core_world import World, settings
 from support.replayed import replay
 
 
-class Recorder:
-    """A ranker that remembers what it was asked and taught."""
+class WithRanker(World):
+    """A world that remembers what the ranker is asked and taught; it never answers."""
 
-    def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+    def __init__(self, **changes: int) -> None:
+        self.asked: list[str] = []
         self.taught: list[tuple[str, float]] = []
+        lengths = Lengths(LengthHistory(), signals=("History", "Ranker"))
+        super().__init__(settings(evaluation_prompts=0, **changes), lengths=lengths)
 
-    def score(self, prompt: str) -> float:
-        self.asked[prompt] += 1
-        return float(len(prompt))
-
-    def learn(self, prompt: str, tokens: float) -> None:
-        self.taught.append((prompt, tokens))
-
-
-def world_with(ranker: Recorder, **changes: int) -> tuple[World, Lengths]:
-    lengths = Lengths(LengthHistory(), signals=("History", "Ranker"), ranker=ranker)
-    return World(settings(evaluation_prompts=0, **changes), lengths=lengths), lengths
+    def take(self, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.AskRanker):
+            self.asked += [prompt for _, prompt in effect.prompts]
+            self.taught += effect.pairs
+        super().take(effect)
 
 
 def scored(world: World) -> list[rec.Scored]:
@@ -38,26 +34,24 @@ def scored(world: World) -> list[rec.Scored]:
 
 
 def test_every_group_is_predicted_and_learnt_once() -> None:
-    ranker = Recorder()
-    world, lengths = world_with(ranker)
+    world = WithRanker()
     world.run_out()
-    assert len(ranker.taught) == len(scored(world)) == 12
-    assert sum(lengths.view().predictions.values()) == 12
-    assert all(tokens == 1.0 for _, tokens in ranker.taught), "each sample of this world has one token"
+    assert len(world.taught) == len(scored(world)) == 12
+    assert world.lengths.predictions.total() == 12
+    assert all(tokens == 1.0 for _, tokens in world.taught), "each sample of this world has one token"
     keys = {record.prompt_key for record in world.durable if isinstance(record, rec.Planned)}
-    assert {prompt_key(prompt) for prompt, _ in ranker.taught} <= keys
+    assert {prompt_key(prompt) for prompt, _ in world.taught} <= keys <= {prompt_key(prompt) for prompt in world.asked}
 
 
 def test_groups_with_equal_rewards_are_learnt_too_and_failed_ones_are_not() -> None:
-    ranker = Recorder()
-    world, _ = world_with(ranker, draws_per_step=2)
+    world = WithRanker(draws_per_step=2)
     world.reward = lambda group_id, sample_index: float(sample_index if group_id % 2 else 0)
     world.run_out()
     dropped = [
         record for record in world.durable if isinstance(record, rec.Dropped) and record.reason == "zero_variance"
     ]
     assert dropped
-    assert len(ranker.taught) == len(scored(world)) + len(dropped)
+    assert len(world.taught) == len(scored(world)) + len(dropped)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -80,14 +74,13 @@ def test_a_restart_finds_the_past_of_dropped_groups_too(seed: int) -> None:
 
 
 def test_a_lost_group_is_predicted_once() -> None:
-    ranker = Recorder()
-    world, lengths = world_with(ranker)
+    world = WithRanker()
     world.start_trainer()
     world.join_generator("a")
     for _ in range(3):
         world.progress_once()
-    begun = sum(lengths.view().predictions.values())
+    begun = world.lengths.predictions.total()
     assert begun > 0
     world.kill_generator("a")
     world.run_out()
-    assert sum(lengths.view().predictions.values()) == 12
+    assert world.lengths.predictions.total() == 12

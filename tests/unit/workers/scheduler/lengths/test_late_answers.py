@@ -7,14 +7,14 @@ from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, RemoteRanker, prompt_key
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 
 GROUPS = 6
 
 
 def queue(answers: Mapping[str, float] = {}) -> tuple[WaitingGroups, GroupTable, Lengths]:
     """Six groups that wait; the ranker has answered so many prompts before."""
-    lengths = Lengths(LengthHistory(), signals=("Ranker",), ranker=RemoteRanker())
+    lengths = Lengths(LengthHistory(), signals=("Ranker",))
     lengths.learn(prompt_key("before"), tokens=list(range(1, 100)), prompt="before")
     lengths.ranked({prompt_key(prompt): score for prompt, score in answers.items()})
     groups = GroupTable(Window(batch_groups=GROUPS, staleness=0, step=0))
@@ -45,9 +45,9 @@ def test_an_answer_that_comes_when_the_group_waits_changes_neither_its_place_nor
         lengths.learn(prompt_key(f"p{number}"), tokens=[number], prompt=f"p{number}", group_id=number)
     for number in range(10):  # trust is looked at every 16 pairs
         lengths.ranked({prompt_key(f"q{number}"): 0.0})
-        lengths.began(100 + number, key=prompt_key(f"q{number}"), prompt=f"q{number}")
+        lengths.began(100 + number, key=prompt_key(f"q{number}"))
         lengths.learn(prompt_key(f"q{number}"), tokens=[1], prompt=f"q{number}", group_id=100 + number)
-    assert lengths.view().quality["Ranker"].pairs == 0
+    assert lengths.quality["Ranker"].pairs == 0
 
 
 def test_groups_that_begin_to_wait_behind_the_answers_are_in_their_order() -> None:

@@ -1,6 +1,6 @@
 """The ladder: who answers, how scores become tokens, what is judged, what a restart keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
@@ -12,63 +12,48 @@ from streamrl_workers.scheduler.lengths.predictor import MAX_GROUPS
 from streamrl_workers.scheduler.lengths.trust import MIN_PAIRS
 
 
-class ByText:
-    """Scores by a function of the text; remembers what it was taught."""
-
-    def __init__(self, scorer: Callable[[str], float | None]) -> None:
-        self.scorer = scorer
-        self.taught: list[tuple[str, float]] = []
-        self.asked = 0
-
-    def score(self, prompt: str) -> float | None:
-        self.asked += 1
-        return self.scorer(prompt)
-
-    def learn(self, prompt: str, tokens: float) -> None:
-        self.taught.append((prompt, tokens))
-
-
-def lengths_of(*signals: str, means: dict[int, float] | None = None, ranker: ByText | None = None) -> Lengths:
-    return Lengths(LengthHistory(means), signals=signals, ranker=ranker)
+def lengths_of(*signals: str, means: dict[int, float] | None = None, answers: Mapping[str, float] = {}) -> Lengths:
+    """`answers`: of the ranker, before anything is asked."""
+    lengths = Lengths(LengthHistory(means), signals=signals)
+    lengths.ranked({prompt_key(prompt): score for prompt, score in answers.items()})
+    return lengths
 
 
 def finish(lengths: Lengths, group_id: int, *, prompt: str, tokens: list[int]) -> None:
-    lengths.began(group_id, key=prompt_key(prompt), prompt=prompt)
+    lengths.began(group_id, key=prompt_key(prompt))
     lengths.learn(prompt_key(prompt), tokens=tokens, prompt=prompt, group_id=group_id)
 
 
 def test_of_a_prompt_never_seen_history_knows_nothing() -> None:
     lengths = lengths_of("History", "Siblings", means={1: 10.0, 2: 30.0, 3: 50.0})
-    assert lengths.predict(9, prompt="new") == Prediction(tokens=30.0, source="Nothing", share=0.5)
-    assert lengths.predict(3, prompt="c").source == "History"
+    assert lengths.predict(9) == Prediction(tokens=30.0, source="Nothing", share=0.5)
+    assert lengths.predict(3).source == "History"
 
 
 def test_nothing_at_all_is_known_at_the_start() -> None:
-    assert lengths_of("History", "Siblings").predict(1, prompt="a") == Prediction(
-        tokens=0.0, source="Nothing", share=0.5
-    )
+    assert lengths_of("History", "Siblings").predict(1) == Prediction(tokens=0.0, source="Nothing", share=0.5)
 
 
 @pytest.mark.parametrize(
-    ("signals", "key", "source"),
+    ("signals", "prompt", "source"),
     [
-        (("History", "Ranker"), 1, "History"),
-        (("Ranker", "History"), 1, "Ranker"),
-        (("History", "Ranker"), 9, "Ranker"),
-        (("History",), 9, "Nothing"),
-        (("Ranker",), 1, "Ranker"),
-        (("Siblings",), 1, "Nothing"),
-        (("History", "History"), 1, "History"),
+        (("History", "Ranker"), "both", "History"),
+        (("Ranker", "History"), "both", "Ranker"),
+        (("History", "Ranker"), "ranked", "Ranker"),
+        (("History",), "ranked", "Nothing"),
+        (("Ranker",), "both", "Ranker"),
+        (("Siblings",), "both", "Nothing"),
+        (("History", "History"), "both", "History"),
     ],
 )
-def test_the_first_signal_that_knows_answers(signals: tuple[str, ...], key: int, source: str) -> None:
-    lengths = lengths_of(*signals, means={1: 10.0}, ranker=ByText(len))
-    assert lengths.predict(key, prompt="text").source == source
+def test_the_first_signal_that_knows_answers(signals: tuple[str, ...], prompt: str, source: str) -> None:
+    lengths = lengths_of(*signals, means={prompt_key("both"): 10.0}, answers={"both": 1.0, "ranked": 2.0})
+    assert lengths.predict(prompt_key(prompt)).source == source
 
 
 def test_a_ranker_may_not_know_either() -> None:
-    lengths = lengths_of("Ranker", ranker=ByText(lambda _: None))
-    assert lengths.predict(1, prompt="a").source == "Nothing"
+    lengths = lengths_of("Ranker")
+    assert lengths.predict(1).source == "Nothing"
 
 
 @given(seed=st.integers(0, 1000), factor=st.floats(1e-6, 1e6), shift=st.floats(-1e6, 1e6))
@@ -77,24 +62,23 @@ def test_only_the_ranks_of_scores_count(seed: int, factor: float, shift: float) 
     """Whatever scale a ranker's scores have, predictions are the same, and within the lengths seen."""
     draw = Random(seed)
     words = [draw.random() for _ in range(40)]
-    plain = lengths_of("Ranker", ranker=ByText(float))
-    scaled = lengths_of("Ranker", ranker=ByText(lambda text: round(float(text), 3) * factor + shift))
-    plain_too = lengths_of("Ranker", ranker=ByText(lambda text: round(float(text), 3)))
-    for lengths in (plain, scaled, plain_too):
+    scaled = lengths_of("Ranker", answers={str(word): round(word, 3) * factor + shift for word in words})
+    plain = lengths_of("Ranker", answers={str(word): round(word, 3) for word in words})
+    for lengths in (scaled, plain):
         for number, word in enumerate(words):
             finish(lengths, number, prompt=str(word), tokens=[100 + number, 300])
-    found = [plain_too.predict(prompt_key(str(word)), prompt=str(word)) for word in words]
-    assert [scaled.predict(prompt_key(str(word)), prompt=str(word)).tokens for word in words] == pytest.approx(
+    found = [plain.predict(prompt_key(str(word))) for word in words]
+    assert [scaled.predict(prompt_key(str(word))).tokens for word in words] == pytest.approx(
         [prediction.tokens for prediction in found], rel=0.2
     )
     assert all(100 <= prediction.tokens <= 300 and 0 <= prediction.share <= 1 for prediction in found)
 
 
 def test_tokens_are_the_quantile_of_recent_completions_at_the_share() -> None:
-    lengths = lengths_of("Ranker", ranker=ByText(float))
+    lengths = lengths_of("Ranker", answers={str(half / 2): half / 2 for half in range(200)})
     for number in range(100):
-        finish(lengths, number, prompt=str(number), tokens=[10 * number, 10 * number])
-    long, short = (lengths.predict(prompt_key(text), prompt=text) for text in ("94.5", "4.5"))
+        finish(lengths, number, prompt=str(float(number)), tokens=[10 * number, 10 * number])
+    long, short = (lengths.predict(prompt_key(text)) for text in ("94.5", "4.5"))
     assert (long.share, short.share) == (pytest.approx(0.945, abs=0.02), pytest.approx(0.05, abs=0.02))
     assert (long.tokens, short.tokens) == (pytest.approx(940, abs=25), pytest.approx(45, abs=25))
 
@@ -127,17 +111,23 @@ def test_siblings_are_not_looked_at_without_the_signal() -> None:
     assert lengths_of("History", means={1: 10.0}).predict(1, siblings=[500]).source == "History"
 
 
-def test_the_same_prompt_is_scored_once_until_its_group_has_finished() -> None:
-    ranker = ByText(len)
-    lengths = lengths_of("Ranker", ranker=ranker)
-    for _ in range(5):
-        lengths.predict(prompt_key("a"), prompt="a")
-    lengths.began(1, key=prompt_key("a"), prompt="a")
-    assert ranker.asked == 1
-    lengths.learn(prompt_key("a"), tokens=[7, 9], prompt="a", group_id=1)
-    assert ranker.taught == [("a", 8.0)]
-    lengths.predict(prompt_key("a"), prompt="a")
-    assert ranker.asked == 2
+def test_a_new_answer_counts_when_the_group_of_the_old_one_has_finished() -> None:
+    lengths = lengths_of("Ranker", answers={"a": 5.0, "b": 1.0})
+    shares = [lengths.predict(prompt_key(prompt)).share for prompt in "bab"]
+    lengths.ranked({prompt_key("a"): 0.0})
+    shares.append(lengths.predict(prompt_key("a")).share)
+    finish(lengths, 1, prompt="a", tokens=[7, 9])
+    shares.append(lengths.predict(prompt_key("a")).share)
+    assert shares == [0.5, 0.75, 0.5, 0.75, pytest.approx(1 / 6)]
+
+
+def test_what_the_ranker_is_asked_and_taught() -> None:
+    lengths, without = lengths_of("Ranker"), lengths_of("History")
+    for one in (lengths, without):
+        one.expect("a")
+        finish(one, 1, prompt="a", tokens=[7, 9])
+    assert lengths.take_questions() == (((prompt_key("a"), "a"),), (("a", 8.0),))
+    assert lengths.take_questions() == without.take_questions() == ((), ())
 
 
 def rounds(lengths: Lengths, *, prompts: int, epochs: int, length: Callable[[int, int], int]) -> list[bool]:
@@ -146,7 +136,7 @@ def rounds(lengths: Lengths, *, prompts: int, epochs: int, length: Callable[[int
     for number in range(prompts * epochs):
         prompt = str(number % prompts)
         tokens = [length(number % prompts, number // prompts)] * 2
-        lengths.predict(prompt_key(prompt), prompt=prompt)
+        lengths.predict(prompt_key(prompt))
         finish(lengths, number, prompt=prompt, tokens=tokens)
         trust.append(lengths.trusted)
     return trust
@@ -159,51 +149,51 @@ def test_history_is_trusted_in_the_second_epoch() -> None:
     trust = rounds(lengths, prompts=400, epochs=2, length=lambda prompt, _: means[prompt])
     assert trust.index(True) == 400 + MIN_PAIRS - 1
     assert all(trust[400 + MIN_PAIRS :])
-    view = lengths.view()
-    assert (view.trusted, view.trusted_signals) == (True, {"History"})
-    assert view.predictions == {"Nothing": 400, "History": 400}
-    assert view.quality["History"].recall > 0.9
+    assert (lengths.trusted, lengths.trusted_signals) == (True, {"History"})
+    assert lengths.predictions == {"Nothing": 400, "History": 400}
+    assert lengths.quality["History"].recall > 0.9
 
 
 def test_once_a_signal_is_trusted_the_others_are_passed_over() -> None:
     draw = Random(1)
     means = [draw.randint(10, 1000) for _ in range(400)]
-    inverted = ByText(lambda prompt: -float(means[int(prompt)]) if int(prompt) < 400 else 0.0)
-    lengths = lengths_of("Ranker", "History", ranker=inverted)
-    assert lengths.predict(prompt_key("5"), prompt="5").source == "Ranker", "as long as nobody is"
+    inverted = {str(prompt): -float(mean) for prompt, mean in enumerate(means)} | {"450": 0.0}
+    lengths = lengths_of("Ranker", "History", answers=inverted)
+    assert lengths.predict(prompt_key("5")).source == "Ranker", "as long as nobody is"
     rounds(lengths, prompts=400, epochs=3, length=lambda prompt, _: means[prompt])
-    assert lengths.view().trusted_signals == {"History"}
-    assert lengths.predict(prompt_key("5"), prompt="5").source == "History"
-    assert lengths.predict(prompt_key("450"), prompt="450").source == "Nothing"
+    assert lengths.trusted_signals == {"History"}
+    assert lengths.predict(prompt_key("5")).source == "History"
+    assert lengths.predict(prompt_key("450")).source == "Nothing"
 
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_ranker_is_trusted_in_the_first_epoch_if_it_knows(knows: bool) -> None:
     draw = Random(3)
     means = [draw.randint(10, 1000) for _ in range(500)]
-    ranker = ByText(lambda prompt: float(means[int(prompt)]) if knows else draw.random())
-    trust = rounds(lengths_of("History", "Ranker", ranker=ranker), prompts=500, epochs=1, length=lambda p, _: means[p])
+    answers = {str(prompt): float(mean) if knows else draw.random() for prompt, mean in enumerate(means)}
+    trust = rounds(
+        lengths_of("History", "Ranker", answers=answers), prompts=500, epochs=1, length=lambda p, _: means[p]
+    )
     assert trust == [False] * (MIN_PAIRS - 1) + [knows] * (500 - MIN_PAIRS + 1)
 
 
 def test_what_is_judged_is_what_was_said_when_the_group_began() -> None:
     """A group that is issued again is judged by its first prediction; one that is dropped, not at all."""
-    ranker = ByText(len)
-    lengths = lengths_of("Ranker", ranker=ranker)
-    for group_id in range(40):
-        prompt = "x" * group_id
-        lengths.began(group_id, key=prompt_key(prompt), prompt=prompt or "empty")
-    ranker.scorer = lambda text: -len(text)
-    for group_id in range(40):
-        lengths.began(group_id, key=prompt_key("x" * group_id), prompt="x" * group_id)
-    lengths.forget(3, key=prompt_key("xxx"))
-    for group_id in range(40):
-        lengths.learn(prompt_key("x" * group_id), tokens=[group_id + 1], prompt="x" * group_id, group_id=group_id)
-    quality = lengths.view().quality["Ranker"]
+    keys = [prompt_key("x" * group_id) for group_id in range(40)]
+    lengths = lengths_of("Ranker", answers={"x" * group_id: group_id for group_id in range(40)})
+    for group_id, key in enumerate(keys):
+        lengths.began(group_id, key=key)
+    lengths.ranked({key: -group_id for group_id, key in enumerate(keys)})
+    for group_id, key in enumerate(keys):
+        lengths.began(group_id, key=key)
+    lengths.forget(3, key=keys[3])
+    for group_id, key in enumerate(keys):
+        lengths.learn(key, tokens=[group_id + 1], group_id=group_id)
+    quality = lengths.quality["Ranker"]
     assert quality.pairs == 32, "39 pairs, looked at in sixteens"
     assert quality.rank_correlation is not None
     assert quality.rank_correlation > 0.9
-    assert sum(lengths.view().predictions.values()) == 40
+    assert lengths.predictions.total() == 40
 
 
 def test_a_restart_keeps_the_past_of_each_prompt_and_asks_for_new_evidence() -> None:
@@ -222,4 +212,4 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(MAX_GROUPS + 100):
         lengths.began(number, key=number)
     lengths.learn(1, tokens=[5], group_id=1)
-    assert lengths.view().quality["History"].pairs == 0, "the oldest was forgotten, and nothing breaks"
+    assert lengths.quality["History"].pairs == 0, "the oldest was forgotten, and nothing breaks"

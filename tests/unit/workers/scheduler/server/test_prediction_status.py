@@ -7,11 +7,10 @@ import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.metrics.signals import ProcessMetrics
-from streamrl_workers.ranker.protocol import ProcessStatus
 from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, LengthsView, prompt_key
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
@@ -19,34 +18,28 @@ from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import STEEP, World, settings
 
 NONE = RankerStatus()
+UNUSED = Lengths(LengthHistory(), signals=())
 
 
 def keys_of(page: object) -> object:
     return {key: keys_of(value) for key, value in page.items()} if isinstance(page, dict) else None
 
 
-def learnt() -> LengthsView:
+def learnt() -> Lengths:
     """A ranker that knows, after 300 groups."""
     draw = Random(0)
     tokens = [draw.randint(1, 1000) for _ in range(300)]
-
-    class Knows:
-        def score(self, prompt: str) -> float:
-            return float(tokens[int(prompt)])
-
-        def learn(self, prompt: str, tokens: float) -> None:
-            """It knows already."""
-
-    lengths = Lengths(LengthHistory(), signals=("History", "Siblings", "Ranker"), ranker=Knows())
+    lengths = Lengths(LengthHistory(), signals=("History", "Siblings", "Ranker"))
+    lengths.ranked({prompt_key(str(number)): float(count) for number, count in enumerate(tokens)})
     for number, count in enumerate(tokens):
         key, prompt = prompt_key(str(number)), str(number)
-        lengths.began(number, key=key, prompt=prompt)
+        lengths.began(number, key=key)
         lengths.learn(key, tokens=[count], prompt=prompt, group_id=number)
-    return lengths.view()
+    return lengths
 
 
 def test_the_key_set_is_stable() -> None:
-    assert keys_of(length_status(LengthsView(), NONE)) == keys_of(length_status(learnt(), NONE))
+    assert keys_of(length_status(UNUSED, NONE)) == keys_of(length_status(learnt(), NONE))
 
 
 def test_numbers() -> None:
@@ -57,13 +50,13 @@ def test_numbers() -> None:
     assert (ranker["trusted"], ranker["pairs"], history["trusted"], history["pairs"]) == (True, 288, False, 0)
     assert ranker["recall"] > 0.9 > ranker["recall_lower"] > 0.7
     assert history["recall"] is None
-    assert length_status(LengthsView(), NONE)["trusted"] is False
+    assert length_status(UNUSED, NONE)["trusted"] is False
 
 
 def test_gauges() -> None:
     metrics = ProcessMetrics(role="scheduler", process="scheduler")
     gauges = PredictionGauges(metrics)
-    gauges.set(LengthsView(), NONE)
+    gauges.set(UNUSED, NONE)
     before = values(metrics)
     gauges.set(learnt(), NONE)
     after = values(metrics)
@@ -97,11 +90,13 @@ def test_the_rankers_process_in_numbers_and_gauges() -> None:
         dropped=1,
         scored=40,
         deaths=2,
-        process=ProcessStatus(rounds=4, pairs=500, cpu_s=9.5),
+        pairs=500,
+        rounds=4,
+        cpu_s=9.5,
     )
-    page = length_status(LengthsView(), done)["ranker"]
-    assert keys_of(page) == keys_of(length_status(LengthsView(), NONE)["ranker"])
-    assert length_status(LengthsView(), NONE)["ranker"]["state"] == "none"
+    page = length_status(UNUSED, done)["ranker"]
+    assert keys_of(page) == keys_of(length_status(UNUSED, NONE)["ranker"])
+    assert length_status(UNUSED, NONE)["ranker"]["state"] == "none"
     assert page == {
         "state": "ready",
         "deaths": 2,
@@ -113,7 +108,7 @@ def test_the_rankers_process_in_numbers_and_gauges() -> None:
         "cpu_s": 9.5,
     }
     metrics = ProcessMetrics(role="scheduler", process="scheduler")
-    PredictionGauges(metrics).set(LengthsView(), done)
+    PredictionGauges(metrics).set(UNUSED, done)
     text = metrics.render().decode()
     assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_rounds")] == [
         "4.0"
