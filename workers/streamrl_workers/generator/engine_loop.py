@@ -202,6 +202,8 @@ class EngineLoop:
         self._swapping = True
         self._note()
         try:
+            if self._version is not None:
+                self._take(await self._in_engine(self._engine.pause))
             fault = await self._in_engine(lambda: self._load(pulled))
         finally:
             self._swapping = False

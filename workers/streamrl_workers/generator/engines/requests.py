@@ -135,6 +135,7 @@ class Requests:
         add_special_tokens: bool,
     ) -> None:
         """`limit_tokens`: prompt and completion together. `vocabulary`: rows of the model's embedding."""
+        self.end_ids = end_ids
         self._limit_tokens = limit_tokens
         self._vocabulary = vocabulary
         self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)

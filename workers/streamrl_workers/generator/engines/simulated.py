@@ -162,6 +162,12 @@ class SimulatedEngine:
         assert self.version is not None, "no weights are loaded"
         return tensors_hash(self._weights).hex()
 
+    def pause(self) -> list[Delta]:
+        return []
+
+    def close(self) -> None:
+        pass
+
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
         self._weights = {
             name: TensorBytes(dtype, shape, memoryview(bytes(data))) for name, (dtype, shape, data) in tensors.items()

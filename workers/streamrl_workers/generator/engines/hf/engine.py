@@ -22,7 +22,7 @@ from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
-from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
+from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 
@@ -71,6 +71,12 @@ class HfEngine:
     def weights_hash(self) -> str:
         assert self.version is not None, "no weights are loaded"
         return tensors_hash(self._parameters.loaded()).hex()
+
+    def pause(self) -> list[Delta]:
+        return []
+
+    def close(self) -> None:
+        pass
 
     @torch.inference_mode()
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
@@ -138,16 +144,12 @@ class HfEngine:
         self._batch.cut(len(rows))
 
 
-_DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
-"""What the trainer publishes under each precision: bytes are taken as they come, never converted."""
-
-
 def create(options: EngineOptions) -> HfEngine:
     """The engine, without weights: they come by `load_weights`."""
     assert options.model_path is not None
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model = load_structure(options.model_path, dtype=_DTYPES[options.precision])
+    model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     return HfEngine(
         model=model,
