@@ -8,7 +8,7 @@ room="$(mktemp -d)"
 trap 'rm -rf "$room"' EXIT
 "$uv" venv --quiet --python "$python" "$room/venv"
 "$uv" pip install --quiet --python "$room/venv/bin/python" --constraint constraints.txt .
-for heavy in torch transformers numpy grpc kopf starlette uvicorn vllm; do
+for heavy in torch transformers numpy grpc blake3 kopf starlette uvicorn vllm; do
     if "$room/venv/bin/python" -c "import $heavy" 2>/dev/null; then
         echo "the base package brings $heavy" >&2
         exit 1

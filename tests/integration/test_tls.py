@@ -19,6 +19,7 @@ from streamrl_workers.stream.channel import ConnectTimeoutError, connect
 from streamrl_workers.stream.messages import write
 from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, client
 from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.hashing import HASH_ALGORITHM
 from support.certificates import Authority, mount
 from support.jobs import simulated_job, write_prompts
 from support.pods import HOST, Pods
@@ -69,7 +70,11 @@ async def get_model(channel: grpc.aio.Channel) -> Any:
 
 
 async def get_manifest(channel: grpc.aio.Channel) -> Any:
-    return await client(channel, WEIGHTS).GetManifest(pb.ManifestRequest(), timeout=ANSWER_S).read()
+    return (
+        await client(channel, WEIGHTS)
+        .GetManifest(pb.ManifestRequest(hash_algorithm=HASH_ALGORITHM), timeout=ANSWER_S)
+        .read()
+    )
 
 
 async def fetch(channel: grpc.aio.Channel) -> Any:

@@ -1,13 +1,21 @@
 """Pulling weights between real processes: breaks, corruption, versions that are gone, deadlines."""
 
 import asyncio
+import threading
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl.spec.generators import SimulatedEngineSpec as Spec
+from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engines.simulated import SimulatedEngine
+from streamrl_workers.generator.outbox import GeneratorOutbox
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
 from streamrl_workers.weights.pull import VersionGoneError, WeightsError, pull
+from support.engine_requests import request
 from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
 
@@ -71,6 +79,90 @@ def _drain(events) -> list:
 async def test_a_corrupt_chunk_is_an_error_that_names_the_tensor():
     expected = pytest.raises(WeightsError, match=r"version \(1, 5\) from .*tensor odd: corrupt: its bytes hash to")
     with weight_server("corrupting") as (address, _, _), expected:
+        await pulled(address)
+
+
+@asynccontextmanager
+async def engine_loop():
+    """A generator's engine loop with the pull that it has in a job."""
+    engine = SimulatedEngine(spec=Spec.model_validate({"timeScale": 0.0}), slots=2, seed=0)
+    outbox = GeneratorOutbox()
+
+    async def over_grpc(target: pb.WeightsAvailable):
+        return await pulled(target.address, hash=target.version.hash)
+
+    loop = EngineLoop(engine, pull=over_grpc, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
+    outbox.open()
+    loop.connected()
+    task = asyncio.create_task(loop.run(), name="engine-loop")
+    try:
+        yield loop, outbox, engine
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def heard(outbox: GeneratorOutbox):
+    while True:
+        async with asyncio.timeout(TIMEOUT_S):
+            await outbox.filled.wait()
+        for event in outbox.pop(running=False):
+            yield event
+
+
+async def test_no_engine_is_given_a_flipped_bit():
+    async with engine_loop() as (loop, outbox, engine):
+        events = heard(outbox)
+        loop.issue([request(7)])
+        with weight_server("corrupting") as (address, _, _):
+            loop.announce(pb.WeightsAvailable(version=version(), address=address))
+            event = await anext(events)
+            assert "tensor odd: corrupt: its bytes hash to" in event.weights_failed.error
+            assert (engine.version, loop.status().version) == (None, None)
+        with weight_server() as (address, _, _):
+            loop.announce(pb.WeightsAvailable(version=version(), address=address))
+            while not (event := await anext(events)).HasField("weights_loaded"):
+                assert event.HasField("weights_failed"), "of the first server"
+            assert event.weights_loaded.engine_hash == version().hash
+            assert [(item.lease, item.spans[0].step) for item in (await anext(events)).progress.items] == [(7, 5)]
+
+
+async def test_what_was_being_verified_when_the_connection_broke_is_verified_again(monkeypatch):
+    port, hashed = free_port(), []
+    begun, go = threading.Event(), threading.Event()
+
+    def gated(data: bytearray) -> bytes:
+        hashed.append(len(data))
+        if len(data) == SIZES["odd"] and not begun.is_set():
+            begun.set()
+            assert go.wait(TIMEOUT_S)
+        return bytes_hash(data)
+
+    monkeypatch.setattr("streamrl_workers.weights.pull.bytes_hash", gated)
+    try:
+        with weight_server("slowed", port=port, allowed=3) as (address, events, process):
+            task = asyncio.create_task(pulled(address))
+            await asyncio.to_thread(_until_stuck, events)
+            assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
+            process.kill()
+            process.join()
+        with weight_server("slowed", port=port):
+            assert await task == make_tensors()
+    finally:
+        go.set()
+    assert hashed.count(SIZES["odd"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "text"),
+    [
+        ("older", "blake3", "refused: the trainer hashes weights by blake2b, this generator verifies blake3"),
+        ("plain", "", "refused: INVALID_ARGUMENT: this trainer hashes .* by blake3, the generator verifies blake2b"),
+    ],
+)
+async def test_a_peer_that_hashes_otherwise_is_refused_by_the_algorithms_name(kind, ours, text, monkeypatch):
+    monkeypatch.setattr("streamrl_workers.weights.pull.HASH_ALGORITHM", ours)
+    with weight_server(kind) as (address, _, _), pytest.raises(WeightsError, match=text + "; run one release"):
         await pulled(address)
 
 

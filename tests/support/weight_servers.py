@@ -57,6 +57,16 @@ class Corrupting(WeightsService):
             yield pb.Chunk(data=bytes(data))
 
 
+class Older(WeightsService):
+    """Of a release that names no algorithm."""
+
+    async def GetManifest(self, request, context):  # noqa: N802
+        async for frame in super().GetManifest(request, context):
+            manifest = pb.Manifest.FromString(frame.data)
+            manifest.ClearField("hash_algorithm")
+            yield pb.Frame(data=manifest.SerializeToString())
+
+
 async def _serve(pipe: Connection, *, kind: str, port: int, allowed: int) -> None:
     store = WeightStore()
     store.publish(attempt=1, step=5, tensors=make_tensors())
@@ -64,6 +74,7 @@ async def _serve(pipe: Connection, *, kind: str, port: int, allowed: int) -> Non
         "plain": lambda: WeightsService(store),
         "slowed": lambda: Slowed(store, allowed=allowed, served=pipe),
         "corrupting": lambda: Corrupting(store),
+        "older": lambda: Older(store),
     }[kind]()
     server = make_server(TOKEN)
     serve(server, WEIGHTS, service)

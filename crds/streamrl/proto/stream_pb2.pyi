@@ -25,10 +25,12 @@ class VersionName(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "hash_algorithm")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ...) -> None: ...
+    hash_algorithm: str
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
@@ -45,12 +47,14 @@ class TensorEntry(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "tensors")
+    __slots__ = ("version", "tensors", "hash_algorithm")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ...) -> None: ...
+    hash_algorithm: str
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("version", "tensor", "offset", "chunk_bytes")

@@ -9,7 +9,7 @@ Waits for: commands, when it has nothing to do (the link has the deadline); an e
 Invariants:
 - Nothing is generated before verified weights are in the engine; weights change between two steps only.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
-- The bytes in the engine hash to the published hash, or nothing is generated (invariant 4).
+- An engine is given bytes that a pull has verified, and no others (invariant 4); while they are fetched and hashed it generates on.
 """
 
 import asyncio
@@ -196,30 +196,31 @@ class EngineLoop:
         return self._engine.pinned_active() > 0 or any(request.pinned for request in self._waiting.values())
 
     async def _swap(self) -> None:
-        """Put the pulled weights into the engine and check its bytes."""
+        """Put the pulled weights into the engine."""
         pulled = self._puller.take()
         begun_s = time.monotonic()
         self._swapping = True
         self._note()
         try:
-            if self._version is not None:
-                self._take(await self._in_engine(self._engine.pause))
-            fault = await self._in_engine(lambda: self._load(pulled))
+            late, fault = await self._in_engine(lambda: self._load(pulled))
         finally:
             self._swapping = False
+        if late:  # made under the old weights
+            self._take(late)
         if fault:
             self._tell_failed(pulled.version, fault)
         else:
+            self._version = pulled.version
             self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=time.monotonic() - begun_s)
 
-    def _load(self, pulled: Pulled) -> str:
-        """Runs in the engine's thread. Returns "" or what went wrong.
+    def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
+        """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
 
         Raises:
             UserError: the engine refuses the first weights of all; it would refuse the next ones too.
         """
         try:
-            self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors)
+            return self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors), ""
         except ValueError as error:
             if self._engine.version is None:
                 raise UserError(
@@ -227,13 +228,7 @@ class EngineLoop:
                     rule=f"cannot run the weights of spec.model: {error}",
                     fix="take a model that this engine supports, and the same one as the trainer",
                 ) from error
-            return f"the engine refuses them: {error}"  # and keeps the old ones
-        self._version = None
-        got = self._engine.weights_hash()
-        if got != pulled.version.hash.hex():
-            return f"the engine's bytes hash to {got}, published was {pulled.version.hash.hex()}"
-        self._version = pulled.version
-        return ""
+            return [], f"the engine refuses them: {error}"  # and keeps the old ones
 
     async def _in_engine(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
@@ -280,7 +275,7 @@ class EngineLoop:
             self._outbox.post(pb.GeneratorEvent(drained=pb.Drained()))
 
     def _tell_loaded(self, version: pb.VersionName, *, fetch_s: float, load_s: float) -> None:
-        """Only called when the engine's bytes were seen to hash to `version.hash`."""
+        """Only called when the engine has taken the verified bytes of `version`."""
         loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, fetch_s=fetch_s, load_s=load_s)
         self._outbox.post(pb.GeneratorEvent(weights_loaded=loaded))
 

@@ -127,7 +127,7 @@ class Arriving:
             raise ModelFilesError("the model has no files")
 
     def _write(self, piece: pb.ModelFile) -> None:
-        if len(self._data) != piece.size_bytes or _digest(bytes(self._data)) != piece.hash:
+        if len(self._data) != piece.size_bytes or _digest(self._data) != piece.hash:
             raise ModelFilesError(f"{piece.name} is not what was announced: its size or its hash differ")
         path = self._directory / _safe(piece.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def _safe(name: str) -> PurePosixPath:
     return path
 
 
-def _digest(data: bytes) -> bytes:
+def _digest(data: bytes | bytearray) -> bytes:
     return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
 
 

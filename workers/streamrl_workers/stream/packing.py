@@ -47,7 +47,7 @@ def unpack_float32(data: bytes) -> "array[float]":
     return _unpack(array(_FLOAT32), data)
 
 
-def count_32(data: bytes) -> int:
+def count_32(data: bytes | bytearray) -> int:
     """How many 4-byte numbers `data` holds."""
     return len(data) >> 2
 

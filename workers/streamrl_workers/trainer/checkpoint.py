@@ -6,7 +6,8 @@ own: the engine's files, the journal (`sync` is a callback).
 Invariants:
 - A directory with a checkpoint's name is complete: it was written under another name, synced to disk, and renamed.
 - It is renamed only after `sync`: every step it holds is durable in the journal (design invariant 1).
-- `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded.
+- `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded. A hash
+  names its algorithm, so a checkpoint stays readable when a release takes another one.
 """
 
 import hashlib
@@ -22,11 +23,13 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
 from streamrl_workers.trainer.engines.engine import TrainEngine
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
 _NAME = re.compile(r"step-(\d{8,})")
-_HASH_BYTES = 16
+_DIGESTS: dict[str, Callable[[], Any]] = {HASH_ALGORITHM: new_digest, "": lambda: hashlib.blake2b(digest_size=16)}
+"""By the name before the colon of a hash in `meta.json`; earlier releases wrote none."""
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ class CheckpointMeta:
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # relative path -> {"size_bytes", "hash"}
+    files: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # relative path -> {"size_bytes", "hash": "algorithm:digest"}
 
     @classmethod
     def of(cls, history: History, *, attempt: int) -> "CheckpointMeta":
@@ -201,7 +206,10 @@ def _read(directory: Path) -> CheckpointMeta:
     for name, fingerprint in meta.files.items():
         if not (directory / name).is_file():
             raise DamagedCheckpointError(f"{name} is missing")
-        if _fingerprint(directory / name) != fingerprint:
+        algorithm = fingerprint["hash"].rpartition(":")[0]
+        if algorithm not in _DIGESTS:
+            raise DamagedCheckpointError(f"{name} is hashed by {algorithm}, this StreamRL knows {HASH_ALGORITHM}")
+        if _fingerprint(directory / name, algorithm=algorithm) != fingerprint:
             raise DamagedCheckpointError(f"{name} is not what was written")
     return meta
 
@@ -214,10 +222,10 @@ def _read_meta(path: Path) -> CheckpointMeta:
         raise DamagedCheckpointError(f"{_META_FILE} cannot be read: {error}") from error
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path, *, algorithm: str = HASH_ALGORITHM) -> dict[str, Any]:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_HASH_BYTES))
-    return {"size_bytes": path.stat().st_size, "hash": digest.hexdigest()}
+        digest = hashlib.file_digest(file, _DIGESTS[algorithm]).hexdigest()
+    return {"size_bytes": path.stat().st_size, "hash": f"{algorithm}:{digest}" if algorithm else digest}
 
 
 def _files(directory: Path) -> Iterator[Path]:

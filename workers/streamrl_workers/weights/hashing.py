@@ -1,18 +1,20 @@
 """Names the bytes of a model: tensor hash, manifest hash, manifest entries.
 
 Owns: the value `TensorBytes` and how it is hashed. Does not own: storing or moving bytes. No torch, no numpy.
+Hashing leaves other Python threads running.
 
 Invariant: equal hash = same names, dtypes, shapes and bytes; the order in which tensors are given does not matter.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from blake3 import blake3
+
 from streamrl.proto import stream_pb2 as pb
 
-HASH_BYTES = 16
-"""Length of every hash (blake2b-128): collisions are out of reach, and it is the fastest of hashlib's."""
+HASH_ALGORITHM = "blake3"
+"""Of every hash here; manifests name it. No two contents of one hash can be found, so a peer is as good as the trainer."""
 
 
 class TensorBytes(NamedTuple):
@@ -23,9 +25,19 @@ class TensorBytes(NamedTuple):
     data: memoryview
 
 
+def new_digest() -> blake3:
+    """A digest that takes large pieces on all processors."""
+    return blake3(max_threads=blake3.AUTO)
+
+
+def bytes_hash(data: memoryview) -> bytes:
+    """The hash of one tensor's raw bytes."""
+    return new_digest().update(data).digest()
+
+
 def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
     """Hash over (name, dtype, shape, tensor hash) of all tensors, sorted by name: names a version's bytes."""
-    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    digest = new_digest()
     for entry in sorted(entries, key=lambda e: e.name):
         shape = ",".join(map(str, entry.shape))
         for field in (entry.name.encode(), entry.dtype.encode(), shape.encode(), entry.hash):
@@ -37,17 +49,11 @@ def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
 def describe(tensors: Mapping[str, TensorBytes]) -> list[pb.TensorEntry]:
     """Manifest entries of `tensors`, sorted by name."""
     return [
-        pb.TensorEntry(
-            name=name,
-            dtype=dtype,
-            shape=shape,
-            size_bytes=data.nbytes,
-            hash=hashlib.blake2b(data, digest_size=HASH_BYTES).digest(),
-        )
+        pb.TensorEntry(name=name, dtype=dtype, shape=shape, size_bytes=data.nbytes, hash=bytes_hash(data))
         for name, (dtype, shape, data) in sorted(tensors.items())
     ]
 
 
 def tensors_hash(tensors: Mapping[str, TensorBytes]) -> bytes:
-    """The manifest hash of these tensors: what `VersionName.hash` holds and what an engine's hash must equal."""
+    """The manifest hash of these tensors: what `VersionName.hash` holds."""
     return manifest_hash(describe(tensors))

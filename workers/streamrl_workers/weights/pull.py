@@ -8,18 +8,19 @@ another attempt or address is ended: those bytes are not wanted any more.
 Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
 Invariants:
-- What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised.
+- What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised. Each byte is hashed once, where it lies, in a thread.
 - Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its channel.
 - One pull runs, one version waits for it, one pulled version waits for the engine, each at most; versions become ready
   in the order of their announcements.
 """
 
 import asyncio
-import hashlib
+import mmap
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -30,7 +31,7 @@ from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connec
 from streamrl_workers.stream.messages import Joiner, ProtocolError
 from streamrl_workers.stream.services import WEIGHTS, Client, client
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.weights.hashing import HASH_BYTES, TensorBytes, manifest_hash
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash
 
 
 class WeightsError(RuntimeError):
@@ -47,6 +48,8 @@ _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt; attempts go on until the overall deadline."""
 _STALL_TIMEOUT_S = 20.0
 """Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
+_ALIGNMENT_BYTES = 64
+"""Of a tensor in memory."""
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
 _PERMANENT = frozenset(
@@ -93,10 +96,9 @@ async def pull(
                 await backoff.pause()
     except TimeoutError:
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
-    return {
-        t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), memoryview(t.buffer))
-        for t in state.tensors or ()
-    }
+    tensors = state.tensors or ()
+    assert all(t.verified for t in tensors), "bytes that nobody has verified"
+    return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,26 +106,25 @@ class _Arriving:
     """One tensor on its way."""
 
     entry: pb.TensorEntry
-    buffer: bytearray
+    buffer: memoryview
     offset: int = 0  # bytes that have arrived
-    digest: "hashlib.blake2b" = field(default_factory=lambda: hashlib.blake2b(digest_size=HASH_BYTES))
+    verified: bool = False
 
     def take(self, data: bytes) -> None:
         end = self.offset + len(data)
         if end > len(self.buffer):
             raise WeightsError(f"longer than the {len(self.buffer)} bytes of its manifest")
         self.buffer[self.offset : end] = data
-        self.digest.update(data)
         self.offset = end
 
     def complete(self) -> bool:
         return self.offset == len(self.buffer)
 
-    def verify(self) -> None:
-        if self.digest.digest() != self.entry.hash:
-            raise WeightsError(
-                f"corrupt: its bytes hash to {self.digest.hexdigest()}, the manifest says {self.entry.hash.hex()}"
-            )
+    async def verify(self) -> None:
+        got = await asyncio.to_thread(bytes_hash, self.buffer)
+        if got != self.entry.hash:
+            raise WeightsError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.entry.hash.hex()}")
+        self.verified = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,7 +178,7 @@ async def _attempt(state: _Pull) -> bool:
 
 async def _over(service: Client, state: _Pull) -> None:
     """Fetch what is missing, several tensors at once; the first error ends them all."""
-    request = pb.ManifestRequest(version=state.version)
+    request = pb.ManifestRequest(version=state.version, hash_algorithm=HASH_ALGORITHM)
     kept = service.GetManifest(request, metadata=call_metadata(state.token))
     try:
         async with asyncio.timeout(_STALL_TIMEOUT_S):
@@ -186,7 +187,7 @@ async def _over(service: Client, state: _Pull) -> None:
             raise WeightsError(f"{state.named()}: no manifest came")
         if state.tensors is None:
             state.tensors = _arriving(manifest, state)
-        pending = deque(t for t in state.tensors if not t.complete())
+        pending = deque(t for t in state.tensors if not t.verified)
         async with asyncio.TaskGroup() as group:
             for number in range(min(_STREAMS, len(pending))):
                 group.create_task(_fetch_all(service, state, pending=pending), name=f"fetch-{number}")
@@ -197,24 +198,41 @@ async def _over(service: Client, state: _Pull) -> None:
 
 
 def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
+    if manifest.hash_algorithm != HASH_ALGORITHM:
+        raise WeightsError(
+            f"{state.named()}: refused: the trainer hashes weights by {manifest.hash_algorithm or 'blake2b'}, "
+            f"this generator verifies {HASH_ALGORITHM}; run one release everywhere"
+        )
     got = manifest_hash(manifest.tensors)
     if got != state.version.hash:
         raise WeightsError(
             f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
         )
-    tensors = [_Arriving(entry=entry, buffer=bytearray(entry.size_bytes)) for entry in manifest.tensors]
-    for tensor in tensors:
-        if tensor.complete():  # no bytes: nothing will be fetched
-            tensor.verify()
-    return tensors
+    places = [0]
+    for entry in manifest.tensors:
+        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+    memory = _reserved(places[-1])
+    return [
+        _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        for begin, entry in zip(places, manifest.tensors, strict=False)
+    ]
+
+
+def _reserved(size_bytes: int) -> memoryview:
+    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds."""
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # where there are no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
-            await _fetch(service, state, tensor=tensor)
-            tensor.verify()
+            if not tensor.complete():
+                await _fetch(service, state, tensor=tensor)
+            await tensor.verify()
         except WeightsError as error:
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
 

@@ -4,7 +4,7 @@ Owns the bytes of a few versions, which of them are kept, and the RPCs' checks a
 port, who may call, announcing. `WeightStore` is thread-safe: the trainer publishes from its thread, the service reads from its loop.
 
 Invariants:
-- Published bytes never change: a writable buffer is copied.
+- Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
 - The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while somebody pulls them.
 """
 
@@ -19,7 +19,7 @@ import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.messages import frames
-from streamrl_workers.weights.hashing import TensorBytes, describe, manifest_hash
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, describe, manifest_hash
 
 _MAX_CHUNK_BYTES = 3 * 2**20
 """gRPC refuses messages above 4 MiB; the rest is room for framing."""
@@ -53,7 +53,7 @@ class WeightStore:
         owned = {name: TensorBytes(dtype, shape, _frozen(data)) for name, (dtype, shape, data) in tensors.items()}
         entries = describe(owned)
         version = pb.VersionName(attempt=attempt, step=step, hash=manifest_hash(entries))
-        manifest = pb.Manifest(version=version, tensors=entries)
+        manifest = pb.Manifest(version=version, tensors=entries, hash_algorithm=HASH_ALGORITHM)
         kept = _KeptVersion(manifest=manifest, data={name: tensor.data for name, tensor in owned.items()})
         with self._lock:
             self._kept.pop(_key(version), None)  # published again: it is the newest now
@@ -101,7 +101,7 @@ def _key(version: pb.VersionName) -> _Key:
 
 def _frozen(data: memoryview) -> memoryview:
     """The same bytes, flat, in a buffer that nobody can write to."""
-    if isinstance(data.obj, bytes) and data.c_contiguous:
+    if data.readonly and data.c_contiguous:
         return data.cast("B") if data.nbytes else memoryview(b"")
     return memoryview(data.tobytes())
 
@@ -115,6 +115,12 @@ class WeightsService:
     async def GetManifest(  # noqa: N802 - the RPC's name
         self, request: pb.ManifestRequest, context: "grpc.aio.ServicerContext[pb.ManifestRequest, pb.Frame]"
     ) -> AsyncIterator[pb.Frame]:
+        if request.hash_algorithm != HASH_ALGORITHM:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"this trainer hashes weights by {HASH_ALGORITHM}, the generator verifies "
+                f"{request.hash_algorithm or 'blake2b'}; run one release everywhere",
+            )
         with self._store.pulling(request.version) as manifest:
             if manifest is None:
                 await context.abort(grpc.StatusCode.NOT_FOUND, self._gone(request.version))

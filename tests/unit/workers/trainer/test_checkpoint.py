@@ -1,11 +1,13 @@
 """Checkpoints on disk: order, damage, fall-back, how many are kept."""
 
 import json
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from streamrl.errors import UserError
+from streamrl_workers.stream.digests import read_sealed, seal
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
 
 
@@ -127,6 +129,30 @@ def test_a_damaged_newest_is_passed_over_with_one_warning(tmp_path, caplog, dama
     _write(store, 2)  # trained again
     assert store.newest().meta.step == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def _hashed_by(directory: Path, name: str) -> None:
+    """As another release would have written it."""
+    meta = read_sealed(directory / "meta.json")
+    meta["files"]["state/tensors"]["hash"] = name + blake2b(b"weights", digest_size=16).hexdigest()
+    (directory / "meta.json").write_text(seal(meta))
+
+
+def test_a_checkpoint_of_an_earlier_release_is_read_and_checked(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    directory = _write(store, 1)
+    _hashed_by(directory, "")
+    assert store.newest().meta.step == 1
+    _flip(directory)
+    with pytest.raises(UserError, match="state/tensors is not what was written"):
+        store.newest()
+
+
+def test_hashes_of_a_later_release_are_told_by_name(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    _hashed_by(_write(store, 1), "blake9:")
+    with pytest.raises(UserError, match="state/tensors is hashed by blake9, this StreamRL knows blake3"):
+        store.newest()
 
 
 def test_if_all_are_damaged_the_user_is_told(tmp_path):

@@ -110,12 +110,9 @@ def test_hardware_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, m
 
 
 def test_generators_take_what_a_bf16_trainer_publishes(model: Path) -> None:
-    dtype = torch.bfloat16
-    published = {
-        name: t.to(dtype) for name, t in load_model(str(model)).state_dict().items() if name != "lm_head.weight"
-    }
+    published = model_files.tensors(load_model(str(model)), precision="BF16")
     generator = create_hf(EngineOptions(spec=HfEngineSpec(slots=2), model_path=str(model), threads=1, precision="BF16"))
-    generator.load_weights(version=0, tensors={name: model_files._bytes_of(t) for name, t in published.items()})
+    generator.load_weights(version=0, tensors=published)
 
 
 def test_published_adapters_are_merged_and_the_base_stays(model: Path, tmp_path: Path) -> None:

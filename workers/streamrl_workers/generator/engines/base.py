@@ -96,14 +96,13 @@ class Engine(Protocol):
     def cancel(self, leases: Collection[int]) -> None:
         """Forget these requests and free their slots; unknown leases are not an error (they may just have ended)."""
 
-    def pause(self) -> list[Delta]:
-        """Stop for an update; returns all that was made under the old weights and not given yet. `load_weights` goes on."""
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
+        """Replace the weights, bit by bit; active requests go on under the new ones. ValueError changes nothing.
 
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
-        """Replace the weights; active requests go on under the new ones. All or nothing: ValueError changes nothing."""
+        Returns what was made under the old weights and not given yet.
 
-    def weights_hash(self) -> str:
-        """`tensors_hash` of the bytes now in the engine, in hexadecimal; needs weights."""
+        The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
+        """
 
     def close(self) -> None:
         """End what the engine has started besides this process's own threads. Called once, from any thread; may take seconds."""

@@ -27,7 +27,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
 from streamrl_workers.generator.engines.base import Delta, FinishReason
 from streamrl_workers.stream.packing import count_32
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes
 
 _T = TypeVar("_T")
 
@@ -138,7 +138,6 @@ class SimulatedEngine:
         self._clock = clock
         self._now_s = clock()  # the moment up to which tokens have been given
         self._active: dict[int, _Active] = {}  # by request, oldest first
-        self._weights: dict[str, TensorBytes] = {}
         curve = LatencyCurve.of_milliseconds((point.batch, point.milliseconds) for point in spec.latency)
         # Seconds per step at 0..slots active sequences.
         self._step_s = [curve.at(batch) * spec.time_scale for batch in range(slots + 1)]
@@ -158,21 +157,12 @@ class SimulatedEngine:
             return 0.0
         return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
 
-    def weights_hash(self) -> str:
-        assert self.version is not None, "no weights are loaded"
-        return tensors_hash(self._weights).hex()
-
-    def pause(self) -> list[Delta]:
-        return []
-
     def close(self) -> None:
         pass
 
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
-        self._weights = {
-            name: TensorBytes(dtype, shape, memoryview(bytes(data))) for name, (dtype, shape, data) in tensors.items()
-        }
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self.version = version
+        return []
 
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"

@@ -82,8 +82,9 @@ class Sample:
     """With an environment."""
     min_version: int | None = None
     """Version of its first token, or the oldest that it can still be made under; None: waiting, no token."""
-    tokens: bytes = b""
-    logprobs: bytes = b""
+    tokens: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
+    """Grown in place: a copy for each progress would make a long sample quadratic."""
     prompt_tokens: bytes = b""
     spans: list[Span] = field(default_factory=list)
     generator_id: str = ""
@@ -119,7 +120,7 @@ class Sample:
             group_id=lease.group_id,
             sample_index=self.index,
             prompt=prompt,
-            prefix_tokens=self.tokens,
+            prefix_tokens=bytes(self.tokens),
             context_tokens=0 if self.turns is None else self.turns.context_tokens,
             observation="" if self.turns is None else self.turns.observation,
             sampling=sampling,
@@ -141,7 +142,8 @@ class Sample:
     def begin_anew(self) -> None:
         """Forget the tokens that have arrived; with an environment they stay, since turns before may have ended."""
         if self.turns is None:
-            self.tokens = self.logprobs = b""
+            self.tokens.clear()
+            self.logprobs.clear()
             self.spans.clear()
 
     def _add_observation(self, item: pb.Progress, *, turns: Turns) -> None:
@@ -183,7 +185,7 @@ class Sample:
             split=split,
             prompt_index=prompt_index,
             completions=tuple(self.turns.completions),
-            last_token=unpack_int32(self.tokens[-4:])[0],
+            last_token=unpack_int32(bytes(self.tokens[-4:]))[0],
         )
 
     def to_score(self, group_id: int, *, split: Split, prompt_index: int) -> ScoreSample:

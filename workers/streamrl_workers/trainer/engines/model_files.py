@@ -62,7 +62,7 @@ def tensors(model: torch.nn.Module, *, precision: Precision = "FP32") -> dict[st
     """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are merged in."""
     dtype = published_dtype(precision)
     writes = rank_of() == 0
-    return {name: _bytes_of(_in(tensor, dtype)) for name, tensor in _merged(model) if writes}
+    return {name: _bytes_of(tensor, dtype) for name, tensor in _merged(model) if writes}
 
 
 def export(
@@ -70,7 +70,7 @@ def export(
 ) -> None:
     """The model as `from_pretrained` loads it, in the format that generators had; adapters merged in, and beside it."""
     dtype, writes = published_dtype(precision), rank_of() == 0
-    whole = {name: _in(tensor, dtype).cpu() for name, tensor in _merged(model) if writes}
+    whole = {name: _in(tensor, dtype) for name, tensor in _merged(model) if writes}
     try:
         if _has_adapters(model):
             _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
@@ -117,14 +117,16 @@ def _plain(model: PreTrainedModel, whole: dict[str, torch.Tensor], *, dtype: tor
 
 
 def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
 
 
-def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
-    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return TensorBytes(
-        str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), memoryview(flat.numpy().tobytes())
-    )
+def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> TensorBytes:
+    """Copied once, whatever its device and format; what is given out nobody writes to."""
+    plain = _in(tensor, dtype).contiguous()
+    raw = plain.reshape(-1).view(torch.uint8).numpy()
+    if plain.data_ptr() == tensor.data_ptr():  # the model's own; by numpy, which takes huge pages
+        raw = raw.copy()
+    return TensorBytes(str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw.data.toreadonly())
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -23,7 +23,7 @@ from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes
 
 
 class HfEngine:
@@ -68,24 +68,18 @@ class HfEngine:
     def step_seconds(self) -> float:
         return 0.0
 
-    def weights_hash(self) -> str:
-        assert self.version is not None, "no weights are loaded"
-        return tensors_hash(self._parameters.loaded()).hex()
-
-    def pause(self) -> list[Delta]:
-        return []
-
     def close(self) -> None:
         pass
 
     @torch.inference_mode()
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self._parameters.load(tensors)
         self._prefill.forget()
         if self.version is None:
             check_numerics(self._runner)
         self.version = version
         self._prefill.fill(self._batch.sequences, first_row=0)
+        return []
 
     @torch.inference_mode()
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:

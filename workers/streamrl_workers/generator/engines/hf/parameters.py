@@ -1,8 +1,7 @@
 """The engine's weights as named raw bytes.
 
-Owns: checking and copying published tensors into the model, hashing what is there. Does not own: fetching,
-versions. Names are those of `state_dict()`. Where two names share one storage (tied embeddings), either or
-both may be published.
+Owns: checking published tensors, copying them into the model. Does not own: fetching, hashing, versions. Names are
+those of `state_dict()`. Where two names share one storage (tied embeddings), either or both may be published.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ class Parameters:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._tensors: dict[str, torch.Tensor] = {name: t.detach() for name, t in model.state_dict().items()}
-        self._published: tuple[str, ...] = ()  # names of the last load
 
     @torch.inference_mode()
     def load(self, tensors: Mapping[str, TensorBytes]) -> None:
@@ -28,17 +26,13 @@ class Parameters:
             self._check(name, published)
         for name, published in tensors.items():
             target = self._tensors[name]
-            if target.numel():  # copied once more because torch warns of a buffer that is read-only
-                target.copy_(torch.frombuffer(bytearray(published.data), dtype=target.dtype).view(target.shape))
-        self._published = tuple(sorted(tensors))
+            if target.numel():  # a pull's buffers are writable; of a read-only one torch would warn
+                data = bytearray(published.data) if published.data.readonly else published.data
+                target.copy_(torch.frombuffer(data, dtype=target.dtype).view(target.shape))
 
     def snapshot(self) -> dict[str, TensorBytes]:
         """A copy of the bytes now in the model, under all names."""
         return {name: _bytes_of(tensor.clone()) for name, tensor in self._tensors.items()}
-
-    def loaded(self) -> dict[str, TensorBytes]:
-        """The bytes now in the model, under the names of the last load."""
-        return {name: _bytes_of(self._tensors[name]) for name in self._published}
 
     def _check_names(self, tensors: Mapping[str, TensorBytes]) -> None:
         unknown = sorted(tensors.keys() - self._tensors.keys())

@@ -88,7 +88,7 @@ class VllmEngine:
         self._expected = checked
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
-        self._hash = b""
+        self._late: list[Delta] = []  # taken for an update that was refused
 
     def active(self) -> int:
         return len(self._sequences)
@@ -102,9 +102,6 @@ class VllmEngine:
     def step_seconds(self) -> float:
         return 0.0
 
-    def weights_hash(self) -> str:
-        return self._hash.hex()
-
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
@@ -115,26 +112,25 @@ class VllmEngine:
         return [result for result in results if isinstance(result, Delta)]
 
     def step(self) -> list[Delta]:
-        return self._deltas(self._core.outputs(timeout_s=_STEP_S))
+        late, self._late = self._late, []
+        return late or self._deltas(self._core.outputs(timeout_s=_STEP_S))
 
     def cancel(self, leases: Collection[int]) -> None:
         known = [lease for lease in leases if self._sequences.pop(lease, None) is not None]
         self._core.cancel(known)
 
-    def pause(self) -> list[Delta]:
-        self._core.pause()
-        return self._deltas(self._core.outputs(timeout_s=0.0))
-
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self._expected.check(tensors)
-        if self.version is None:
-            self._core.pause()
-        digest = tensors_hash(tensors)
+        digest = tensors_hash(tensors).hex()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = str(Path(folder) / "model.safetensors")
             save_file({name: _tensor(published) for name, published in tensors.items()}, path)
-            self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest.hex())
-        self.version, self._hash = version, digest
+            self._core.pause()  # until here it has generated on
+            self._late += self._deltas(self._core.outputs(timeout_s=0.0))
+            self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest)
+        self.version = version
+        late, self._late = self._late, []
+        return late
 
     def close(self) -> None:
         self._core.close()
