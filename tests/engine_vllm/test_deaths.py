@@ -81,7 +81,10 @@ def at_work(tmp_path: Path) -> tuple[LocalRun, Hold]:
 
 
 def named(processes: list[psutil.Process], name: str) -> psutil.Process:
-    return next(one for one in processes if one.is_running() and name in " ".join([one.name(), *one.cmdline()]))
+    titles = {process: process.cmdline()[0] for process in processes if alive(process)}
+    found = [process for process, title in titles.items() if title.startswith(f"VLLM::{name}")]
+    assert found, f"no {name} among {list(titles.values())}"
+    return found[0]
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:

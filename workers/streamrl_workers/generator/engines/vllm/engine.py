@@ -13,6 +13,7 @@ Invariants: those of `Engine`. An update forgets keys and values of the old weig
 import itertools
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -88,6 +89,8 @@ class VllmEngine:
         self._expected = checked
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
+        self.last_pause_s = 0.0
+        """How long the last update kept all requests still."""
         self._late: list[Delta] = []  # taken for an update that was refused
 
     def active(self) -> int:
@@ -125,9 +128,11 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = str(Path(folder) / "model.safetensors")
             save_file({name: _tensor(published) for name, published in tensors.items()}, path)
-            self._core.pause()  # until here it has generated on
+            paused_s = time.monotonic()  # until here it has generated on
+            self._core.pause()
             self._late += self._deltas(self._core.outputs(timeout_s=0.0))
             self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest)
+        self.last_pause_s = time.monotonic() - paused_s
         self.version = version
         late, self._late = self._late, []
         return late
