@@ -4,6 +4,8 @@ A `UserError` is one line: which field, which rule, the value got, what to do. P
 without a traceback and exit with `EXIT_USER_ERROR`.
 """
 
+from typing import Any
+
 from streamrl.text import plain
 
 EXIT_DONE = 0
@@ -57,6 +59,12 @@ class UserError(ValueError):
     def lines(self) -> list[str]:
         """What to print."""
         return [str(self)]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What it is made of, as JSON takes it to another process."""
+        got = self.got if isinstance(self.got, str | int | float | None) else repr(self.got)
+        return {"field": self.field, "rule": self.rule, "got": got, "fix": self.fix}
 
 
 def _cut(text: str) -> str:

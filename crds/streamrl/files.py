@@ -182,16 +182,16 @@ def replace_file(path: Path, data: bytes) -> None:
             with contextlib.suppress(FileNotFoundError):
                 Path(name).unlink()
             raise
-        sync_directory(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise UserError(
             field=str(path), rule=f"cannot be written: {error.strerror}", fix="check its disk and rights"
         ) from None
 
 
-def sync_directory(directory: Path) -> None:
-    """Make names that were written into it last through a power cut. Raises OSError."""
-    handle = os.open(directory, _FOLDER)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a directory, last through a power cut. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:

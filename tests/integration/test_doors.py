@@ -184,20 +184,42 @@ async def test_a_trainer_with_a_bad_event_is_refused(workers: Workers, bystander
         await _refused(workers, bad, bystander)
 
 
-async def test_of_two_generators_with_one_name_the_older_is_refused_for_good(workers: Workers) -> None:
-    async with peer(workers) as older, peer(workers) as newer:
-        await older.say(hello("twin", instance="older"))
-        assert (await older.hear()).WhichOneof("command") == "welcome"
-        await newer.say(hello("twin", instance="newer"))
-        assert (await newer.hear()).WhichOneof("command") == "welcome"
-        assert (await older.end())[0] == "OK"
-        async with peer(workers) as back:
-            await back.say(hello("twin", instance="older"))
-            status, text = await back.end()
-        assert status == "FAILED_PRECONDITION"
-        assert "newer process of the same name" in text
-        assert "refused twin: a newer process of the same name" in workers.text("scheduler")
-        assert newer.is_connected()
-    async with peer(workers) as again:
-        await again.say(hello("twin", instance="newer"))
-        assert (await again.hear()).WhichOneof("command") == "welcome"
+def trainer_hello(name: str, *, instance: str) -> pb.TrainerEvent:
+    return pb.TrainerEvent(hello=pb.TrainerHello(trainer_id=name, instance=instance))
+
+
+async def _welcome(workers: Workers, greeting: Any, *, path: str) -> None:
+    """Come again until the place is free."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            async with peer(workers, path) as one:
+                await one.say(greeting)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await one.hear()).WhichOneof("command") == "welcome"
+                    return
+
+
+@pytest.mark.parametrize(
+    ("path", "greet", "who"),
+    [(GENERATE, hello, "generator twin"), (TRAIN, trainer_hello, "trainer twin")],
+    ids=["generator", "trainer"],
+)
+async def test_a_name_is_its_first_process_until_that_has_ended(
+    workers: Workers, path: str, greet: Any, who: str
+) -> None:
+    async with peer(workers, path) as broken, peer(workers, path) as holder:
+        await broken.say(greet("twin", instance="older"))
+        assert (await broken.hear()).WhichOneof("command") == "welcome"
+        await holder.say(greet("twin", instance="older"))  # the same process, which has noticed a break before us
+        assert (await holder.hear()).WhichOneof("command") == "welcome"
+        assert (await broken.end())[0] == "OK"
+        for _ in range(2):
+            async with peer(workers, path) as newer:
+                await newer.say(greet("twin", instance="newer"))
+                status, text = await newer.end()
+            assert status == "ALREADY_EXISTS"
+            assert f"{who} is connected as instance older; instance newer gets its place when" in text
+            assert "give each its own STREAMRL_PROCESS" in text
+        assert workers.text("scheduler").count(f"refused {who}: ") == 1
+        assert holder.is_connected()
+    await _welcome(workers, greet("twin", instance="newer"), path=path)

@@ -289,7 +289,14 @@ async def test_a_wrong_token_and_a_port_in_use_are_one_line(tmp_path: Path):
             assert text in (tmp_path / "generator.log").read_text().splitlines()[-1]
 
 
-async def test_without_a_scheduler_the_link_gives_up_and_says_so():
+async def test_one_that_comes_when_the_run_is_over_is_done(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        await bench.hear("hello")
+        await bench.scheduler.say(stop=pb.Stop(reason="done"))
+        assert await bench.exit_code() == EXIT_DONE
+
+
+def _link(address: str, *, lost_after_s: float) -> GeneratorLink:
     engine = create_simulated(EngineOptions(spec=_spec()))
     recorder = Recorder(sink=None, metrics=None)
     outbox = GeneratorOutbox()
@@ -300,16 +307,33 @@ async def test_without_a_scheduler_the_link_gives_up_and_says_so():
         process=NAME,
         pool=spec.generators[0],
         spec=spec,
-        scheduler_address="127.0.0.1:9",
+        scheduler_address=address,
         signals_port=0,
         model_path=None,
         threads=None,
         variables=WorkerVariables(token=TOKEN),
     )
-    link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance="x", lost_after_s=0.1)
+    return GeneratorLink(
+        loop, outbox=outbox, recorder=recorder, settings=settings, instance="x", lost_after_s=lost_after_s
+    )
+
+
+async def test_without_a_scheduler_the_link_gives_up_and_says_so():
+    link = _link("127.0.0.1:9", lost_after_s=0.1)
     with pytest.raises(SchedulerLostError, match=r"awaited the scheduler at 127\.0\.0\.1:9 for \d+ s; last:"):
         async with asyncio.timeout(DEADLINE_S):
             await link.run()
+
+
+async def test_one_whose_name_another_has_tries_again_for_a_while(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    async with generator_bench(tmp_path) as bench:
+        bench.scheduler.refusal = (grpc.StatusCode.ALREADY_EXISTS, "another has the name")
+        link = _link(bench.address, lost_after_s=3.0)
+        with pytest.raises(SchedulerLostError, match="last: link broken: ALREADY_EXISTS: another has the name"):
+            async with asyncio.timeout(DEADLINE_S):
+                await link.run()
+    assert caplog.messages.count("link broken: ALREADY_EXISTS: another has the name") == 1
+    assert "ALREADY_EXISTS" in link.ill()
 
 
 async def _no_pull(_target):
@@ -325,7 +349,7 @@ def _spec():
 @pytest.mark.parametrize("code", [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT])
 async def test_one_that_is_refused_ends_with_the_reason(tmp_path: Path, code: grpc.StatusCode):
     async with generator_bench(tmp_path) as bench:
-        bench.scheduler.refusal = (code, "a newer process of the same name")
+        bench.scheduler.refusal = (code, "this is not understood")
         assert await bench.exit_code() == EXIT_RETRY
     log = (tmp_path / "generator.log").read_text().splitlines()
-    assert log[-1] == f"scheduler and generator do not agree: {code.name}: a newer process of the same name"
+    assert log[-1] == f"scheduler and generator do not agree: {code.name}: this is not understood"

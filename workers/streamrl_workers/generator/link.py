@@ -7,9 +7,11 @@ Two tasks per connection:
   connection (keep-alive notices a silent one).
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
+Before them: hello, then the scheduler's welcome.
+
 Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `lost_after_s` the link gives up. With certificates a connection gives way to a new
-one before it is too old (`channel.Renewal`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
+without a scheduler for `lost_after_s` the link gives up, as it does where another process keeps our name so long. With certificates a connection gives way to a new
+one before it is too old (`channel.Dialler`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
 stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
 """
 
@@ -18,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -35,9 +37,8 @@ from streamrl_workers.stream.channel import (
     MAX_BREAKS,
     Backoff,
     ConnectTimeoutError,
-    Renewal,
+    Dialler,
     SchedulerLostError,
-    connect,
     refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, read, write
@@ -48,8 +49,6 @@ _PARTIALS_INTERVAL_S = 1.0
 these the scheduler measures how fast the generator is, also where it generates for few seconds at a time."""
 _HEARTBEATS_PER_LEASE = 4
 """More than the three that the protocol asks for, so that one may be late."""
-_CONNECT_TIMEOUT_S = 5.0
-"""Of one attempt."""
 
 _T = TypeVar("_T")
 _Call: TypeAlias = "grpc.aio.StreamStreamCall"
@@ -80,9 +79,8 @@ class GeneratorLink:
         self._seen_s = time.monotonic()  # until when the scheduler was there
         self._welcomed_s: float | None = None  # by the newest connection
         self._backoff = Backoff()
-        self._linked = False
         self._welcomed = self._ever_welcomed = False
-        self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
+        self._dialler = Dialler(settings.scheduler_address, tls=settings.variables.tls)
         self.fault = "not connected to the scheduler yet"
 
     async def run(self) -> None:
@@ -94,7 +92,7 @@ class GeneratorLink:
             RefusedError: the scheduler does not take what we say.
         """
         while not (await self._connection() or self._loop.leaving):
-            if self._fresh is not None:
+            if self._dialler.has_successor:
                 continue
             if self._welcomed_s is not None and self._backoff.ended(after_s=self._seen_s - self._welcomed_s):
                 text = f"the link broke {MAX_BREAKS} times, each within {LASTING_S:g} s; last: {self.fault}"
@@ -108,9 +106,9 @@ class GeneratorLink:
 
     def leave(self) -> bool:
         """Finish what is active, take nothing more, then end `run`; False: there is no link, so there is nothing to finish."""
-        if self._linked:
+        if self._welcomed:
             self._loop.leave()
-        return self._linked
+        return self._welcomed
 
     def ill(self) -> str:
         """What health checks hear: the fault before the first welcome, and when a link is gone for a lease; else ""."""
@@ -121,7 +119,7 @@ class GeneratorLink:
         """One connection; True when the scheduler said stop."""
         self._welcomed_s = None
         try:
-            channel = await self._channel()
+            channel = await self._dialler.channel(timeout_s=self._lost_after_s)
         except ConnectTimeoutError as error:
             self.fault = str(error)
             return False
@@ -130,29 +128,20 @@ class GeneratorLink:
         except grpc.aio.AioRpcError as error:
             self._broken(error)
         finally:
-            self._linked = self._welcomed = False
+            self._welcomed = False
             self._outbox.clear()
             self._loop.disconnected()
             await channel.close()
         return False
 
-    async def _channel(self) -> grpc.aio.Channel:
-        if self._fresh is not None:
-            fresh, self._fresh = self._fresh, None
-            return fresh
-        return await connect(
-            self._settings.scheduler_address,
-            timeout_s=min(_CONNECT_TIMEOUT_S, self._lost_after_s),
-            who="the scheduler",
-            tls=self._settings.variables.tls,
-        )
-
     def _broken(self, error: grpc.aio.AioRpcError) -> None:
         refused = refusal_of(error, address=self._settings.scheduler_address, tls=self._settings.variables.tls)
         if refused is not None:
             raise refused from None
-        self.fault = f"link broken: {error.code().name}: {error.details()}"
-        _log.warning(self.fault)
+        fault = f"link broken: {error.code().name}: {error.details()}"
+        if fault != self.fault:  # one that is not let in yet comes again every few seconds
+            _log.warning(fault)
+        self.fault = fault
 
     async def _session(self, service: Client) -> bool:
         call = service.Generate(metadata=call_metadata(self._settings.variables.token))
@@ -163,10 +152,13 @@ class GeneratorLink:
             call.cancel()
 
     async def _conversation(self, call: _Call) -> bool:
-        reader = asyncio.create_task(self._read(call, Joiner(pb.GeneratorCommand)), name="link-reader")
+        joiner = Joiner(pb.GeneratorCommand)
+        if not await self._within_lease(self._greet(call, joiner), missing="no welcome"):
+            return True
+        reader = asyncio.create_task(self._read(call, joiner), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
         try:
-            if await self._outlived(reader, writer):
+            if await self._dialler.outlived(reader, writer, is_leaving=lambda: self._loop.leaving):
                 return False
             if writer.done():
                 with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
@@ -177,18 +169,6 @@ class GeneratorLink:
                 task.cancel()
             await asyncio.wait({reader, writer})
 
-    async def _outlived(self, *tasks: "asyncio.Task[Any]") -> bool:
-        """Wait for the end of the first of the connection's tasks; True if a new connection takes over before."""
-        address, tls = self._settings.scheduler_address, self._settings.variables.tls
-        async with Renewal(address, who="the scheduler", tls=tls) as renewal:
-            await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
-            if not any(task.done() for task in tasks) and not self._loop.leaving:
-                self._fresh = renewal.take()
-                return True
-        if not any(task.done() for task in tasks):  # it goes soon: not worth a new one
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return False
-
     async def _within_lease(self, awaited: Awaitable[_T], *, missing: str) -> _T:
         try:
             async with asyncio.timeout(self._lease_s):
@@ -196,11 +176,30 @@ class GeneratorLink:
         except TimeoutError:
             raise _unwelcome(f"{missing} within {self._lease_s:g} s") from None
 
+    async def _greet(self, call: _Call, joiner: _Joiner) -> bool:
+        """Say hello and hear the welcome; False: it was `Stop`, the run is over.
+
+        Nothing is said in between: a refusal that meets a write half-way has no reason.
+        """
+        self._outbox.open()
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call is over, and reading says why
+            await write(call, self._hello())
+        command = await read(call, joiner)
+        if command is not None and command.HasField("stop"):
+            return False
+        if command is None or not command.HasField("welcome"):
+            raise _unwelcome("the first command was no welcome")
+        self._lease_s = command.welcome.lease_seconds or self._lease_s
+        self._seen_s = self._welcomed_s = time.monotonic()
+        self._welcomed = self._ever_welcomed = True
+        self.fault = ""
+        self._loop.connected()
+        return True
+
     # ---- reader
 
     async def _read(self, call: _Call, joiner: _Joiner) -> bool:
         """Until the stream ends; True when it ended with `Stop`."""
-        await self._await_welcome(call, joiner)
         try:
             while (command := await read(call, joiner)) is not None:
                 if command.WhichOneof("command") == "stop":
@@ -210,16 +209,6 @@ class GeneratorLink:
             self._seen_s = time.monotonic()  # it may have had nothing to say for long: keep-alive saw to it until now
         self.fault = "the scheduler ended the link"
         return False
-
-    async def _await_welcome(self, call: _Call, joiner: _Joiner) -> None:
-        command = await self._within_lease(read(call, joiner), missing="no welcome")
-        if command is None or command.WhichOneof("command") != "welcome":
-            raise _unwelcome("the first command was no welcome")
-        self._lease_s = command.welcome.lease_seconds or self._lease_s
-        self._seen_s = self._welcomed_s = time.monotonic()
-        self._welcomed = self._ever_welcomed = True
-        self.fault = ""
-        self._loop.connected()
 
     def _obey(self, command: pb.GeneratorCommand) -> None:
         match command.WhichOneof("command"):
@@ -241,11 +230,8 @@ class GeneratorLink:
     # ---- writer
 
     async def _write(self, call: _Call) -> None:
-        """Hello, then whatever the outbox holds; heartbeats and partial progress by the clock."""
+        """Whatever the outbox holds; heartbeats and partial progress by the clock."""
         try:
-            self._outbox.open()
-            self._linked = True
-            await write(call, self._hello())
             partials_s = heartbeat_s = time.monotonic()
             while True:
                 now_s = time.monotonic()

@@ -15,7 +15,7 @@ A generator without a model folder fetches configuration and tokenizer from the 
 SIGTERM: leave in peace (`process/shutdown.py`). SIGINT, or a second SIGTERM: end now. In a pod (STREAMRL_STAY) it stays when the
 scheduler has stopped it, until SIGTERM.
 
-Owns: wiring, exit codes (0 stopped by the scheduler, or left; 2 user error; 75 scheduler lost, or ended now).
+Owns: wiring, exit codes (0 stopped by the scheduler, or left; 2 user error; 75 scheduler lost, another process has the name, or ended now).
 Invariant: nothing is stored here that anybody else relies on; a killed generator costs only time.
 """
 

@@ -57,8 +57,7 @@ class ProcessStatus:
 
 def refusal(error: UserError) -> dict[str, Any]:
     """The folder cannot be used."""
-    got = error.got if isinstance(error.got, str | int | float | None) else repr(error.got)
-    return {"user_error": {"field": error.field, "rule": error.rule, "got": got, "fix": error.fix}}
+    return {"user_error": error.parts}
 
 
 def answer(keys: Sequence[int], scores: Sequence[float], *, status: ProcessStatus) -> dict[str, Any]:

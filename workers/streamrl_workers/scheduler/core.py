@@ -341,6 +341,11 @@ class Core:
             score_failures=dict(parts.lifecycle.failures),
         )
 
+    @property
+    def silent(self) -> frozenset[str]:
+        """Generators that are connected and were not heard for a lease."""
+        return frozenset(one.generator_id for one in self._components.fleet if one.silent)
+
     # ---- inside: generators
 
     def _heard(self, generator_id: str, now_s: float) -> Generator | None:

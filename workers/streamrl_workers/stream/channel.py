@@ -4,7 +4,7 @@ Does not own what is said over a channel, nor who may call (`auth.py`).
 
 A channel keeps the certificates that it was opened with. `Renewal` opens a successor after a share of a connection's
 longest life and gives it out once it is connected: certificates that do not work cost nothing until the server ends
-the old connection. Without TLS a connection is never renewed.
+the old connection. Without TLS a connection is never renewed. `Dialler` has the connections to the scheduler, one after the other.
 Loop of `Renewal`: consumes time; produces a connected channel; waits for the moment, then for the server (no
 deadline: the old connection serves meanwhile); unblocked by leaving its context.
 """
@@ -12,10 +12,11 @@ deadline: the old connection serves meanwhile); unblocked by leaving its context
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -71,6 +72,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),  # `http_proxy` of the environment is for the world outside
 )
+CONNECT_TIMEOUT_S = 5.0
+"""Of one attempt to reach the scheduler."""
 LASTING_S = 2.0
 """A connection that breaks sooner has brought nothing."""
 MAX_BREAKS = 20
@@ -181,27 +184,6 @@ class Backoff:
         return self._breaks >= MAX_BREAKS
 
 
-async def connect_any_time(
-    address: str, *, deadline_s: float, who: str, attempt_s: float = 2.0, tls: Tls | None = None
-) -> grpc.aio.Channel:
-    """A connected channel, tried again with pauses until `deadline_s` seconds have passed.
-
-    Raises:
-        ConnectTimeoutError: nobody answered in all that time.
-    """
-    loop = asyncio.get_running_loop()
-    end = loop.time() + deadline_s
-    backoff = Backoff()
-    while True:
-        left_s = end - loop.time()
-        try:
-            return await connect(address, timeout_s=max(0.05, min(attempt_s, left_s)), who=who, tls=tls)
-        except ConnectTimeoutError:
-            if loop.time() >= end:
-                raise ConnectTimeoutError(_silence(address, who=who, within_s=deadline_s, tls=tls)) from None
-        await backoff.pause()
-
-
 def _silence(address: str, *, who: str, within_s: float, tls: Tls | None) -> str:
     """gRPC does not say why: nobody is there, or one side does not take the other's certificate."""
     how = "" if tls is None else f" with TLS as {tls.identity}"
@@ -259,6 +241,41 @@ class Renewal:
         await asyncio.wait([self._task])
         if not self._task.cancelled() and self._task.exception() is None:
             await self._task.result().close()
+
+
+class Dialler:
+    """Connections to the scheduler, one after the other. One that is too old gives way to a successor that is connected already."""
+
+    def __init__(self, address: str, *, tls: Tls | None) -> None:
+        self.address = address
+        self.tls = tls
+        self._successor: grpc.aio.Channel | None = None
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether the next one is there: it needs no pause before it."""
+        return self._successor is not None
+
+    async def channel(self, *, timeout_s: float) -> grpc.aio.Channel:
+        """The next one. Raises ConnectTimeoutError: nobody answered, within `CONNECT_TIMEOUT_S` at the latest."""
+        successor, self._successor = self._successor, None
+        timeout_s = min(CONNECT_TIMEOUT_S, timeout_s)
+        return successor or await connect(self.address, timeout_s=timeout_s, who="the scheduler", tls=self.tls)
+
+    async def outlived(self, *tasks: "asyncio.Task[Any]", is_leaving: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for the end of the first of a connection's tasks; True if its successor takes over before. One that leaves needs none."""
+        async with Renewal(self.address, who="the scheduler", tls=self.tls) as renewal:
+            await asyncio.wait({*tasks, renewal.due}, return_when=asyncio.FIRST_COMPLETED)
+            if not any(task.done() for task in tasks) and not is_leaving():
+                self._successor = renewal.take()
+                return True
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return False
+
+    async def close(self) -> None:
+        """No other one is wanted."""
+        if self._successor is not None:
+            await self._successor.close()
 
 
 def refusal_of(error: grpc.aio.AioRpcError, *, address: str, tls: Tls | None) -> UserError | None:

@@ -68,7 +68,7 @@ def main() -> None:
     try:
         sources = _open(config)
     except UserError as error:
-        control.sendall(framing.encode({"user_error": _plain(error)}))
+        control.sendall(framing.encode({"user_error": error.parts}))
         kill_children()
         return
     faulthandler.cancel_dump_traceback_later()
@@ -84,11 +84,6 @@ def _open(config: dict[str, Any]) -> TaskSources:
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
     environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
     return TaskSources(dataset=dataset, parts=parts, environments=environments)
-
-
-def _plain(error: UserError) -> dict[str, Any]:
-    got = error.got if isinstance(error.got, str | int | float | dict | None) else repr(error.got)
-    return {"field": error.field, "rule": error.rule, "got": got, "fix": error.fix}
 
 
 Serve = Callable[[socket.socket, TaskSources], int]

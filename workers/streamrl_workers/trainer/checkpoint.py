@@ -12,7 +12,6 @@ Invariants:
 
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
 from streamrl_workers.trainer.engines.engine import TrainEngine
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
@@ -149,7 +149,7 @@ class CheckpointStore:
             shutil.rmtree(old)
         else:
             partial.rename(target)
-        _sync_path(self._root)
+        sync(self._root)
         self._prune(newest_step=step)
         return target
 
@@ -171,7 +171,7 @@ class CheckpointStore:
 def sync_tree(directory: Path) -> None:
     """Bring a directory and all in it to the disk."""
     for path in (*_files(directory), *(p for p in directory.rglob("*") if p.is_dir()), directory):
-        _sync_path(path)
+        sync(path)
 
 
 def export_once(engine: TrainEngine, *, directory: Path) -> Path:
@@ -238,14 +238,6 @@ def _name(step: int) -> str:
 
 def _step(directory: Path) -> int:
     return int(directory.name.removeprefix("step-"))
-
-
-def _sync_path(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritable(path: Path, error: OSError, *, what: str = "a checkpoint") -> UserError:

@@ -8,7 +8,7 @@ Owns: the channel, the stream, heartbeats, the overall deadline without a schedu
     send       outbox              TrainerEvent          outbox, flow ctrl   event | break | close
     heartbeat  bubble clock        outbox                its interval        time
 
-With certificates a connection gives way to a new one before it is too old (`channel.Renewal`): a break without a pause.
+With certificates a connection gives way to a new one before it is too old (`channel.Dialler`): a break without a pause.
 """
 
 import asyncio
@@ -31,8 +31,7 @@ from streamrl_workers.stream.channel import (
     MAX_BREAKS,
     Backoff,
     ConnectTimeoutError,
-    Renewal,
-    connect_any_time,
+    Dialler,
     refusal_of,
 )
 from streamrl_workers.stream.messages import Joiner, ProtocolError, RefusedError, read, write
@@ -80,7 +79,8 @@ class SchedulerConnection:
         self._away_since_s = self._loop.time()
         self._welcomed_s = math.inf
         self._closing = asyncio.Event()
-        self._fresh: grpc.aio.Channel | None = None  # connected, and to be used next
+        self._dialler = Dialler(address.scheduler, tls=address.tls)
+        self._fault = ""
 
     async def run(self) -> None:
         """Connect, converse, connect again; returns when the session has ended or `close` was called."""
@@ -98,13 +98,12 @@ class SchedulerConnection:
             finally:
                 self._session.disconnected()
             lasted_s = self._away_since_s - self._welcomed_s
-            if lasted_s > 0 and self._fresh is None and backoff.ended(after_s=lasted_s):
+            if lasted_s > 0 and not self._dialler.has_successor and backoff.ended(after_s=lasted_s):
                 reason = f"the connection to the scheduler broke {MAX_BREAKS} times, each within {LASTING_S:g} s"
                 self._session.end(RetryError(reason))
-            if not self._over() and self._fresh is None:
+            if not (self._over() or self._dialler.has_successor):
                 await backoff.pause()
-        if self._fresh is not None:
-            await self._fresh.close()
+        await self._dialler.close()
 
     def close(self) -> None:
         """Send what waits, then end."""
@@ -120,27 +119,22 @@ class SchedulerConnection:
                 raise refused
             reason = f"{error.code().name}: {error.details()}"
         away_s = self._loop.time() - self._away_since_s
-        log.warning("no connection to the scheduler for %.1f s: %s", away_s, reason)
+        if reason != self._fault:
+            log.warning("no connection to the scheduler for %.1f s: %s", away_s, reason)
+        self._fault = reason
         if away_s >= self._address.lost_after_s:
             self._session.end(RetryError(f"waited {away_s:.0f} s in vain for the scheduler: {reason}"))
 
-    async def _channel(self, *, deadline_s: float) -> grpc.aio.Channel:
-        if self._fresh is not None:
-            fresh, self._fresh = self._fresh, None
-            return fresh
-        address, tls = self._address.scheduler, self._address.tls
-        return await connect_any_time(address, deadline_s=deadline_s, who="the scheduler", tls=tls)
-
     async def _converse(self) -> None:
         left_s = max(0.1, self._away_since_s + self._address.lost_after_s - self._loop.time())
-        channel = await self._channel(deadline_s=left_s)
+        channel = await self._dialler.channel(timeout_s=left_s)
         async with channel:
             call = client(channel, SCHEDULER).Train(metadata=call_metadata(self._address.token))
             outbox, joiner = EventQueue(), Joiner(pb.TrainerCommand)
             outbox.put([pb.TrainerEvent(hello=self._session.hello())])
             try:
                 lease_s = await self._welcome(call, outbox, joiner, timeout_s=left_s)
-                self._welcomed_s = self._loop.time()
+                self._welcomed_s, self._fault = self._loop.time(), ""
                 await self._exchange(call, outbox, joiner, heartbeat_s=lease_s / _BEATS_PER_LEASE)
             finally:
                 call.cancel()
@@ -170,10 +164,7 @@ class SchedulerConnection:
             asyncio.create_task(self._closing.wait(), name="trainer-link-closing"),
         ]
         try:
-            async with Renewal(self._address.scheduler, who="the scheduler", tls=self._address.tls) as renewal:
-                await asyncio.wait([*tasks, renewal.due], return_when=asyncio.FIRST_COMPLETED)
-                if not any(task.done() for task in tasks):
-                    self._fresh = renewal.take()
+            await self._dialler.outlived(*tasks)
             if self._closing.is_set():
                 await outbox.drained(timeout_s=_FAREWELL_S)
         finally:

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl.files import sync_directory
+from streamrl.files import sync
 from streamrl_workers.scheduler.journal.integrity import (
     DamagedJournalError,
     LogEnd,
@@ -327,7 +327,7 @@ def _make(path: Path) -> None:
         _create(connection)
         connection.execute("COMMIT")
     fresh.rename(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -37,7 +37,11 @@ Garbage = list[int]
 
 def apply_record(connection: sqlite3.Connection, record: rec.Record) -> Garbage:
     """Write `record`; the groups whose trajectories can go."""
-    return _APPLY[type(record)](connection, record)
+    insert = _ROWS.get(type(record))
+    if insert is None:
+        return _APPLY[type(record)](connection, record)
+    connection.execute(insert, asdict(record))
+    return []
 
 
 def delete_samples(connection: sqlite3.Connection, group_ids: Iterable[int]) -> None:
@@ -51,14 +55,6 @@ def delete_settled_samples(connection: sqlite3.Connection) -> None:
     connection.execute(
         f"DELETE FROM trajectories WHERE (key >> {SAMPLE_BITS}) IN (SELECT group_id FROM groups WHERE settled = 1)"  # noqa: S608 - a constant
     )
-
-
-def _planned(connection: sqlite3.Connection, record: rec.Planned) -> Garbage:
-    connection.execute(
-        "INSERT INTO groups (group_id, prompt_index, prompt_key) VALUES (?, ?, ?)",
-        (record.group_id, record.prompt_index, record.prompt_key),
-    )
-    return []
 
 
 def _scored(connection: sqlite3.Connection, record: rec.Scored) -> Garbage:
@@ -95,14 +91,6 @@ def _dropped(connection: sqlite3.Connection, record: rec.Dropped) -> Garbage:
     return [record.group_id]
 
 
-def _attempt_started(connection: sqlite3.Connection, record: rec.AttemptStarted) -> Garbage:
-    """Nothing else changes: which steps count follows from the attempts (`effective_attempts`)."""
-    connection.execute(
-        "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?)", (record.attempt, record.instance, record.step)
-    )
-    return []
-
-
 def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbage:
     connection.execute(
         "INSERT INTO steps VALUES (?, ?, ?, ?)",
@@ -129,14 +117,6 @@ def _forget_lengths(connection: sqlite3.Connection) -> None:
     connection.execute("DELETE FROM lengths WHERE group_id < ?", ((newest or 0) - _LENGTH_WINDOW_GROUPS,))
 
 
-def _evaluated(connection: sqlite3.Connection, record: rec.Evaluated) -> Garbage:
-    connection.execute(
-        "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?)",
-        (record.step, record.mean_reward, record.prompts, record.failed, record.mean_tokens),
-    )
-    return []
-
-
 def _run_ended(connection: sqlite3.Connection, record: rec.RunEnded) -> Garbage:
     """Groups in a step of the effective history stay as they are; all other live ones end here."""
     steps = read_steps(connection, first=newest_checkpoint(connection))  # those before it are settled
@@ -151,14 +131,17 @@ def _run_ended(connection: sqlite3.Connection, record: rec.RunEnded) -> Garbage:
     return dropped
 
 
+_ROWS: dict[type, str] = {
+    rec.Planned: "INSERT INTO groups (group_id, prompt_index, prompt_key) VALUES (:group_id, :prompt_index, :prompt_key)",
+    rec.AttemptStarted: "INSERT OR REPLACE INTO attempts VALUES (:attempt, :instance, :step)",
+    rec.Evaluated: "INSERT OR REPLACE INTO evaluations VALUES (:step, :mean_reward, :prompts, :failed, :mean_tokens)",
+}
+"""Records that are a row each. Which steps count follows from the attempts (`effective_attempts`)."""
 _APPLY: dict[type, Callable[[sqlite3.Connection, Any], Garbage]] = {
-    rec.Planned: _planned,
     rec.Scored: _scored,
     rec.Dropped: _dropped,
-    rec.AttemptStarted: _attempt_started,
     rec.StepTaken: _step_taken,
     rec.Checkpointed: _checkpointed,
-    rec.Evaluated: _evaluated,
     rec.RunEnded: _run_ended,
 }
 

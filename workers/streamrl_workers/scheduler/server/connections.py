@@ -4,6 +4,9 @@ Owns the mapping from names to links, the bounded queue of commands to one peer,
 and one end. Does not own what events mean (`service.py`), nor decisions: the core has its own view of who is alive, fed
 by the same connections.
 
+A name belongs to one process. The same process may connect again at any time; another one gets the name when the
+connection of the first is gone, or the core has given it up as silent. So of two that live, neither takes it from the other.
+
 Writer loop of a link: consumes queued commands; produces frames; waits for commands (unblocked by `send` and `end`) and
 for the peer, which must take each frame within `STALL_S`.
 """
@@ -20,6 +23,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from streamrl.keys import ENV_PROCESS
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
@@ -28,9 +32,7 @@ from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.stream.auth import Context
 from streamrl_workers.stream.messages import ProtocolError, frames
 
-MAX_NAMES, MAX_INSTANCES = 16_384, 64
-"""Names that are remembered, and processes of each: more than a run has at once."""
-
+log = logging.getLogger("streamrl.scheduler")
 
 STALL_S = 60.0
 """A peer that takes nothing for so long is gone."""
@@ -127,6 +129,8 @@ class GeneratorEntry:
     version_step: int | None
     """Weights in its engine."""
     beats: BeatWindow
+    refused: str = ""
+    """Instance that was last refused because this one has the name."""
     heartbeat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
 
     @property
@@ -151,6 +155,8 @@ class TrainerEntry:
     link: PeerLink
     hello: pb.TrainerHello
     beats: BeatWindow
+    refused: str = ""
+    """As a generator's."""
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
     name: str = TRAINER
 
@@ -163,36 +169,11 @@ class TrainerEntry:
 Entry = GeneratorEntry | TrainerEntry
 
 
-class Fence:
-    """Of several processes of one name the newest counts: an older one that comes back is refused for good."""
-
-    def __init__(self) -> None:
-        self._instances: dict[str, dict[str, None]] = {}
-        """By name: those that were let in, newest last."""
-
-    def admits(self, name: str, instance: str) -> bool:
-        """Whether this process may come in: again, or in the place of those before it."""
-        instances = self._instances.pop(name, {})
-        self._instances[name] = instances
-        if instance in instances:
-            return instance == next(reversed(instances))
-        instances[instance] = None
-        _forget_oldest(self._instances, limit=MAX_NAMES)
-        _forget_oldest(instances, limit=MAX_INSTANCES)
-        return True
-
-
-def _forget_oldest(memory: dict[str, Any], *, limit: int) -> None:
-    while len(memory) > limit:
-        del memory[next(iter(memory))]
-
-
 class Connections:
     """Links by name. One link per generator, one trainer: a new connection replaces the old one."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
-        self.fence = Fence()
         self._stop: str | None = None
         self._trainer_told = False
         self._changed = asyncio.Event()
@@ -207,6 +188,20 @@ class Connections:
         """The connected trainer."""
         entry = self._entries.get(TRAINER)
         return entry if isinstance(entry, TrainerEntry) else None
+
+    def refusal(self, entry: Entry) -> str:
+        """Why the peer must not take its place, since another process has it; "" if none has."""
+        holder = self._entries.get(entry.name)
+        if holder is None or holder.hello.instance == entry.hello.instance:
+            return ""
+        text = (
+            f"{holder.link.peer} is connected as instance {holder.hello.instance}; instance {entry.hello.instance} gets its place "
+            f"when that one has ended or falls silent; if both are to run, give each its own {ENV_PROCESS}"
+        )
+        if holder.refused != entry.hello.instance:  # it comes again every few seconds
+            holder.refused = entry.hello.instance
+            log.warning("refused %s: %s", entry.link.peer, text)
+        return text
 
     def add(self, entry: Entry) -> Entry | None:
         """Connect; the entry that it replaces, if the peer was connected already."""
@@ -275,8 +270,6 @@ class Connections:
 HELLO_TIMEOUT_S = 10.0
 """A connection that does not say who it is for so long is closed."""
 
-log = logging.getLogger("streamrl.scheduler")
-
 Events = AsyncIterator[Any]
 """The peer's events."""
 Handlers = Mapping[str, Callable[[Any], None]]
@@ -298,6 +291,14 @@ class PeerHandler(ABC):
     @abstractmethod
     def on_leave(self) -> None:
         """Say good-bye to the core."""
+
+    def is_silent(self) -> bool:
+        """Whether who has this peer's name was given up, though its connection is there."""
+        return False
+
+    def refusal(self) -> str:
+        """Why it cannot be let in now; "" if it can."""
+        return "" if self.is_silent() else self.connections.refusal(self.entry)
 
     def join(self) -> bool:
         """Take the peer's place; False if it was told to stop instead."""

@@ -189,10 +189,8 @@ class SchedulerService:
     ) -> None:
         hello = await greeting(events, context, kind=kind)
         peer = make(self, hello)
-        if not self.connections.fence.admits(peer.entry.name, hello.instance):
-            text = "a newer process of the same name has taken this one's place; give each process its own name"
-            log.warning("refused %s: %s", peer.entry.name, text)  # two that are both started again do so for ever
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if refusal := peer.refusal():
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
         await serve_peer(peer, events, context=context, ending=self.ending)
 
 
@@ -226,6 +224,9 @@ class _Generator(PeerHandler):
 
     def on_leave(self) -> None:
         self._call(self._core.generator_left, self._id)
+
+    def is_silent(self) -> bool:
+        return self._id in self._core.silent
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:

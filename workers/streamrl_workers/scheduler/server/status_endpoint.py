@@ -119,19 +119,12 @@ class StatusEndpoint:
             },
             "generators": [_generator(entry) for entry in entries],
             "trainer": _trainer(trainer),
-            "scaling": self._scaling(view),
+            "scaling": scaling(
+                view, generators=entries, trainer=trainer, clock=self._step_clock, now_s=time.monotonic()
+            ),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
         }
-
-    def _scaling(self, view: CoreView) -> dict[str, Any]:
-        return scaling(
-            view,
-            generators=list(self._connections.generators.values()),
-            trainer=self._connections.trainer,
-            clock=self._step_clock,
-            now_s=time.monotonic(),
-        )
 
     def close(self) -> None:
         """Close the files."""

@@ -277,8 +277,7 @@ def _restored(found: dict[str, Any]) -> Payload:
 def describe_error(error: Exception) -> dict[str, Any]:
     """What a rank raises, as a value that travels. The user's errors keep their kind; all else is a fault of that rank."""
     if isinstance(error, UserError):
-        got = None if error.got is None else str(error.got)
-        return {"kind": "user", "field": error.field, "rule": error.rule, "got": got, "fix": error.fix}
+        return {"kind": "user", "error": error.parts}
     if isinstance(error, OSError) and error.errno is not None:
         filename = None if error.filename is None else str(error.filename)
         return {"kind": "os", "errno": error.errno, "strerror": error.strerror, "filename": filename}
@@ -288,7 +287,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 def restore_error(described: dict[str, Any], *, peer: str, what: str) -> Exception:
     """The error again, on rank 0; a fault names `peer` and what it was asked for."""
     if described["kind"] == "user":
-        return UserError(field=described["field"], rule=described["rule"], got=described["got"], fix=described["fix"])
+        return UserError(**described["error"])
     if described["kind"] == "os":
         return OSError(described["errno"], described["strerror"], described["filename"])
     return RetryError(f"{peer} failed in {what}: {described['text']}")
