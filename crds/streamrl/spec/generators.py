@@ -7,7 +7,6 @@ from pydantic import Field, StringConstraints
 from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
 from streamrl.spec.pod import Pod
 
-ArgumentName = Annotated[str, StringConstraints(pattern="^[a-z][a-z0-9_]*$", max_length=64)]
 ArgumentValue = Annotated[str, StringConstraints(max_length=1024)]
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=11)]
 
@@ -34,7 +33,7 @@ class VllmEngineSpec(SpecModel):
         default=None, description="Method by vLLM's name, as fp8; weights are quantized at each update."
     )
     prefix_caching: bool = Field(default=True, description="Samples of a group share the prompt's keys and values.")
-    extra_args: dict[ArgumentName, ArgumentValue] = Field(
+    extra_args: dict[str, ArgumentValue] = Field(
         default_factory=dict,
         max_length=32,
         description="More arguments of vLLM's AsyncEngineArgs by name, each value as JSON or plain text.",

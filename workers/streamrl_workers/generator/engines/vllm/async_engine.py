@@ -215,7 +215,7 @@ class AsyncEngine:
 
     async def _guarded(self, call: Coroutine[Any, Any, _T], timeout_s: float, *, what: str) -> _T:
         """Await a call to the core; fail the engine if the core dies meanwhile, or does not answer in time."""
-        task = asyncio.ensure_future(call)
+        task = asyncio.create_task(call, name=f"vLLM: {what}")
         deadline_s = time.monotonic() + timeout_s
         try:
             while not task.done():
