@@ -15,11 +15,14 @@ Invariants:
 import asyncio
 import contextlib
 import functools
+import logging
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
@@ -32,13 +35,12 @@ from streamrl_workers.generator.engines.base import EngineFailedError
 from streamrl_workers.generator.engines.vllm.plugin import REFUSED
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 1800.0
 """Compiling kernels and capturing graphs of a large model takes minutes."""
-_CALL_TIMEOUT_S = 120.0
-"""Of pause and resume: they wait for one step of the engine, which may be the prefill of a long prompt."""
-_UPDATE_TIMEOUT_S = 900.0
-"""Of an update: the whole model is read, hashed and loaded."""
+_LOAD_BYTES_PER_S = 100e6
+"""An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read, hash and load."""
 _CLOSE_TIMEOUT_S = 20.0
 _WATCH_INTERVAL_S = 0.1
 """Between two looks whether vLLM has seen the death of one of its processes."""
@@ -124,16 +126,17 @@ class AsyncEngine:
 
     def pause(self) -> None:
         """Hold all requests and forget their keys and values."""
-        self._wait(self._pause(), _CALL_TIMEOUT_S, what="pause")
+        self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, *, version: int, path: str, names: Sequence[str], tensors_hash: str) -> None:
+    def update(self, *, version: int, path: Path, names: Sequence[str], tensors_hash: str) -> None:
         """Put the file's weights into the paused engine, and go on.
 
         Raises:
             ValueError: the file is not what was published; the old weights go on.
         """
-        update = self._update(version=version, path=path, names=list(names), tensors_hash=tensors_hash)
-        self._wait(update, _UPDATE_TIMEOUT_S, what="an update of weights")
+        update = self._update(version=version, path=str(path), names=list(names), tensors_hash=tensors_hash)
+        timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
+        self._wait(update, timeout_s, what="an update of weights")
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -181,6 +184,9 @@ class AsyncEngine:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            if self._fault is not None:  # a core that stands still would not hear of its end; its workers end with it
+                for child in multiprocessing.active_children():
+                    child.kill()
             self._llm.shutdown(timeout=_CLOSE_TIMEOUT_S / 2)
             del self._llm  # its destructor would shut down again, when the interpreter has no modules any more
 
@@ -210,6 +216,7 @@ class AsyncEngine:
                 return
             self._fault = fault
             self._filled.notify_all()
+        _log.error("%s", fault)
         if not self._closing.is_set():
             self._failed(fault)
 

@@ -126,7 +126,7 @@ class VllmEngine:
         self._expected.check(tensors)
         digest = tensors_hash(tensors).hex()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
-            path = str(Path(folder) / "model.safetensors")
+            path = Path(folder) / "model.safetensors"
             save_file({name: _tensor(published) for name, published in tensors.items()}, path)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
