@@ -9,7 +9,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import LogprobDiffBound
 from streamrl_workers.metrics.logprob_diff import MEASURES, OTHER, PoolLag, key, new_warnings, read, steps_above
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.engines.logprob_diff import DIFFS
+from streamrl_workers.trainer.engines.forward import DIFFS
 from streamrl_workers.trainer.engines.step_metrics import version_lag
 from support.tiny_trainer import tiny_engine, tiny_model
 from support.trainer_groups import make_group, trainer_spec

@@ -28,8 +28,7 @@ from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
-from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics
-from streamrl_workers.trainer.engines.logprob_diff import logprob_diff_metrics
+from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics, logprob_diff_metrics
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere

@@ -37,6 +37,7 @@ from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
     Forward,
     ForwardMetrics,
+    LogprobDiff,
     MicroBatch,
     Reference,
     ValueModel,
@@ -44,7 +45,6 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.logprob_diff import LogprobDiff
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import alone, global_norm, local
