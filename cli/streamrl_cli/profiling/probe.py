@@ -200,7 +200,7 @@ def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine
 
 
 def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
-    from streamrl_workers.generator.engines import engine_creator
+    from streamrl_workers.generator.engines import engine_kind
     from streamrl_workers.generator.engines.hf.parameters import Parameters
     from streamrl_workers.models.load import load_model
 
@@ -212,7 +212,7 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         add_special_tokens=spec.task.chat is None,
         precision=spec.trainer.precision,
     )
-    engine = engine_creator(pool.engine.key)(options)
+    engine = engine_kind(pool.engine.key).create(options)
     model = load_model(model_path)
     if spec.trainer.precision == "BF16":
         model.bfloat16()

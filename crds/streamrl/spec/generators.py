@@ -4,9 +4,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
+from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
 from streamrl.spec.pod import Pod
 
+ArgumentValue = Annotated[str, StringConstraints(max_length=1024)]
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=11)]
 
 
@@ -14,6 +15,34 @@ class HfEngineSpec(SpecModel):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
+
+
+class VllmEngineSpec(SpecModel):
+    """vLLM: on GPUs, or its CPU build."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Devices that share the model.")
+    max_concurrency: int = Field(default=256, ge=1, le=4096, description="Sequences generated at once.")
+    gpu_memory_percent: int = Field(
+        default=90, ge=1, le=100, description="Share of each GPU's memory that vLLM takes; not used on CPUs."
+    )
+    kv_cache_bytes: ByteQuantity | None = Field(
+        default=None,
+        description="Memory for keys and values; absent = what gpuMemoryPercent leaves, on CPUs 1Gi.",
+    )
+    quantization: Annotated[str, StringConstraints(pattern="^[a-z0-9_-]+$", max_length=32)] | None = Field(
+        default=None, description="Method by vLLM's name, as fp8; weights are quantized at each update."
+    )
+    prefix_caching: bool = Field(default=True, description="Samples of a group share the prompt's keys and values.")
+    extra_args: dict[str, ArgumentValue] = Field(
+        default_factory=dict,
+        max_length=32,
+        description="More arguments of vLLM's AsyncEngineArgs by name, each value as JSON or plain text.",
+    )
+
+    @property
+    def slots(self) -> int:
+        """Sequences at once, by the name that all engines have for it."""
+        return self.max_concurrency
 
 
 class PtlPoint(SpecModel):
@@ -56,6 +85,7 @@ class GeneratorEngine(OneOf):
 
     hf: HfEngineSpec | None = Field(default=None, description="transformers with continuous batching.")
     simulated: SimulatedEngineSpec | None = Field(default=None, description="Takes time, generates noise.")
+    vllm: VllmEngineSpec | None = Field(default=None, description="vLLM, in processes of its own.")
 
 
 class StaticScaling(SpecModel):

@@ -76,6 +76,16 @@ class RLJobSpec(SpecModel):
             "self.generators.all(g, has(g.engine.simulated) == has(self.trainer.engine.simulated))",
             lambda spec: len({one.engine.key == "simulated" for one in (*spec.generators, spec.trainer)}) > 1,
         ),
+        FieldRule(
+            "engine vllm needs task.sampling with topP 1 and without topK: its log-probs are those behind them",
+            "!self.generators.exists(g, has(g.engine.vllm)) || "
+            "(self.task.sampling.topP == 1.0 && !has(self.task.sampling.topK))",
+            lambda spec: (
+                any(pool.engine.key == "vllm" for pool in spec.generators)
+                and (spec.task.sampling.top_p < 1 or spec.task.sampling.top_k is not None)
+                and f"topP {spec.task.sampling.top_p:g}, topK {spec.task.sampling.top_k}"
+            ),
+        ),
     )
 
     transition_rules: ClassVar[tuple[tuple[str, str], ...]] = (

@@ -98,7 +98,7 @@ def test_explain_a_field(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_explain_takes_every_way_to_write_a_path(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = streamrl(capsys, "explain", path)
-    assert "  Rule:     needs exactly one of hf, simulated" in outcome.out
+    assert "  Rule:     needs exactly one of hf, simulated, vllm" in outcome.out
     assert "  hf <object>" in outcome.out
 
 

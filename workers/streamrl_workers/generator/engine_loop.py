@@ -202,22 +202,25 @@ class EngineLoop:
         self._swapping = True
         self._note()
         try:
-            fault = await self._in_engine(lambda: self._load(pulled))
+            late, fault = await self._in_engine(lambda: self._load(pulled))
         finally:
             self._swapping = False
+        if late:  # made under the old weights
+            self._take(late)
         if fault:
             self._tell_failed(pulled.version, fault)
         else:
+            self._version = pulled.version
             self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=time.monotonic() - begun_s)
 
-    def _load(self, pulled: Pulled) -> str:
-        """Runs in the engine's thread. Returns "" or what went wrong.
+    def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
+        """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
 
         Raises:
             UserError: the engine refuses the first weights of all; it would refuse the next ones too.
         """
         try:
-            self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors)
+            return self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors), ""
         except ValueError as error:
             if self._engine.version is None:
                 raise UserError(
@@ -225,9 +228,7 @@ class EngineLoop:
                     rule=f"cannot run the weights of spec.model: {error}",
                     fix="take a model that this engine supports, and the same one as the trainer",
                 ) from error
-            return f"the engine refuses them: {error}"  # and keeps the old ones
-        self._version = pulled.version
-        return ""
+            return [], f"the engine refuses them: {error}"  # and keeps the old ones
 
     async def _in_engine(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -28,12 +28,13 @@ from collections.abc import Callable
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
+from streamrl.liveness import liveness_s
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines import WITHOUT_MODEL, engine_creator
-from streamrl_workers.generator.engines.base import Engine, EngineOptions
+from streamrl_workers.generator.engines import engine_kind
+from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings, read_settings
@@ -63,7 +64,7 @@ def main() -> int:
     except (UserError, UserErrors) as error:
         say(*error.lines)
         return EXIT_USER_ERROR
-    except SchedulerLostError as error:
+    except (SchedulerLostError, EngineFailedError) as error:
         say(str(error))
         return EXIT_RETRY
     except (RefusedError, ProtocolError) as error:
@@ -104,9 +105,15 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
     port = await signals.start(host=host, port=settings.signals_port)
     try:
         model_path = await _model_path(settings)
-        engine = await asyncio.to_thread(_create_engine, settings, model_path)
+        failure = EngineFailure(asyncio.get_running_loop())
+        engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
         write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
-        return await _serve(settings, engine=engine, status=status, recorder=recorder, instance=instance)
+        try:
+            return await _serve(
+                settings, engine=engine, failure=failure, status=status, recorder=recorder, instance=instance
+            )
+        finally:
+            await asyncio.to_thread(engine.close)
     finally:
         await signals.close()
         recorder.close()
@@ -119,7 +126,13 @@ def _end_before_work() -> None:
 
 
 async def _serve(
-    settings: GeneratorSettings, *, engine: Engine, status: GeneratorStatus, recorder: Recorder, instance: str
+    settings: GeneratorSettings,
+    *,
+    engine: Engine,
+    failure: "EngineFailure",
+    status: GeneratorStatus,
+    recorder: Recorder,
+    instance: str,
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     loop = EngineLoop(engine, pull=_pull(settings, status.weights_arrived), outbox=outbox, recorder=recorder)
@@ -127,8 +140,27 @@ async def _serve(
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
     shutdown.listen(asyncio.get_running_loop())
-    await first_of(link=link.run(), engine=loop.run(), samples=recorder.run(), shutdown=shutdown.wait())
+    await first_of(
+        link=link.run(), engine=loop.run(), failure=failure.wait(), samples=recorder.run(), shutdown=shutdown.wait()
+    )
     return shutdown
+
+
+class EngineFailure:
+    """Carries the failure of an engine that works by itself from its thread to this process's end."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop` is the one that waits."""
+        self._loop = loop
+        self._told: asyncio.Future[str] = loop.create_future()
+
+    def tell(self, fault: str) -> None:
+        """Called once, from any thread."""
+        self._loop.call_soon_threadsafe(self._told.set_result, fault)
+
+    async def wait(self) -> None:
+        """Raises EngineFailedError when the engine has failed."""
+        raise EngineFailedError(await self._told)
 
 
 def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:
@@ -151,15 +183,16 @@ def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:
 
 async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are; None: the engine needs none."""
-    if settings.pool.engine.key in WITHOUT_MODEL or settings.model_path is not None:
+    if settings.model_path is not None or not engine_kind(settings.pool.engine.key).needs_model:
         return settings.model_path
     source = ModelSource(address=settings.scheduler_address, token=settings.variables.token, tls=settings.variables.tls)
     return str(await fetch_model(source, run_dir=settings.run_dir))
 
 
-def _create_engine(settings: GeneratorSettings, model_path: str | None) -> Engine:
+def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:
     choice = settings.pool.engine
-    if model_path is None and choice.key not in WITHOUT_MODEL:
+    kind = engine_kind(choice.key)
+    if model_path is None and kind.needs_model:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
     options = EngineOptions(
         spec=choice.value,
@@ -168,9 +201,11 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None) -> Engin
         threads=settings.threads,
         add_special_tokens=settings.spec.task.chat is None,
         precision=settings.spec.trainer.precision,
+        failed=failed,
+        probe_timeout_s=liveness_s(os.environ),
     )
     try:
-        return engine_creator(choice.key)(options)
+        return kind.create(options)
     except (ValueError, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(field=f"model {model_path}", rule=f"cannot be loaded: {first_line}") from error

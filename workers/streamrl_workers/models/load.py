@@ -28,6 +28,9 @@ from streamrl.spec.model import HuggingFaceModel
 DTYPE = torch.float32
 """Number format of the weights that a trainer holds, whatever its passes compute in."""
 
+DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
+"""What the trainer publishes under each precision: engines take the bytes as they come, never converted."""
+
 _Loaded = TypeVar("_Loaded")
 
 _SAFE: dict[str, Any] = {"trust_remote_code": False}

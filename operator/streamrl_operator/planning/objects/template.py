@@ -11,8 +11,15 @@ from streamrl_operator.planning.objects.shared import Built, JobPlan
 USER = 10_001
 """Number of user and group in the pods; the images make it, and any other image will do without."""
 
-VOLUME_JOB, VOLUME_TLS, VOLUME_RUN, VOLUME_TMP = "streamrl-job", "streamrl-tls", "streamrl-run", "streamrl-tmp"
+VOLUME_JOB, VOLUME_TLS, VOLUME_RUN, VOLUME_TMP, VOLUME_SHM = (
+    "streamrl-job",
+    "streamrl-tls",
+    "streamrl-run",
+    "streamrl-tmp",
+    "streamrl-shm",
+)
 DIR_TMP = "/tmp"  # noqa: S108 - the pod's own
+DIR_SHM = "/dev/shm"  # noqa: S108 - a mount of the pod's own
 
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _OWNER_AND_GROUP_READ = 0o440
@@ -101,6 +108,11 @@ def claim(name: str) -> Built:
 def scratch() -> Built:
     """Space that ends with the pod."""
     return {"emptyDir": {}}
+
+
+def shared_memory() -> Built:
+    """Memory that the processes of a container share: a container's own 64 MiB are too little for NCCL and vLLM."""
+    return {"emptyDir": {"medium": "Memory"}}
 
 
 def _metadata(template: Template, *, labels: Mapping[str, str]) -> Built:

@@ -13,14 +13,8 @@ from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
-_VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE, _VOLUME_SHM = (
-    "streamrl-store",
-    "streamrl-shared",
-    "streamrl-code",
-    "streamrl-shm",
-)
+_VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE = "streamrl-store", "streamrl-shared", "streamrl-code"
 _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER = "streamrl-tls-scheduler", "streamrl-tls-trainer"
-_DIR_SHM = "/dev/shm"  # noqa: S108 - a mount of the pod's own
 
 _READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER)
 
@@ -131,12 +125,12 @@ def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
     if code is not None:
         volumes[_VOLUME_CODE] = template.config_map(code.config_map_name)
     if _has_ranks(plan):
-        volumes[_VOLUME_SHM] = {"emptyDir": {"medium": "Memory"}}
+        volumes[template.VOLUME_SHM] = template.shared_memory()
     return volumes
 
 
 def _has_ranks(plan: JobPlan) -> bool:
-    """Several processes, which speak through shared memory: a container's own 64 MiB are too little for NCCL."""
+    """Several processes, which speak through shared memory."""
     return plan.job.spec.trainer.processes_per_node > 1
 
 
@@ -191,7 +185,7 @@ def _scheduler_requests(plan: JobPlan) -> dict[str, str]:
 
 
 def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[str, int]) -> Container:
-    shm = {_DIR_SHM: _VOLUME_SHM} if _has_ranks(plan) else {}
+    shm = {template.DIR_SHM: template.VOLUME_SHM} if _has_ranks(plan) else {}
     return Container(
         name=names.CONTAINER_TRAINER,
         module="streamrl_workers.trainer.launch",

@@ -260,3 +260,15 @@ def protected(container: dict[str, Any]) -> dict[str, Any]:
     kept["env"] = {k: v for k, v in environment(container).items() if k.startswith("STREAMRL_")}
     kept["mounts"] = [mount for mount in container["volumeMounts"] if "/streamrl/" in mount["mountPath"]]
     return kept
+
+
+def test_generators_with_vllm_share_memory() -> None:
+    job = full_document()
+    for pool in job["spec"]["generators"]:
+        pool["engine"] = {"vllm": {}}
+    job["spec"]["trainer"]["engine"] = {"torch": {}}
+    job["spec"]["task"]["sampling"].pop("topK", None)
+    job["spec"]["task"]["sampling"].pop("topP", None)
+    template = pod_of("full-auto", job=job)
+    assert {"name": "streamrl-shm", "mountPath": "/dev/shm"} in of(template, "generator")["volumeMounts"]
+    assert {"name": "streamrl-shm", "emptyDir": {"medium": "Memory"}} in template["spec"]["volumes"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import PtlPoint
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
-from streamrl_workers.generator.engines import engine_creator
+from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.simulated import WRONG_TEXT, SimulatedEngine
 from streamrl_workers.weights.hashing import TensorBytes
@@ -216,7 +216,7 @@ def test_turns_differ() -> None:
 
 def test_an_unknown_engine_lists_the_known() -> None:
     with pytest.raises(ValueError, match="'vlm' is unknown, known are: hf, simulated"):
-        engine_creator("vlm")
+        engine_kind("vlm")
 
 
 def test_the_simulated_engine_needs_no_torch() -> None:

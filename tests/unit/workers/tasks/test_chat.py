@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.spec.task import Chat
-from streamrl_workers.generator.engines.hf.text import PromptTokens
+from streamrl_workers.generator.engines.requests import PromptTokens
 from streamrl_workers.tasks.chat import ChatTemplate, open_chat
 from streamrl_workers.tasks.dataset import open_dataset
 from support.chat_models import TEMPLATE, chat_tokenizer, save_tokenizer

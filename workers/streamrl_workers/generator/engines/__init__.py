@@ -4,8 +4,11 @@ A new engine is a module (or a folder) here that keeps `base.Engine`, a creator 
 Creators import their engine when called: the simulated engine never loads torch.
 """
 
+import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from streamrl.errors import UserError
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
 from streamrl_workers.generator.engines.base import Engine, EngineOptions
 
@@ -25,12 +28,34 @@ def create_simulated(options: EngineOptions) -> Engine:
     return SimulatedEngine(spec=options.spec, slots=options.spec.slots, seed=options.seed)
 
 
-ENGINES: dict[str, Callable[[EngineOptions], Engine]] = {"hf": create_hf, "simulated": create_simulated}
-WITHOUT_MODEL = frozenset({"simulated"})
-"""Engines that need no model folder."""
+def create_vllm(options: EngineOptions) -> Engine:
+    """vLLM, in processes of its own."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(field="engine.vllm", rule="needs the package vllm", fix="install streamrl[vllm]")
+    from streamrl_workers.generator.engines.vllm.options import set_environment
+
+    set_environment(threads=options.threads)  # before vllm is imported
+    from streamrl_workers.generator.engines.vllm.engine import create
+
+    return create(options)
 
 
-def engine_creator(name: str) -> Callable[[EngineOptions], Engine]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine as the registry has it."""
+
+    create: Callable[[EngineOptions], Engine]
+    needs_model: bool = True  # a folder with configuration and tokenizer
+
+
+ENGINES: dict[str, EngineKind] = {
+    "hf": EngineKind(create=create_hf),
+    "simulated": EngineKind(create=create_simulated, needs_model=False),
+    "vllm": EngineKind(create=create_vllm),
+}
+
+
+def engine_kind(name: str) -> EngineKind:
     """Look up an engine; an unknown name is the user's error and lists the known."""
     if name not in ENGINES:
         raise ValueError(f"engine {name!r} is unknown, known are: {', '.join(sorted(ENGINES))}")

@@ -12,28 +12,37 @@ Invariants that every engine keeps:
 - Where context and observation leave no room for a token, that delta has no token and the reason "length".
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
+from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
+
+
+class EngineFailedError(RuntimeError):
+    """The engine cannot go on; its process ends, and is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """What an engine is made with; each takes of it what it needs."""
 
-    spec: HfSpec | SimulatedSpec  # as the job has it for the pool
+    spec: HfSpec | SimulatedSpec | VllmSpec  # as the job has it for the pool
     seed: int = 0
     model_path: str | None = None  # folder or hub name with configuration and tokenizer; weights come by `load_weights`
     threads: int | None = None  # of torch; None = torch's choice
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
     precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
+    failed: Callable[[str], None] = lambda _: (
+        None
+    )  # called from any thread when an engine that works by itself cannot go on
+    probe_timeout_s: float = 90.0  # such an engine that answers nothing for so long has failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +96,13 @@ class Engine(Protocol):
     def cancel(self, leases: Collection[int]) -> None:
         """Forget these requests and free their slots; unknown leases are not an error (they may just have ended)."""
 
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         """Replace the weights, bit by bit; active requests go on under the new ones. ValueError changes nothing.
+
+        Returns what was made under the old weights and not given yet.
 
         The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
         """
+
+    def close(self) -> None:
+        """End what the engine has started besides this process's own threads. Called once, from any thread; may take seconds."""

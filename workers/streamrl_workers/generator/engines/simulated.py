@@ -157,8 +157,12 @@ class SimulatedEngine:
             return 0.0
         return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
 
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def close(self) -> None:
+        pass
+
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self.version = version
+        return []
 
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"

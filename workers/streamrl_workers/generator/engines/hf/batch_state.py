@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.requests import ActiveSequence
 
 _MASK_64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -98,28 +98,6 @@ def _filtered(probs_bv: torch.Tensor, draw: Draw) -> torch.Tensor:
     before_bv = cumulated_bv - sorted_bv
     kept_bv = sorted_bv * (before_bv < draw.top_p_b.unsqueeze(-1) * cumulated_bv[:, -1:])
     return torch.zeros_like(kept_bv).scatter_(-1, order_bv, kept_bv)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class ActiveSequence:
-    """A request in a slot."""
-
-    request: pb.SampleRequest
-    prompt: tuple[int, ...]
-    completion: list[int]  # prefix and observation included
-    limit: int  # tokens of the completion at most, context included
-    context: int = 0  # of the completion's tokens, those before the turn under way
-    observed: tuple[int, ...] = ()  # the end of the context, where this request brought it as text
-    reported: bool = False  # its first delta is out
-
-    @property
-    def turn(self) -> list[int]:
-        """The completion without its context."""
-        return self.completion[self.context :]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [*self.prompt, *self.completion]
 
 
 class BatchState:

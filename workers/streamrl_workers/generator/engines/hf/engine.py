@@ -1,7 +1,7 @@
 """The engine `hf`: admits requests into slots, steps them all, takes new weights between steps; and how it is built.
 
-Owns the life of a request from admission to its last delta. Does not own the forwards (`runner.py`), the numbers of a row
-(`batch_state.py`), ends (`text.py`), bytes of weights (`parameters.py`). One step is:
+Owns which request has a slot. Does not own the forwards (`runner.py`), the numbers of a row (`batch_state.py`), what tokens
+mean for a request (`requests.py`), bytes of weights (`parameters.py`). One step is:
 
     rows' last tokens -> runner.decode -> logits -> draw_tokens -> deltas; finished rows are freed
 
@@ -9,22 +9,20 @@ Invariants: those of `Engine`. After `load_weights` the keys and values of all a
 anew, so that a log-prob is what a plain forward of the named version gives (invariant 3).
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, EngineOptions, FinishReason
-from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence, BatchState, draw_tokens
+from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
-from streamrl_workers.generator.engines.hf.text import PromptTokens, Stopping
-from streamrl_workers.models.load import load_model, load_structure, load_tokenizer
-from streamrl_workers.stream.packing import unpack_int32
+from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
+from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.weights.hashing import TensorBytes
 
 
@@ -43,15 +41,20 @@ class HfEngine:
         check_supported(model)
         self.slots = slots
         self.version: int | None = None
-        self._limit_tokens = _limit_tokens(model.config)
-        self._vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
+        limit = limit_tokens(model.config)
+        vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
-            self._runner = Runner(model=model, slots=slots, limit_tokens=self._limit_tokens)
+            self._runner = Runner(model=model, slots=slots, limit_tokens=limit)
         self._parameters = Parameters(model)
-        self._batch = BatchState(slots=slots, vocabulary=self._vocabulary, device=self._runner.device)
-        self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
+        self._batch = BatchState(slots=slots, vocabulary=vocabulary, device=self._runner.device)
         self._prefill = Prefill(self._runner)
-        self._stopping = Stopping(tokenizer=tokenizer, end_ids=_end_ids(model, tokenizer))
+        self._requests = Requests(
+            tokenizer=tokenizer,
+            end_ids=end_ids(model.generation_config, tokenizer),
+            limit_tokens=limit,
+            vocabulary=vocabulary,
+            add_special_tokens=add_special_tokens,
+        )
 
     def active(self) -> int:
         return len(self._batch)
@@ -65,20 +68,24 @@ class HfEngine:
     def step_seconds(self) -> float:
         return 0.0
 
+    def close(self) -> None:
+        pass
+
     @torch.inference_mode()
-    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self._parameters.load(tensors)
         self._prefill.forget()
         if self.version is None:
             check_numerics(self._runner)
         self.version = version
         self._prefill.fill(self._batch.sequences, first_row=0)
+        return []
 
     @torch.inference_mode()
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
-        results = [self._admit(request) for request in requests]
+        results = [self._requests.admit(request, version=self.version) for request in requests]
         admitted = [result for result in results if isinstance(result, ActiveSequence)]
         if admitted:
             self._prefill.fill(admitted, first_row=len(self._batch))
@@ -94,7 +101,11 @@ class HfEngine:
         tokens_b, logprobs_b = draw_tokens(logits_bv, self._batch.draw())
         self._batch.advance(tokens_b)
         sequences = self._batch.sequences
-        deltas = [self._extend(*row) for row in zip(sequences, tokens_b.tolist(), logprobs_b.tolist(), strict=True)]
+        assert self.version is not None
+        deltas = [
+            self._requests.extend(seq, tokens=(token,), logprobs=(logprob,), version=self.version)
+            for seq, token, logprob in zip(sequences, tokens_b.tolist(), logprobs_b.tolist(), strict=True)
+        ]
         self._free_rows([row for row, delta in enumerate(deltas) if delta.finish_reason is not None])
         return deltas
 
@@ -102,76 +113,6 @@ class HfEngine:
     def cancel(self, leases: Collection[int]) -> None:
         wanted = set(leases)
         self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.lease in wanted])
-
-    def _admit(self, request: pb.SampleRequest) -> ActiveSequence | Delta:
-        """A sequence to put into a slot, or the last delta of a request that needs none."""
-        what = "prompt"
-        try:
-            prompt = self._prompts.of(request.prompt)
-            what = "observation"
-            observed = self._prompts.behind(request.observation)
-        except Exception as error:  # noqa: BLE001 - the tokenizers' Rust raises a bare one, as for a character that it does not know
-            seq = ActiveSequence(request=request, prompt=(), completion=[], limit=0)
-            return self._delta(seq, reason="error", error=f"the {what} cannot be tokenized: {error}")
-        context = request.context_tokens + len(observed)
-        seq = ActiveSequence(
-            request=request,
-            prompt=prompt,
-            completion=[*unpack_int32(request.prefix_tokens), *observed],
-            limit=min(context + request.sampling.max_tokens, self._limit_tokens - len(prompt)),
-            context=context,
-            observed=observed,
-        )
-        refusal = self._refusal(seq)
-        if refusal is not None:
-            return self._delta(seq, reason="error", error=refusal)
-        if context and seq.limit <= context:  # earlier turns have taken all positions
-            return self._delta(seq, reason="length")
-        reason = self._stopping.reason(seq) if seq.turn else None
-        return seq if reason is None else self._delta(seq, reason=reason)
-
-    def _refusal(self, seq: ActiveSequence) -> str | None:
-        """Why a sequence cannot be generated."""
-        if not seq.prompt:
-            return "the prompt has no tokens"
-        if seq.limit <= 0:
-            return f"the prompt has {len(seq.prompt)} tokens; prompt and completion have room for {self._limit_tokens}"
-        strange = [token for token in seq.tokens if not 0 <= token < self._vocabulary]
-        if strange:
-            return f"token {strange[0]} is not in the model's vocabulary of {self._vocabulary}"
-        return None
-
-    def _extend(self, seq: ActiveSequence, token: int, logprob: float) -> Delta:
-        if not math.isfinite(logprob):
-            error = f"the model gave a log-prob of {logprob} under weights of version {self.version}"
-            return self._delta(seq, reason="error", error=error)
-        seq.completion.append(token)
-        return self._delta(seq, tokens=(token,), logprobs=(logprob,), reason=self._stopping.reason(seq))
-
-    def _delta(
-        self,
-        seq: ActiveSequence,
-        *,
-        reason: FinishReason | None,
-        tokens: tuple[int, ...] = (),
-        logprobs: tuple[float, ...] = (),
-        error: str | None = None,
-    ) -> Delta:
-        assert self.version is not None
-        prompt_tokens = None if seq.reported else seq.prompt
-        observation_tokens = seq.observed if tokens and not seq.reported else ()
-        seq.reported = True
-        return Delta(
-            lease=seq.request.lease,
-            tokens=tokens,
-            logprobs=logprobs,
-            version=self.version,
-            finish_reason=reason,
-            text=None if reason is None else self._stopping.text(seq),
-            prompt_tokens=prompt_tokens,
-            error=error,
-            observation_tokens=observation_tokens,
-        )
 
     def _arranged(self) -> list[int]:
         """Lengths of the rows, the longest classes first (`kv_cache.py`)."""
@@ -197,16 +138,12 @@ class HfEngine:
         self._batch.cut(len(rows))
 
 
-_DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16}
-"""What the trainer publishes under each precision: bytes are taken as they come, never converted."""
-
-
 def create(options: EngineOptions) -> HfEngine:
     """The engine, without weights: they come by `load_weights`."""
     assert options.model_path is not None
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    model = load_structure(options.model_path, dtype=_DTYPES[options.precision])
+    model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     return HfEngine(
         model=model,
@@ -214,21 +151,6 @@ def create(options: EngineOptions) -> HfEngine:
         slots=options.spec.slots,
         add_special_tokens=options.add_special_tokens,
     )
-
-
-def _limit_tokens(config: PreTrainedConfig) -> int:
-    """Prompt and completion together: what the model has positions for."""
-    positions: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if positions is None:
-        raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings")
-    return positions
-
-
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-sequence tokens of the generation settings and of the tokenizer."""
-    named = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ids = named if isinstance(named, list) else [named]
-    return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
 MOST_SLOTS = 64

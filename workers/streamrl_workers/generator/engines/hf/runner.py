@@ -21,7 +21,6 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, Pre
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from streamrl_workers.generator.engines.hf.batch_state import ActiveSequence
 from streamrl_workers.generator.engines.hf.kv_cache import (
     LengthBucket,
     PrefillCache,
@@ -30,6 +29,7 @@ from streamrl_workers.generator.engines.hf.kv_cache import (
     SlotCache,
     length_buckets,
 )
+from streamrl_workers.generator.engines.requests import ActiveSequence
 
 ATTENTION_NAME = "streamrl_grouped"
 

@@ -1,0 +1,88 @@
+"""The engine `vllm` on small models, against transformers' own forward."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import VllmEngineSpec
+from streamrl_workers.generator.engines import engine_kind
+from streamrl_workers.generator.engines.base import Delta, Engine, EngineOptions
+from support.vllm_models import logprobs, make, published, save
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # vLLM leaves sockets open at its end
+
+LOAD = 32
+UPDATES = 20
+CLOSE = 1e-4
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = save(kind, tmp_path_factory.mktemp(kind))
+    spec = VllmEngineSpec.model_validate({"maxConcurrency": LOAD, "kvCacheBytes": "64Mi"})
+    made = engine_kind("vllm").create(EngineOptions(spec=spec, model_path=str(folder), threads=1))
+    yield made
+    made.close()
+
+
+def test_twenty_updates_under_load(engine: Engine, kind: str) -> None:
+    """Each token's log-prob is that of a plain forward of the version that it names; none is lost or doubled."""
+    models = {version: make(kind, seed=version) for version in range(1, UPDATES + 2)}
+    assert engine.load_weights(version=1, tensors=published(models[1])) == []
+    gained: dict[int, list[Delta]] = defaultdict(list)
+    ended: set[int] = set()
+    issued = 0
+    for version in range(1, UPDATES + 2):
+        if version > 1:
+            take(engine.load_weights(version=version, tensors=published(models[version])), gained, ended)
+        made = 0
+        while made < 10 * LOAD:
+            free = engine.free()
+            take(engine.add([sample(issued + place) for place in range(free)]), gained, ended)
+            issued += free
+            made += take(engine.step(), gained, ended)
+    while engine.active():
+        take(engine.step(), gained, ended)
+    assert ended == set(range(issued))
+    worst, spans = 0.0, 0
+    for lease, deltas in gained.items():
+        tokens = [token for delta in deltas for token in delta.tokens]
+        versions = [delta.version for delta in deltas for _ in delta.tokens]
+        given = [logprob for delta in deltas for logprob in delta.logprobs]
+        prompt = deltas[0].prompt_tokens
+        assert versions == sorted(versions) and len(tokens) <= 100, lease
+        spans += len(set(versions)) > 1
+        for version in set(versions):
+            truth = logprobs(models[version], prompt, tokens)
+            worst = max(worst, *(abs(a - b) for a, b, v in zip(given, truth, versions, strict=True) if v == version))
+    assert worst < CLOSE
+    assert spans > UPDATES
+
+
+def take(deltas, gained, ended) -> int:
+    for delta in deltas:
+        assert delta.lease not in ended, "a delta behind the last"
+        assert delta.error is None, delta.error
+        gained[delta.lease].append(delta)
+        if delta.finish_reason is not None:
+            ended.add(delta.lease)
+    return sum(len(delta.tokens) for delta in deltas)
+
+
+def sample(lease: int) -> pb.SampleRequest:
+    return pb.SampleRequest(
+        lease=lease,
+        group_id=lease // 8,
+        prompt=f"{lease // 8}+{lease // 4}=",
+        seed=lease,
+        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=100),
+    )

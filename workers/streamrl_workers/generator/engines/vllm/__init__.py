@@ -1,0 +1,1 @@
+"""The engine `vllm`: the only folder that imports vllm."""

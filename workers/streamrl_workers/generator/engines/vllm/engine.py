@@ -1,0 +1,227 @@
+"""The engine `vllm`: tokens in, tokens out, one request a sample, weights in place.
+
+Owns which request has a slot and what its tokens mean. Does not own vLLM's processes and calls (`async_engine.py`), what they are
+started with (`options.py`), the worker's side of an update (`weight_engine.py`).
+
+- Log-probs are log-softmax at the sampling temperature. With top-p or top-k vLLM gives them behind both, which is not the contract: refused.
+- A request's priority is its age: what the scheduler issued first goes on first where keys and values do not fit.
+- A continuation draws new numbers: its seed is mixed with where it begins.
+
+Invariants: those of `Engine`. An update forgets keys and values of the old weights: they are computed anew.
+"""
+
+import itertools
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl_workers.generator.engines.requests import (
+    ActiveSequence,
+    Requests,
+    end_ids,
+    limit_tokens,
+)
+from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
+from streamrl_workers.generator.engines.vllm.options import engine_arguments
+from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
+from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+
+_STEP_S = 0.2
+"""How long a step waits for tokens: commands wait behind it."""
+_MASK_63 = (1 << 63) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+"""Sets the seeds of continuations apart."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+_SHOWN_NAMES = 3
+
+
+class ExpectedTensors:
+    """Names, shapes and formats of what a model must be given."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model` may be on the device `meta`."""
+        self._tensors = model.state_dict(keep_vars=True)
+
+    def check(self, tensors: Mapping[str, TensorBytes]) -> None:
+        """Raise ValueError unless `tensors` are the whole model. Of names that share a tensor (tied embeddings) one will do."""
+        unknown = sorted(tensors.keys() - self._tensors.keys())
+        if unknown:
+            raise ValueError(f"weights name tensors that the model does not have: {_few(unknown)}")
+        for name, published in tensors.items():
+            target = self._tensors[name]
+            expected = (str(target.dtype).removeprefix("torch."), tuple(target.shape))
+            if (published.dtype, published.shape) != expected:
+                raise ValueError(
+                    f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {expected[0]} {list(expected[1])}"
+                )
+        covered = {id(self._tensors[name]) for name in tensors}
+        missing = sorted(name for name, tensor in self._tensors.items() if id(tensor) not in covered)
+        if missing:
+            raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_NAMES])
+    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
+
+
+class VllmEngine:
+    """`AsyncLLM` behind the `Engine` protocol."""
+
+    def __init__(self, core: AsyncEngine, *, slots: int, requests: Requests, checked: ExpectedTensors) -> None:
+        """`core` has started; its weights mean nothing yet."""
+        self.slots = slots
+        self.version: int | None = None
+        self._core = core
+        self._requests = requests
+        self._expected = checked
+        self._sequences: dict[int, ActiveSequence] = {}  # by lease
+        self._age = itertools.count()
+        self.last_pause_s = 0.0
+        """How long the last update kept all requests still."""
+        self._late: list[Delta] = []  # taken for an update that was refused
+
+    def active(self) -> int:
+        return len(self._sequences)
+
+    def pinned_active(self) -> int:
+        return sum(seq.request.pinned for seq in self._sequences.values())
+
+    def free(self) -> int:
+        return self.slots - len(self._sequences)
+
+    def step_seconds(self) -> float:
+        return 0.0
+
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
+        assert self.version is not None, "requests were added before weights"
+        assert len(requests) <= self.free(), "more requests than free slots"
+        results = [self._requests.admit(request, version=self.version) for request in requests]
+        admitted = [result for result in results if isinstance(result, ActiveSequence)]
+        self._sequences.update({seq.request.lease: seq for seq in admitted})
+        self._core.submit([self._submission(seq) for seq in admitted])
+        return [result for result in results if isinstance(result, Delta)]
+
+    def step(self) -> list[Delta]:
+        late, self._late = self._late, []
+        return late or self._deltas(self._core.outputs(timeout_s=_STEP_S))
+
+    def cancel(self, leases: Collection[int]) -> None:
+        known = [lease for lease in leases if self._sequences.pop(lease, None) is not None]
+        self._core.cancel(known)
+
+    def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
+        self._expected.check(tensors)
+        digest = tensors_hash(tensors).hex()
+        with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
+            path = Path(folder) / "model.safetensors"
+            save_file({name: _tensor(published) for name, published in tensors.items()}, path)
+            paused_s = time.monotonic()  # until here it has generated on
+            self._core.pause()
+            self._late += self._deltas(self._core.outputs(timeout_s=0.0))
+            self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest)
+        self.last_pause_s = time.monotonic() - paused_s
+        self.version = version
+        late, self._late = self._late, []
+        return late
+
+    def close(self) -> None:
+        self._core.close()
+
+    def _submission(self, seq: ActiveSequence) -> Submission:
+        request = seq.request
+        return Submission(
+            lease=request.lease,
+            tokens=seq.tokens,
+            priority=next(self._age),
+            params=sampling_params(
+                request.sampling,
+                end_ids=self._requests.end_ids,
+                max_tokens=seq.limit - len(seq.completion),
+                seed=(request.seed + len(seq.completion) * _GOLDEN) & _MASK_63,
+            ),
+        )
+
+    def _deltas(self, outputs: Sequence[Output]) -> list[Delta]:
+        deltas = []
+        for output in outputs:
+            seq = self._sequences.get(output.lease)
+            if seq is None:  # cancelled, or it had ended before
+                continue
+            delta = self._delta(seq, output)
+            deltas.append(delta)
+            if delta.finish_reason is not None:
+                del self._sequences[output.lease]
+                if not output.ended:  # at a stop string: vLLM knows no text
+                    self._core.cancel([output.lease])
+        return deltas
+
+    def _delta(self, seq: ActiveSequence, output: Output) -> Delta:
+        if output.error is not None:
+            return self._requests.failed(seq, f"vLLM: {output.error}", version=output.version)
+        delta = self._requests.extend(seq, tokens=output.tokens, logprobs=output.logprobs, version=output.version)
+        if output.ended and delta.finish_reason is None:
+            return self._requests.failed(seq, "vLLM ended it early", version=output.version)
+        return delta
+
+
+def sampling_params(sampling: pb.Sampling, *, end_ids: frozenset[int], max_tokens: int, seed: int) -> SamplingParams:
+    """vLLM's parameters of one sample. Without its text: stop strings are looked for behind it."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_token_ids=sorted(end_ids),
+        ignore_eos=True,  # the end tokens are given above
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _tensor(published: TensorBytes) -> torch.Tensor:
+    dtype = getattr(torch, published.dtype)
+    raw = np.frombuffer(published.data, dtype=np.uint8)
+    with warnings.catch_warnings():  # of a buffer that is read-only: it is only read
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(raw).view(dtype).view(published.shape)
+
+
+def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
+    """Shared memory where the weights fit there twice, else the folder for temporary files."""
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    size = sum(tensor.data.nbytes for tensor in tensors.values())
+    return _SHARED_MEMORY if shutil.disk_usage(_SHARED_MEMORY).free > 2 * size else None
+
+
+def create(options: EngineOptions) -> VllmEngine:
+    """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
+    assert options.model_path is not None
+    with torch.device("meta"):
+        model = load_structure(options.model_path, dtype=DTYPES[options.precision])
+    tokenizer = load_tokenizer(options.model_path)
+    limit = limit_tokens(model.config)
+    arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))
+    core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed)
+    requests = Requests(
+        tokenizer=tokenizer,
+        end_ids=end_ids(model.generation_config, tokenizer),
+        limit_tokens=min(limit, arguments.max_model_len or limit),
+        vocabulary=model.get_input_embeddings().get_parameter("weight").shape[0],
+        add_special_tokens=options.add_special_tokens,
+    )
+    return VllmEngine(core, slots=options.spec.slots, requests=requests, checked=ExpectedTensors(model))

@@ -1,0 +1,107 @@
+"""What vLLM is started with: the engine's arguments and its environment variables.
+
+Some are fixed, because what the rest of the product promises rests on them; `spec` and `extraArgs` set the others.
+"""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamrl.errors import UserError
+from streamrl.spec.base import parse_bytes
+from streamrl.spec.generators import VllmEngineSpec as VllmSpec
+from streamrl_workers.generator.engines.base import EngineOptions
+from streamrl_workers.generator.engines.vllm.plugin import PLUGIN, WEIGHT_ENGINE
+
+_DTYPES = {"FP32": "float32", "BF16": "bfloat16"}
+_BLOCK_TOKENS_CPU = 32
+_KV_BYTES_CPU = 2**30
+"""Where the job says nothing: of a CPU's memory vLLM would take 40 %."""
+
+
+def set_environment(*, threads: int | None) -> None:
+    """Environment variables of vLLM; before it is imported."""
+    os.environ.update(
+        VLLM_PLUGINS=PLUGIN,
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        VLLM_WORKER_MULTIPROC_METHOD="spawn",  # this process has threads and connections: a fork would copy their locks
+        HF_HUB_OFFLINE="1",
+    )
+    if not torch.cuda.is_available():
+        os.environ.update(
+            VLLM_CPU_OMP_THREADS_BIND="nobind",  # the runner has chosen the cores
+            OMP_NUM_THREADS=str(threads or torch.get_num_threads()),
+            TORCHDYNAMO_DISABLE="1",  # else the first log-probs take half a minute
+        )
+
+
+def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs`; `limit_tokens`: prompt and completion of the model at most.
+
+    Raises:
+        UserError: `extraArgs` names what vLLM does not know, or what is not the job's to say.
+    """
+    spec = options.spec
+    assert isinstance(spec, VllmSpec)
+    fixed = {
+        "model": str(Path(options.model_path or "").absolute()),
+        "load_format": "dummy",  # weights come by updates
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "trust_remote_code": False,
+        "dtype": _DTYPES[options.precision],
+        "seed": options.seed,
+        "max_num_seqs": spec.max_concurrency,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "quantization": spec.quantization,
+        "enable_prefix_caching": spec.prefix_caching,
+        "scheduling_policy": "priority",
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": False,
+        "weight_transfer_config": {"backend": WEIGHT_ENGINE},
+    }
+    chosen: dict[str, Any] = {"max_model_len": limit_tokens, "gpu_memory_utilization": spec.gpu_memory_percent / 100}
+    if spec.kv_cache_bytes is not None:
+        chosen["kv_cache_memory_bytes"] = parse_bytes(spec.kv_cache_bytes)
+    if not torch.cuda.is_available():
+        chosen |= {
+            "enforce_eager": True,
+            "block_size": _BLOCK_TOKENS_CPU,
+            "kv_cache_memory_bytes": chosen.get("kv_cache_memory_bytes", _KV_BYTES_CPU),
+            # Seeds and prefills in parts end the core on CPUs.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(limit_tokens, _PREFILL_TOKENS_CPU),
+        }
+    return chosen | _extra(spec, fixed=fixed) | fixed
+
+
+_PREFILL_TOKENS_CPU = 4096
+"""Of one step, at least."""
+
+
+def _extra(spec: VllmSpec, *, fixed: dict[str, Any]) -> dict[str, Any]:
+    from vllm import AsyncEngineArgs
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in spec.extra_args:
+        if name in fixed:
+            raise UserError(field=f"engine.vllm.extraArgs.{name}", rule="is set by StreamRL", fix="leave it out")
+        if name not in known:
+            raise UserError(
+                field=f"engine.vllm.extraArgs.{name}",
+                rule="must be an argument of vLLM's AsyncEngineArgs, as gpu_memory_utilization",
+            )
+    return {name: _value(text) for name, text in spec.extra_args.items()}
+
+
+def _value(text: str) -> Any:  # noqa: ANN401 - whatever JSON has
+    """JSON where it is some, else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
