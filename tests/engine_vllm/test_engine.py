@@ -53,6 +53,10 @@ def test_twenty_updates_under_load(engine: Engine, kind: str) -> None:
     while engine.active():
         take(engine.step(), gained, ended)
     assert ended == set(range(issued))
+    (tokens,) = (
+        line for line in engine.metrics().decode().splitlines() if line.startswith("vllm:generation_tokens_total")
+    )
+    assert float(tokens.split()[-1]) >= made
     worst, spans = 0.0, 0
     for lease, deltas in gained.items():
         tokens = [token for delta in deltas for token in delta.tokens]

@@ -142,6 +142,10 @@ class EngineLoop:
         """How long steps took, by batch."""
         return self._step_times.counts()
 
+    def engine_metrics(self) -> bytes:
+        """The engine's own metrics, as text."""
+        return self._engine.metrics()
+
     # ---- the loop
 
     async def run(self) -> None:

@@ -57,7 +57,7 @@ class GeneratorStatus:
             self._tokens.inc(now.tokens - self._told_tokens)
             self._told_tokens = now.tokens
         self._recorder.refresh()
-        return self._metrics.render()
+        return self._metrics.render() + (b"" if self._loop is None else self._loop.engine_metrics())
 
     def _status(self) -> dict[str, Any]:
         wall_s, parts = self._recorder.totals()

@@ -104,5 +104,8 @@ class Engine(Protocol):
         The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
         """
 
+    def metrics(self) -> bytes:
+        """Metrics of the engine's own in Prometheus' text format, behind ours on the page; from any thread, quick."""
+
     def close(self) -> None:
         """End what the engine has started besides this process's own threads. Called once, from any thread; may take seconds."""

@@ -157,6 +157,9 @@ class SimulatedEngine:
             return 0.0
         return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
 
+    def metrics(self) -> bytes:
+        return b""
+
     def close(self) -> None:
         pass
 

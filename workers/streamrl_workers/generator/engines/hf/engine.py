@@ -68,6 +68,9 @@ class HfEngine:
     def step_seconds(self) -> float:
         return 0.0
 
+    def metrics(self) -> bytes:
+        return b""
+
     def close(self) -> None:
         pass
 

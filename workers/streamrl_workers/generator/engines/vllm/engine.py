@@ -15,11 +15,12 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from prometheus_client import REGISTRY, Metric, generate_latest
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from vllm import AsyncEngineArgs, SamplingParams
@@ -70,6 +71,13 @@ class ExpectedTensors:
         missing = sorted(name for name, tensor in self._tensors.items() if id(tensor) not in covered)
         if missing:
             raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
+
+
+class _Metrics:
+    """vLLM's metrics, without those of the process that share its registry."""
+
+    def collect(self) -> Iterator[Metric]:
+        return (metric for metric in REGISTRY.collect() if metric.name.startswith("vllm:"))
 
 
 def _few(names: Sequence[str]) -> str:
@@ -136,6 +144,9 @@ class VllmEngine:
         self.version = version
         late, self._late = self._late, []
         return late
+
+    def metrics(self) -> bytes:
+        return generate_latest(_Metrics())
 
     def close(self) -> None:
         self._core.close()
