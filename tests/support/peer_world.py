@@ -122,7 +122,7 @@ class PeerWorld(World):
 
     def join_generator(self, name: str, *, pool: str = "p") -> None:
         hello = pb.GeneratorHello(generator_id=name, instance="i", pool=pool, slots=3)
-        link = WorldLink(lambda data: self._tell_generator(name, data), ended=lambda: self._cut_generator(name))
+        link = WorldLink(name, lambda data: self._tell_generator(name, data), ended=lambda: self._cut_generator(name))
         entry = GeneratorEntry(link=link, hello=hello, version_step=None, beats=BeatWindow(LEASE_S))
         self.connections.add(entry)
         super().join_generator(name, pool=pool)
@@ -140,7 +140,7 @@ class PeerWorld(World):
 
     def join_trainer(self) -> None:
         hello = pb.TrainerHello(trainer_id="trainer-0", instance=self.trainer.instance)
-        link = WorldLink(self._tell_trainer, ended=self._cut_trainer)
+        link = WorldLink("trainer-0", self._tell_trainer, ended=self._cut_trainer)
         self.connections.add(TrainerEntry(link=link, hello=hello, beats=BeatWindow(LEASE_S)))
         super().join_trainer()
 
@@ -167,6 +167,7 @@ class PeerWorld(World):
 class WorldLink:
     """What is said to one of the world's own peers."""
 
+    peer: str
     tell: Callable[[bytes], None]
     ended: Callable[[], None]
 
