@@ -225,9 +225,14 @@ class _Run:
         from streamrl_cli.reporting.data import read_run
 
         data = read_run(self.folder.path)
-        rewards = [format_number(line["mean_reward"]) for line in data.evaluations]
+        first, last = data.evaluations[0], data.evaluations[-1]
+        held_out = f"{format_number(first['mean_reward'])} -> {format_number(last['mean_reward'])}"
+        if last.get("sampled_reward") is not None:
+            held_out += (
+                f" (sampled {format_number(first.get('sampled_reward'))} -> {format_number(last['sampled_reward'])})"
+            )
         took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
-        console.out(f"done: {len(data.steps)} steps in {took}, held-out reward {rewards[0]} -> {rewards[-1]}")
+        console.out(f"done: {len(data.steps)} steps in {took}, held-out reward {held_out}")
         console.out(f"check: {_check_line(self.folder)}")
         console.out(f"wall, weighted by cost: {bubbles_line(data)}")
         console.out(f"report: {write_report(data)}")

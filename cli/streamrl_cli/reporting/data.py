@@ -65,6 +65,7 @@ class EvaluationRecord(TypedDict):
 
     step: Count
     mean_reward: Number | None
+    sampled_reward: NotRequired[Number | None]
 
 
 @with_config(_STRICT)

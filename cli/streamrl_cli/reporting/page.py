@@ -183,22 +183,30 @@ def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
     return [chart for chart in charts if any(value is not None for trace in chart[2]["data"] for value in trace["y"])]
 
 
+_HELD_OUT = (("mean_reward", "held-out, greedy", "#c2452d"), ("sampled_reward", "held-out, sampled", "#d98a2b"))
+
+
 def reward(run: RunData) -> Figure:
     """Training reward by step, smoothed too, with the held-out evaluations."""
     steps = [line["step"] + 1 for line in run.steps]
     values = [line["reward_mean"] for line in run.steps]
-    held_out = {"x": [e["step"] for e in run.evaluations], "y": [e["mean_reward"] for e in run.evaluations]}
+    evaluated = [e["step"] for e in run.evaluations]
     return figure(
         [
             trace(steps, values, name="train", colour=SOFT, width=1),
             trace(steps, _smooth(values), name="train, smoothed", colour=LINE, width=2.5),
-            {
-                **held_out,
-                "name": "held-out",
-                "mode": "lines+markers",
-                "line": {"color": "#c2452d", "width": 2},
-                "marker": {"size": 8},
-            },
+            *(
+                {
+                    "x": evaluated,
+                    "y": [e.get(key) for e in run.evaluations],
+                    "name": name,
+                    "mode": "lines+markers",
+                    "line": {"color": colour, "width": 2},
+                    "marker": {"size": 8},
+                }
+                for key, name, colour in _HELD_OUT
+                if any(e.get(key) is not None for e in run.evaluations)
+            ),
         ]
     )
 

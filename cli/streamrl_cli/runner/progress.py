@@ -172,8 +172,9 @@ def held_out_text(line: Mapping[str, Any]) -> str:
     """An evaluation as a sentence."""
     reward = line["mean_reward"]
     result = "failed, nothing could be scored" if reward is None else format_number(reward)
+    sampled = "" if line.get("sampled_reward") is None else f", sampled {format_number(line['sampled_reward'])}"
     failed = f", {line['failed']} failed" if line.get("failed") and reward is not None else ""
-    return f"held-out reward at step {line['step']}: {result} ({line['prompts']} prompts{failed})"
+    return f"held-out reward at step {line['step']}: {result}{sampled} ({line['prompts']} prompts{failed})"
 
 
 def failures_text(failures: Mapping[str, int]) -> str:

@@ -206,7 +206,7 @@ class Reward(OneOf):
 
 
 class Evaluation(SpecModel):
-    """Greedy answers to held-out prompts, before the first step, every `intervalSteps`, and at the end."""
+    """Greedy and sampled answers to held-out prompts, before the first step, every `intervalSteps`, and at the end."""
 
     split: str | None = Field(
         default=None,
@@ -215,6 +215,12 @@ class Evaluation(SpecModel):
         description="Split of a `huggingFace` data set; absent = a held-out share of the training split.",
     )
     max_prompts: int = Field(default=128, ge=1, le=100_000, description="Held-out prompts.")
+    sampled_answers: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="Answers to each prompt that are sampled as in training, beside the greedy one; their mean reward is told apart.",
+    )
     interval_steps: int = Field(default=20, ge=1, le=1_000_000, description="Steps between evaluations.")
 
 

@@ -9,7 +9,7 @@ announced only
     trainer's restart the generators are at versions of a history that is being repeated with the same groups; they go
     on with those until the repetition has caught up. Hence the number of a generator's version never falls.
 
-`Evaluator` owns greedy answers to the first held-out prompts. Its samples go ahead of training samples, only to
+`Evaluator` owns a greedy answer, and sampled ones, to each of the first held-out prompts. Its samples go ahead of training samples, only to
 generators at exactly that version, pinned. It is no part of the groups' life: nothing of it is journaled but the
 result, an unfinished one is done again.
     due: version 0, every `evaluation_interval` steps, and the last, unless already done.
@@ -17,6 +17,7 @@ result, an unfinished one is done again.
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
@@ -33,6 +34,10 @@ GROUP_BASE = 1 << 62
 """Group numbers of evaluation samples: far above every training group."""
 _STEP_SHIFT = 20
 """Held-out prompts fit in so many bits (maxPrompts is at most 100 000)."""
+
+
+_Answer = tuple[int, int]
+"""Prompt index and sample index; sample 0 is the greedy answer."""
 
 
 def group_number(step: int, prompt_index: int) -> int:
@@ -53,16 +58,16 @@ class Evaluator:
         self._done = set(done)
         self._failures = failures
         self._prompts: dict[int, str] = {}
-        self._sampling = pb.Sampling(
+        self._greedy = pb.Sampling(
             temperature=0.0, top_p=1.0, max_tokens=settings.sampling.max_tokens, stop=settings.sampling.stop
         )
         self.version: Version | None = None
-        self._waiting: deque[int] = deque()
-        self._samples: dict[int, Sample] = {}
-        """By prompt index: those that are with a generator, with the environment, or done."""
-        self._rewards: dict[int, float | None] = {}
-        self._faults: Counter[int] = Counter()
-        """By prompt index: what was not believed."""
+        self._waiting: deque[_Answer] = deque()
+        self._samples: dict[_Answer, Sample] = {}
+        """Those that are with a generator, with the environment, or done."""
+        self._rewards: dict[_Answer, float | None] = {}
+        self._faults: Counter[_Answer] = Counter()
+        """What was not believed."""
         self._patience_s = PATIENCE_LEASES * settings.lease_s
         self._progressed = False
         self._progress_s: float | None = None
@@ -87,12 +92,12 @@ class Evaluator:
             return
         self._prompts[prompt.index] = prompt.text
         if self.version is not None and not self._writing:
-            self._waiting.append(prompt.index)
+            self._waiting.extend((prompt.index, answer) for answer in self._answers)
 
     def begin(self, version: Version) -> None:
         """Evaluate this version now."""
         self.version = version
-        self._waiting = deque(sorted(self._prompts))
+        self._waiting = deque((index, answer) for answer in self._answers for index in sorted(self._prompts))
         self._samples, self._rewards, self._writing = {}, {}, False
         self._faults.clear()
         self._progressed = True
@@ -114,6 +119,10 @@ class Evaluator:
     # ---- samples
 
     @property
+    def _answers(self) -> range:
+        return range(1 + self._settings.evaluation_sampled)
+
+    @property
     def waiting(self) -> int:
         """Samples that wait for a generator at the version."""
         return len(self._waiting)
@@ -125,58 +134,57 @@ class Evaluator:
     def issue(self, generator: Generator) -> None:
         """The next sample goes to the generator."""
         assert self.version is not None
-        index = self._waiting.popleft()
+        index, answer = key = self._waiting.popleft()
         number = group_number(self.version[1], index)
-        sample = self._samples.setdefault(index, Sample.new(0, max_turns=self._settings.max_turns))
-        lease = self._fleet.lend(generator, group_id=number, sample_index=0, evaluation=True)
+        sample = self._samples.setdefault(key, Sample.new(answer, max_turns=self._settings.max_turns))
+        lease = self._fleet.lend(generator, group_id=number, sample_index=answer, evaluation=True)
+        sampling = self._settings.sampling if answer else self._greedy
         job_seed = self._settings.seed
-        request = sample.request(
-            lease, prompt=self._prompts[index], sampling=self._sampling, job_seed=job_seed, pinned=True
-        )
+        request = sample.request(lease, prompt=self._prompts[index], sampling=sampling, job_seed=job_seed, pinned=True)
         self._outbox.issue(generator.generator_id, request)
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
         """Tokens, and perhaps the end, of one sample."""
-        index = _prompt_index(lease.group_id)
-        sample = self._samples[index]
+        key = _answer(lease)
+        sample = self._samples[key]
         if item.finish_reason == "error":
             self._fleet.end(lease.number)
-            self._result(index, None)
+            self._result(key, None)
             return
-        max_tokens = self._sampling.max_tokens
+        max_tokens = self._greedy.max_tokens
         if fault(lease, sample, item, newest_step=lease.version_step, max_tokens=max_tokens):
-            self._refuse(lease, index)
+            self._refuse(lease, key)
             return
         self._progressed = True
         sample.add(item)
         if item.finish_reason:
             self._fleet.end(lease.number)
-            self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=index))
+            self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=key[0]))
 
-    def _refuse(self, lease: Lease, index: int) -> None:
+    def _refuse(self, lease: Lease, key: _Answer) -> None:
         """What came is not believed: it is made again, but not for ever."""
         self._outbox.cancel(lease.generator_id, lease.number)
         self.lost(lease)
-        self._faults[index] += 1
-        if self._faults[index] >= self._settings.max_issues:
-            self._waiting.remove(index)
-            self._result(index, None)
+        self._faults[key] += 1
+        if self._faults[key] >= self._settings.max_issues:
+            self._waiting.remove(key)
+            self._result(key, None)
 
     def answered(self, answer: TurnAnswer) -> None:
         """The environment's answer to a turn; those of an older evaluation are left alone."""
-        index = _prompt_index(answer.group_id)
-        sample = self._samples.get(index)
+        key = _answer(answer)
+        sample = self._samples.get(key)
         if self.version is None or self._writing or sample is None or sample.turns is None:
             return
-        if sample.turns.asked != answer.lease or index in self._rewards:
+        if sample.turns.asked != answer.lease or key in self._rewards:
             return
         self._progressed = True
         if sample.answered(answer, max_turns=self._settings.max_turns):
-            self._waiting.append(index)
+            self._waiting.append(key)
         elif answer.error:
-            self._result(index, None, kind=answer.kind)
+            self._result(key, None, kind=answer.kind)
         else:
-            self._outbox.add(sample.to_score(answer.group_id, split="held_out", prompt_index=index))
+            self._outbox.add(sample.to_score(answer.group_id, split="held_out", prompt_index=key[0]))
 
     def slots_move(self) -> None:
         """Training samples gain tokens: their slots will be free for those that wait here."""
@@ -185,18 +193,18 @@ class Evaluator:
     def lost(self, lease: Lease) -> None:
         """The lease is revoked: its sample is made again from the start."""
         self._fleet.end(lease.number)
-        index = _prompt_index(lease.group_id)
-        self._samples.pop(index, None)
-        self._waiting.appendleft(index)
+        key = _answer(lease)
+        self._samples.pop(key, None)
+        self._waiting.appendleft(key)
 
     def scored(self, score: Score) -> None:
         """The result for one sample; those of an older evaluation are left alone."""
-        index = _prompt_index(score.group_id)
-        if self.version is None or self._writing or score.group_id != group_number(self.version[1], index):
+        key = _answer(score)
+        if self.version is None or self._writing or score.group_id != group_number(self.version[1], key[0]):
             return
-        if index in self._samples:
+        if key in self._samples:
             self._progressed = True
-            self._result(index, score.reward, kind=score.kind)
+            self._result(key, score.reward, kind=score.kind)
 
     # ---- the end
 
@@ -210,25 +218,28 @@ class Evaluator:
             self._waiting.clear()
             self._finish()
 
-    def _result(self, index: int, reward: float | None, *, kind: FailureKind | None = None) -> None:
-        if index in self._rewards:
+    def _result(self, key: _Answer, reward: float | None, *, kind: FailureKind | None = None) -> None:
+        if key in self._rewards:
             return
         if kind is not None:
             self._failures[kind] += 1
-        self._rewards[index] = reward
-        if len(self._rewards) == self._settings.evaluation_prompts:
+        self._rewards[key] = reward
+        if len(self._rewards) == self._settings.evaluation_prompts * len(self._answers):
             self._finish()
 
     def _finish(self) -> None:
         assert self.version is not None
-        rewards = [reward for reward in self._rewards.values() if reward is not None]
-        tokens = [len(self._samples[index].tokens) >> 2 if index in self._samples else 0 for index in self._rewards]
+        scored = {key: reward for key, reward in self._rewards.items() if reward is not None}
+        greedy = [reward for (_, answer), reward in scored.items() if answer == 0]
+        ended = [key for key in self._rewards if key[1] == 0]
         result = Evaluated(
             step=self.version[1],
-            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            mean_reward=_mean(greedy),
+            sampled_reward=_mean([reward for (_, answer), reward in scored.items() if answer > 0]),
             prompts=self._settings.evaluation_prompts,
-            failed=self._settings.evaluation_prompts - len(rewards),
-            mean_tokens=sum(tokens) / len(tokens) if tokens else 0.0,
+            failed=self._settings.evaluation_prompts - len(greedy),
+            mean_tokens=_mean([len(self._samples[key].tokens) >> 2 if key in self._samples else 0 for key in ended])
+            or 0.0,
         )
         self._writing = True
         self._done.add(result.step)
@@ -240,8 +251,12 @@ class Evaluator:
         self.version = None
 
 
-def _prompt_index(group_number: int) -> int:
-    return group_number & ((1 << _STEP_SHIFT) - 1)
+def _answer(event: Lease | TurnAnswer | Score) -> _Answer:
+    return event.group_id & ((1 << _STEP_SHIFT) - 1), event.sample_index
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 class Announcer:

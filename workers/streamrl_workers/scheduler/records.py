@@ -78,10 +78,11 @@ class Evaluated:
     """Held-out evaluation of version `step`."""
 
     step: int
-    mean_reward: float | None  # None: nothing could be scored
+    mean_reward: float | None  # of the greedy answers; None: nothing could be scored
+    sampled_reward: float | None = None  # mean of the sampled answers; None: there are none, or nothing could be scored
     prompts: int
-    failed: int
-    mean_tokens: float
+    failed: int  # greedy answers without a reward
+    mean_tokens: float  # of the greedy answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

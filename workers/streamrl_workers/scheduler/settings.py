@@ -49,6 +49,8 @@ class SchedulerSettings:
     sampling: pb.Sampling
     seed: int
     evaluation_prompts: int
+    evaluation_sampled: int = 0
+    """Sampled answers to each held-out prompt, beside the greedy one."""
     evaluation_interval: int
     """Steps between evaluations."""
     lease_s: float
@@ -87,6 +89,7 @@ class SchedulerSettings:
             sampling=_sampling(spec.task.sampling),
             seed=spec.seed,
             evaluation_prompts=spec.task.evaluation.max_prompts,
+            evaluation_sampled=spec.task.evaluation.sampled_answers,
             evaluation_interval=spec.task.evaluation.interval_steps,
             lease_s=scheduling.lease_seconds,
             max_buffer_bytes=parse_bytes(scheduling.max_buffer_bytes),

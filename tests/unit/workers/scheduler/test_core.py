@@ -153,6 +153,28 @@ def test_no_generator_is_told_a_version_with_a_lower_number_than_it_may_still_lo
     assert (again.version.attempt, again.version.step) == (2, 0)
 
 
+def test_an_evaluation_tells_greedy_and_sampled_answers_apart():
+    """Greedy answers get 1, the first sampled ones 0 (one of them fails), the second 0.5."""
+    run = World(settings(evaluation_prompts=2, evaluation_sampled=2), slots=(6,))
+    run.reward = lambda _, sample_index: (1.0, 0.0, 0.5)[sample_index]
+    run.start_trainer()
+    run.join_generator("g0")
+    while len(run.generators["g0"].active) < 6:
+        run.progress_some(Always(), pace=1.0, finish=0.0)
+    requests = list(run.generators["g0"].active.values())
+    assert all(map(is_evaluation, requests))
+    asked = [(request.sample_index, request.sampling.temperature) for request in requests]
+    assert asked == [(0, 0.0)] * 2 + [(1, 1.0)] * 2 + [(2, 1.0)] * 2
+    assert len({request.seed for request in requests}) == 6
+    for request in requests:
+        run.make_token(run.generators["g0"], request.lease, finish="stop")
+    while run.scores:
+        run.score(fail=run.scores[0].sample_index == 1 and run.scores[0].prompt_index == 1)
+    run.commit(10)
+    expected = rec.Evaluated(step=0, mean_reward=1.0, sampled_reward=1 / 3, prompts=2, failed=0, mean_tokens=2.0)
+    assert run.core.last_evaluation == expected
+
+
 def test_evaluation_goes_first_and_holds_the_next_version_back():
     run = joined(slots=8, evaluation_prompts=2)
     for _ in range(3):

@@ -59,8 +59,11 @@ class CoreMachine(RuleBasedStateMachine):
         known=st.booleans(),
         buffer_bytes=st.sampled_from([1, 600, 1 << 20, 1 << 20]),
         slots=st.sampled_from([(1, 2), (3, 2), (8, 6), (12, 12)]),
+        evaluation=st.sampled_from([{}, {"evaluation_prompts": 1, "evaluation_sampled": 1}]),
     )
-    def begin(self, dispatch: str, known: bool, buffer_bytes: int, slots: tuple[int, int]) -> None:
+    def begin(
+        self, dispatch: str, known: bool, buffer_bytes: int, slots: tuple[int, int], evaluation: dict[str, int]
+    ) -> None:
         job = settings(
             staleness=self.staleness,
             steps=6,
@@ -68,7 +71,7 @@ class CoreMachine(RuleBasedStateMachine):
             dispatch_options=DISPATCHES[dispatch],
             max_buffer_bytes=buffer_bytes,
             max_issues=LOSSES,
-            **self.demands,
+            **(evaluation | self.demands),
         )
         slots = tuple(max(count, self.least_slots) for count in slots)
         self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)

@@ -33,7 +33,7 @@ from streamrl_workers.scheduler.journal.integrity import (
     row_digest,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 SAMPLE_BITS = 10
 """Samples of one group fit in so many bits (groupSize is at most 1024)."""
 
@@ -65,6 +65,7 @@ _TABLES = {
     "evaluations": [
         "step INTEGER PRIMARY KEY",
         "mean_reward REAL",
+        "sampled_reward REAL",
         "prompts INTEGER",
         "failed INTEGER",
         "mean_tokens REAL",

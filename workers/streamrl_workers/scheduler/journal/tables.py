@@ -134,7 +134,7 @@ def _run_ended(connection: sqlite3.Connection, record: rec.RunEnded) -> Garbage:
 _ROWS: dict[type, str] = {
     rec.Planned: "INSERT INTO groups (group_id, prompt_index, prompt_key) VALUES (:group_id, :prompt_index, :prompt_key)",
     rec.AttemptStarted: "INSERT OR REPLACE INTO attempts VALUES (:attempt, :instance, :step)",
-    rec.Evaluated: "INSERT OR REPLACE INTO evaluations VALUES (:step, :mean_reward, :prompts, :failed, :mean_tokens)",
+    rec.Evaluated: "INSERT OR REPLACE INTO evaluations VALUES (:step, :mean_reward, :sampled_reward, :prompts, :failed, :mean_tokens)",
 }
 """Records that are a row each. Which steps count follows from the attempts (`effective_attempts`)."""
 _APPLY: dict[type, Callable[[sqlite3.Connection, Any], Garbage]] = {
@@ -397,14 +397,17 @@ def read_samples(connection: sqlite3.Connection, group_id: int) -> tuple[bytes, 
     Raises:
         DamagedSamplesError: they are not what was written.
     """
-    bounds = (group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS)
-    rows = connection.execute("SELECT data FROM trajectories WHERE key >= ? AND key < ? ORDER BY key", bounds)
-    samples = tuple(data for (data,) in rows)
+    first, end = group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS
+    rows = connection.execute(
+        "SELECT key, data FROM trajectories WHERE key >= ? AND key < ? ORDER BY key", (first, end)
+    ).fetchall()
+    samples = tuple(data for _, data in rows)
     digest, settled = connection.execute(
         "SELECT samples_digest, settled FROM groups WHERE group_id = ?", (group_id,)
     ).fetchone() or (None, True)
     gone = not samples and (digest is None or settled)
-    if not gone and samples_digest(samples) != digest:
+    by_index = [key - first for key, _ in rows] == list(range(len(rows)))
+    if not gone and not (by_index and samples_digest(samples) == digest):
         raise DamagedSamplesError(f"the samples of group {group_id} are not what was written")
     return samples
 

@@ -97,7 +97,7 @@ def _evaluations(path: Path) -> list[dict[str, Any]]:
     connection = open_for_reading(path)
     try:
         rows = connection.execute(
-            "SELECT step, mean_reward, prompts, failed, mean_tokens FROM evaluations ORDER BY step"
+            "SELECT step, mean_reward, sampled_reward, prompts, failed, mean_tokens FROM evaluations ORDER BY step"
         )
         names = [column[0] for column in rows.description]
         return [dict(zip(names, row, strict=True)) for row in rows]

@@ -301,7 +301,11 @@ class _Gauges:
         self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
         self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
         self._held_out = gauge(
-            "evaluation_reward_mean", help_text="Mean reward of the last evaluation; NaN while there is none."
+            "evaluation_reward_mean",
+            help_text="Mean reward of the last evaluation's greedy answers; NaN while there is none.",
+        )
+        self._held_out_sampled = gauge(
+            "evaluation_sampled_reward_mean", help_text="Mean reward of its sampled answers; NaN while there are none."
         )
         self._prediction = PredictionGauges(self._metrics)
         self.training = _TrainingGauges(self._metrics)
@@ -316,8 +320,9 @@ class _Gauges:
         self._reward.set(step.get("reward_mean", 0.0))
         self._staleness.set(step.get("staleness_max", 0))
         self._prediction.set(view.lengths, ranker)
-        held_out = evaluation.get("mean_reward")
-        self._held_out.set(math.nan if held_out is None else held_out)
+        for held_out, name in ((self._held_out, "mean_reward"), (self._held_out_sampled, "sampled_reward")):
+            value = evaluation.get(name)
+            held_out.set(math.nan if value is None else value)
         return self._metrics.render()
 
 

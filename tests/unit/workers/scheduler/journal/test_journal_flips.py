@@ -181,6 +181,15 @@ async def test_damaged_samples_are_not_delivered(tmp_path: Path, capsys: pytest.
     assert resumed(run_dir) is None
 
 
+async def test_a_sample_under_another_index_is_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though no other sample of its group is in its place, and their order is what it was."""
+    run_dir = await killed(tmp_path)
+    with closing(sqlite3.connect(run_dir / JOURNAL, isolation_level=None)) as connection:
+        connection.execute("UPDATE trajectories SET key = key | 16 WHERE key = ?", (24 << 10 | 1,))
+    assert "group 24 has samples that are not what was written" in said(run_dir, capsys)
+    assert resumed(run_dir) is None
+
+
 async def test_a_copy_of_a_live_run_is_checked_with_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     story = await going_on(tmp_path)
     assert said(copy_of(story, to=tmp_path / "copy"), capsys) == EXACT
