@@ -169,9 +169,8 @@ class World:
         assert view.groups_by_state["planned"] <= (1 + self.job.staleness) * self.job.batch_groups
         live = sum(view.groups_by_state[s] for s in ("planned", "issued", "running", "finished"))
         assert live <= (1 + self.job.staleness) * self.job.batch_groups
-        held_out = self.job.evaluation_prompts * (1 + self.job.evaluation_sampled)
         most = (1 + self.job.staleness) * self.job.batch_groups * self.job.group_size
-        assert view.waiting_samples <= most + held_out
+        assert view.waiting_samples <= most + self.job.evaluation_prompts * (1 + self.job.evaluation_sampled)
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
