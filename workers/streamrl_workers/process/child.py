@@ -70,7 +70,13 @@ class ChildProcess:
                 start_new_session=True,
             )
             unused.pop_all()
-        transport, frames = await framing.open_frames(ours)
+        try:
+            transport, frames = await framing.open_frames(ours)
+        except BaseException:  # cancelled in most cases: nobody else knows of it, and it has no helpers yet
+            ours.close()
+            process.kill()
+            process.wait()
+            raise
         watch = kill_when_frozen(what, environ=heartbeat, kill=process.kill)
         return cls(
             process, transport=transport, frames=frames, watch=asyncio.create_task(watch, name=f"{name}-heartbeat")
