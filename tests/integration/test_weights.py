@@ -29,14 +29,16 @@ def version(step: int = 5, **changes) -> pb.VersionName:
     return pb.VersionName(**{"attempt": 1, "step": step, "hash": tensors_hash(make_tensors()), **changes})
 
 
-async def pulled(address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, **changes):
+async def pulled(
+    address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, held=None, **changes
+):
     return await pull(
-        address,
-        version=version(**changes),
+        pb.WeightsAvailable(version=version(**changes), address=address),
         timeout_s=timeout_s,
         chunk_bytes=CHUNK_BYTES,
         token=token,
         arrived=arrived,
+        held=held,
     )
 
 
@@ -46,6 +48,41 @@ async def test_what_arrives_is_what_was_published():
     assert tensors == make_tensors()
     assert {name: tensor.data.nbytes for name, tensor in tensors.items()} == SIZES
     assert tensors_hash(tensors) == version().hash
+
+
+async def test_what_is_held_is_not_fetched_again():
+    held: dict[bytes, memoryview] = {}
+    arrived: list[int] = []
+    with weight_server() as (address, _, _):
+        first = await pulled(address, held=held)
+        assert await pulled(address, held=held, arrived=arrived.append) == make_tensors()
+        assert not arrived
+        del held[bytes_hash(first["odd"].data)]
+        assert await pulled(address, held=held, arrived=arrived.append) == make_tensors()
+    assert sum(arrived) == SIZES["odd"]
+    assert held == {bytes_hash(tensor.data): tensor.data for tensor in make_tensors().values()}
+
+
+async def test_what_is_held_stays_when_a_pull_fails():
+    held: dict[bytes, memoryview] = {}
+    with weight_server() as (address, _, _):
+        await pulled(address, held=held)
+    before = dict(held)
+    del before[bytes_hash(make_tensors()["odd"].data)]
+    held = dict(before)
+    with weight_server("corrupting") as (address, _, _), pytest.raises(WeightsError, match="tensor odd: corrupt"):
+        await pulled(address, held=held)
+    assert held == before
+
+
+async def test_a_manifest_with_another_base_is_refused():
+    """Its hash is not what was announced, whatever the generator holds."""
+    held: dict[bytes, memoryview] = {}
+    with weight_server() as (address, _, _):
+        await pulled(address, held=held)
+    refused = pytest.raises(WeightsError, match=r"version \(1, 5\) .*its manifest hashes to .*, announced was")
+    with weight_server("rebased") as (address, _, _), refused:
+        await pulled(address, held=held)
 
 
 async def test_a_killed_server_costs_no_byte_that_had_arrived():

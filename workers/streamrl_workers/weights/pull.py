@@ -5,6 +5,10 @@
 `Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
 that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
 another attempt or address is ended: those bytes are not wanted any more.
+
+A tensor whose hash the puller holds from the version before is not fetched: where adapters are trained that is the base, so a
+version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
+
 Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
 Invariants:
@@ -18,7 +22,7 @@ import asyncio
 import mmap
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -64,31 +68,32 @@ _PERMANENT = frozenset(
 
 
 async def pull(
-    address: str,
+    target: pb.WeightsAvailable,
     *,
-    version: pb.VersionName,
     timeout_s: float,
     chunk_bytes: int,
     token: str,
     tls: Tls | None = None,
     arrived: Callable[[int], None] = lambda _: None,
+    held: dict[bytes, memoryview] | None = None,
 ) -> dict[str, TensorBytes]:
-    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+    """Fetch and verify all tensors of a version that was announced.
 
     Args:
-        address: host:port.
-        version: what is fetched; its hash is what is verified.
+        target: the version, whose hash is what is verified, and the Weights service that has it.
         timeout_s: for all of it.
         chunk_bytes: of one message.
         token: of the run; empty where certificates do its work.
         tls: by certificates; None: without.
         arrived: called with the bytes of each chunk.
+        held: verified tensors by hash, which are not fetched; when the pull has ended well, those of this version.
 
     Raises:
         VersionGoneError: the service does not keep the version.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
-    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived)
+    held = {} if held is None else held
+    state = _Pull(target=target, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived, held=held)
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
@@ -98,6 +103,8 @@ async def pull(
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
+    held.clear()
+    held.update({t.entry.hash: t.buffer for t in tensors})
     return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
@@ -131,17 +138,21 @@ class _Arriving:
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    address: str
-    version: pb.VersionName
+    target: pb.WeightsAvailable
     chunk_bytes: int
     token: str
     tls: Tls | None
     arrived: Callable[[int], None]
+    held: Mapping[bytes, memoryview]
     tensors: list[_Arriving] | None = None  # None until the manifest is there
     last_break: str = "none"
 
+    @property
+    def version(self) -> pb.VersionName:
+        return self.target.version
+
     def named(self) -> str:
-        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.address}"
+        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.target.address}"
 
     def progress(self) -> str:
         if self.tensors is None:
@@ -157,7 +168,9 @@ class _Pull:
 async def _attempt(state: _Pull) -> bool:
     """Go on over a new connection; False when it broke."""
     try:
-        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls)
+        channel = await connect(
+            state.target.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls
+        )
     except ConnectTimeoutError as error:
         state.last_break = str(error)
         return False
@@ -210,12 +223,21 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
         )
     places = [0]
     for entry in manifest.tensors:
-        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        fetched_bytes = 0 if entry.hash in state.held else entry.size_bytes
+        places.append(places[-1] + -(-fetched_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
     memory = _reserved(places[-1])
     return [
-        _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        _held(entry, data=state.held[entry.hash])
+        if entry.hash in state.held
+        else _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
         for begin, entry in zip(places, manifest.tensors, strict=False)
     ]
+
+
+def _held(entry: pb.TensorEntry, *, data: memoryview) -> _Arriving:
+    if len(data) != entry.size_bytes:
+        raise WeightsError(f"tensor {entry.name} of {entry.size_bytes} bytes has the hash of one of {len(data)}")
+    return _Arriving(entry=entry, buffer=data, offset=len(data), verified=True)
 
 
 def _reserved(size_bytes: int) -> memoryview:
