@@ -49,7 +49,7 @@ from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import ModelSource, fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Pull, WeightsError, pull
+from streamrl_workers.weights.pull import FetchedTensor, Pull, WeightsError, pull
 
 _ROLE = "generator"
 
@@ -170,7 +170,7 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None]) -> P
     """
     transport = settings.spec.weights.value
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    held: dict[bytes, memoryview] = {}
+    held: dict[str, FetchedTensor] = {}
 
     async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
         tensors = await pull(

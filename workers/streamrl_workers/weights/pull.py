@@ -6,7 +6,7 @@
 that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
 another attempt or address is ended: those bytes are not wanted any more.
 
-A tensor whose hash the puller holds from the version before is not fetched: where adapters are trained that is the base, so a
+A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
 version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
 
 Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
@@ -75,7 +75,7 @@ async def pull(
     token: str,
     tls: Tls | None = None,
     arrived: Callable[[int], None] = lambda _: None,
-    held: dict[bytes, memoryview] | None = None,
+    held: "dict[str, FetchedTensor] | None" = None,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
@@ -86,7 +86,7 @@ async def pull(
         token: of the run; empty where certificates do its work.
         tls: by certificates; None: without.
         arrived: called with the bytes of each chunk.
-        held: verified tensors by hash, which are not fetched; when the pull has ended well, those of this version.
+        held: verified tensors by name, not fetched where hash and shape are the same; behind a pull that ended well, this version's.
 
     Raises:
         VersionGoneError: the service does not keep the version.
@@ -104,13 +104,13 @@ async def pull(
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
     held.clear()
-    held.update({t.entry.hash: t.buffer for t in tensors})
+    held.update({t.entry.name: t for t in tensors})
     return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
 @dataclass(slots=True, kw_only=True)
-class _Arriving:
-    """One tensor on its way."""
+class FetchedTensor:
+    """One tensor, on its way or there."""
 
     entry: pb.TensorEntry
     buffer: memoryview
@@ -143,8 +143,8 @@ class _Pull:
     token: str
     tls: Tls | None
     arrived: Callable[[int], None]
-    held: Mapping[bytes, memoryview]
-    tensors: list[_Arriving] | None = None  # None until the manifest is there
+    held: Mapping[str, FetchedTensor]
+    tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     last_break: str = "none"
 
     @property
@@ -210,7 +210,7 @@ async def _over(service: Client, state: _Pull) -> None:
         kept.cancel()  # open until here: the version is not dropped between two tensors
 
 
-def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
+def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
     if manifest.hash_algorithm != HASH_ALGORITHM:
         raise WeightsError(
             f"{state.named()}: refused: the trainer hashes weights by {manifest.hash_algorithm or 'blake2b'}, "
@@ -221,23 +221,21 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
         raise WeightsError(
             f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
         )
+    fresh = [entry for entry in manifest.tensors if not _is_held(entry, state)]
     places = [0]
-    for entry in manifest.tensors:
-        fetched_bytes = 0 if entry.hash in state.held else entry.size_bytes
-        places.append(places[-1] + -(-fetched_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+    for entry in fresh:
+        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
     memory = _reserved(places[-1])
-    return [
-        _held(entry, data=state.held[entry.hash])
-        if entry.hash in state.held
-        else _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
-        for begin, entry in zip(places, manifest.tensors, strict=False)
+    fetched = [
+        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        for begin, entry in zip(places, fresh, strict=False)
     ]
+    return fetched + [state.held[entry.name] for entry in manifest.tensors if _is_held(entry, state)]
 
 
-def _held(entry: pb.TensorEntry, *, data: memoryview) -> _Arriving:
-    if len(data) != entry.size_bytes:
-        raise WeightsError(f"tensor {entry.name} of {entry.size_bytes} bytes has the hash of one of {len(data)}")
-    return _Arriving(entry=entry, buffer=data, offset=len(data), verified=True)
+def _is_held(entry: pb.TensorEntry, state: _Pull) -> bool:
+    held = state.held.get(entry.name)
+    return held is not None and held.entry == entry
 
 
 def _reserved(size_bytes: int) -> memoryview:
@@ -248,7 +246,7 @@ def _reserved(size_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
+async def _fetch_all(service: Client, state: _Pull, *, pending: deque[FetchedTensor]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
@@ -259,7 +257,7 @@ async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-async def _fetch(service: Client, state: _Pull, *, tensor: _Arriving) -> None:
+async def _fetch(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:
     """The rest of one tensor."""
     request = pb.FetchRequest(
         version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
