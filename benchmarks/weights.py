@@ -91,7 +91,8 @@ def pulls(size_bytes: int, *, repeats: int) -> None:
     version = pb.VersionName.FromString(name)
 
     def once() -> None:
-        asyncio.run(pull(address, version=version, timeout_s=600, chunk_bytes=CHUNK_BYTES, token=TOKEN))
+        target = pb.WeightsAvailable(version=version, address=address)
+        asyncio.run(pull(target, timeout_s=600, chunk_bytes=CHUNK_BYTES, token=TOKEN))
 
     took_s = medians({"pull": once}, repeats=repeats)["pull"]
     process.kill()

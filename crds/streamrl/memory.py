@@ -89,8 +89,11 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, reference: bool, critic:
 
 
 def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Of all versions in the main memory of rank 0."""
-    return PUBLISHED_VERSIONS * sizes.parameters * number_bytes(trainer)
+    """Of all versions in the main memory of rank 0; they share the base of adapters, which are float32."""
+    if trainer.lora is None:
+        return PUBLISHED_VERSIONS * sizes.parameters * number_bytes(trainer)
+    base = sizes.parameters - sizes.trained
+    return base * number_bytes(trainer) + PUBLISHED_VERSIONS * sizes.trained * _FLOAT32
 
 
 def number_bytes(trainer: Trainer) -> int:

@@ -71,9 +71,7 @@ class Trainer:
         self.failures: list[str] = []
 
     async def _pull(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        return await pull(
-            target.address, version=target.version, timeout_s=DEADLINE_S, chunk_bytes=CHUNK_BYTES, token="t"
-        )
+        return await pull(target, timeout_s=DEADLINE_S, chunk_bytes=CHUNK_BYTES, token="t")
 
     def _woken(self) -> None:
         if self.puller.ready:

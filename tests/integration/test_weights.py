@@ -14,7 +14,7 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import VersionGoneError, WeightsError, pull
+from streamrl_workers.weights.pull import FetchedTensor, VersionGoneError, WeightsError, pull
 from support.engine_requests import request
 from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
@@ -29,14 +29,16 @@ def version(step: int = 5, **changes) -> pb.VersionName:
     return pb.VersionName(**{"attempt": 1, "step": step, "hash": tensors_hash(make_tensors()), **changes})
 
 
-async def pulled(address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, **changes):
+async def pulled(
+    address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, held=None, **changes
+):
     return await pull(
-        address,
-        version=version(**changes),
+        pb.WeightsAvailable(version=version(**changes), address=address),
         timeout_s=timeout_s,
         chunk_bytes=CHUNK_BYTES,
         token=token,
         arrived=arrived,
+        held=held,
     )
 
 
@@ -46,6 +48,42 @@ async def test_what_arrives_is_what_was_published():
     assert tensors == make_tensors()
     assert {name: tensor.data.nbytes for name, tensor in tensors.items()} == SIZES
     assert tensors_hash(tensors) == version().hash
+
+
+async def test_what_is_held_is_not_fetched_again():
+    held: dict[str, FetchedTensor] = {}
+    arrived: list[int] = []
+    with weight_server() as (address, _, _):
+        await pulled(address, held=held)
+        assert await pulled(address, held=held, arrived=arrived.append) == make_tensors()
+        assert not arrived
+        del held["odd"]
+        assert await pulled(address, held=held, arrived=arrived.append) == make_tensors()
+    assert sum(arrived) == SIZES["odd"]
+    assert {name: tensor.buffer for name, tensor in held.items()} == {
+        name: tensor.data for name, tensor in make_tensors().items()
+    }
+
+
+async def test_what_is_held_stays_when_a_pull_fails():
+    held: dict[str, FetchedTensor] = {}
+    with weight_server() as (address, _, _):
+        await pulled(address, held=held)
+    del held["odd"]
+    before = dict(held)
+    with weight_server("corrupting") as (address, _, _), pytest.raises(WeightsError, match="tensor odd: corrupt"):
+        await pulled(address, held=held)
+    assert held == before
+
+
+async def test_a_manifest_with_another_base_is_refused():
+    """Its hash is not what was announced, whatever the generator holds."""
+    held: dict[str, FetchedTensor] = {}
+    with weight_server() as (address, _, _):
+        await pulled(address, held=held)
+    refused = pytest.raises(WeightsError, match=r"version \(1, 5\) .*its manifest hashes to .*, announced was")
+    with weight_server("rebased") as (address, _, _), refused:
+        await pulled(address, held=held)
 
 
 async def test_a_killed_server_costs_no_byte_that_had_arrived():

@@ -16,9 +16,10 @@ def trainer_spec(
     rule: str = "grpo",
     correction: dict[str, Any] | None = None,
     temperature: float = 1.0,
+    engine: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> RLJobSpec:
-    """A small job; `algorithm` are the constants of `rule`, `trainer` is in the words of the job file."""
+    """A small job; `algorithm` are the constants of `rule`, `engine` is the generator's, `trainer` is in the words of the job file."""
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -34,7 +35,7 @@ def trainer_spec(
                 },
                 "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
                 "pipeline": {"batchGroups": 4, "steps": steps},
-                "generators": [{"name": "sim", "engine": {"hf": {}}}],
+                "generators": [{"name": "sim", "engine": engine or {"hf": {}}}],
                 "trainer": {"learningRate": 1e-3, **trainer},
             },
         }

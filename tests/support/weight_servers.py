@@ -11,7 +11,7 @@ import grpc.aio
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.services import WEIGHTS, serve
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
 TOKEN = "secret"
@@ -67,6 +67,16 @@ class Older(WeightsService):
             yield pb.Frame(data=manifest.SerializeToString())
 
 
+class Rebased(WeightsService):
+    """Names other bytes for the tensor `big` than the version's hash was formed of."""
+
+    async def GetManifest(self, request, context):  # noqa: N802
+        async for frame in super().GetManifest(request, context):
+            manifest = pb.Manifest.FromString(frame.data)
+            manifest.tensors[0].hash = bytes_hash(memoryview(b"another base"))
+            yield pb.Frame(data=manifest.SerializeToString())
+
+
 async def _serve(pipe: Connection, *, kind: str, port: int, allowed: int) -> None:
     store = WeightStore()
     store.publish(attempt=1, step=5, tensors=make_tensors())
@@ -75,6 +85,7 @@ async def _serve(pipe: Connection, *, kind: str, port: int, allowed: int) -> Non
         "slowed": lambda: Slowed(store, allowed=allowed, served=pipe),
         "corrupting": lambda: Corrupting(store),
         "older": lambda: Older(store),
+        "rebased": lambda: Rebased(store),
     }[kind]()
     server = make_server(TOKEN)
     serve(server, WEIGHTS, service)

@@ -277,7 +277,7 @@ class TrainerEngine(OneOf):
 
 
 class Lora(SpecModel):
-    """Low-rank adapters (arXiv 2106.09685); generators get the merged weights."""
+    """Low-rank adapters (arXiv 2106.09685); generators get the base once, then the adapters of each version, and merge them."""
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapters.")
     alpha: float = Field(default=32.0, gt=0, le=1e6, description="The adapters' product is scaled by alpha / rank.")

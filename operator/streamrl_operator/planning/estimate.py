@@ -239,14 +239,15 @@ def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None)
 
 
 def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
-    """Weights twice (the next version is pulled while this one is used) and the cache of all slots."""
+    """Weights twice (the next version is pulled while this one is used), the base of adapters, and the cache of all slots."""
     if pool.engine.simulated is not None:
         return _SIMULATED_BYTES
     if architecture is None:
         return None
     slots: int = pool.engine.value.slots
     cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats
-    return _PROCESS_BYTES + (2 * architecture.parameters + cache) * number_bytes(job.spec.trainer)
+    copies = 2 if job.spec.trainer.lora is None else 3
+    return _PROCESS_BYTES + (copies * architecture.parameters + cache) * number_bytes(job.spec.trainer)
 
 
 def _sequence_tokens(task: Task, architecture: Architecture) -> int:

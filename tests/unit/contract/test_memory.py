@@ -1,5 +1,6 @@
 """Memory of a rank of the trainer, part by part."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,17 +59,11 @@ def test_parts_of_a_7b_model(trainer: dict[str, Any], part: str, gib: float) -> 
     assert getattr(memory(**trainer), part) / GIB == pytest.approx(gib, abs=0.06)
 
 
+ADAPTED = replace(QWEN25_7B, parameters=WEIGHTS + ADAPTERS, trained=ADAPTERS)
+
+
 def test_adapters_alone_have_gradients() -> None:
-    sizes = ModelSizes(
-        parameters=WEIGHTS + ADAPTERS,
-        trained=ADAPTERS,
-        embeddings=QWEN25_7B.embeddings,
-        vocabulary=QWEN25_7B.vocabulary,
-        hidden=QWEN25_7B.hidden,
-        feed_forward=QWEN25_7B.feed_forward,
-        layers=QWEN25_7B.layers,
-    )
-    found = memory(sizes=sizes, reference=True, lora={})
+    found = memory(sizes=ADAPTED, reference=True, lora={})
     assert found.gradients == 4 * ADAPTERS
     assert found.optimiser == 8 * ADAPTERS
     assert found.parameters == 4 * (WEIGHTS + ADAPTERS)  # the reference is no copy
@@ -84,3 +79,8 @@ def test_the_first_part_that_does_not_fit_is_named() -> None:
 
 def test_three_versions_may_be_in_main_memory() -> None:
     assert published_bytes(QWEN25_7B, trainer=Trainer.model_validate({"precision": "BF16"})) == 3 * 2 * WEIGHTS
+
+
+def test_versions_share_the_base_of_adapters() -> None:
+    trainer = Trainer.model_validate({"precision": "BF16", "lora": {}})
+    assert published_bytes(ADAPTED, trainer=trainer) == 2 * WEIGHTS + 3 * 4 * ADAPTERS

@@ -49,7 +49,7 @@ from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import ModelSource, fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Pull, pull
+from streamrl_workers.weights.pull import FetchedTensor, Pull, WeightsError, pull
 
 _ROLE = "generator"
 
@@ -135,7 +135,7 @@ async def _serve(
     instance: str,
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
-    loop = EngineLoop(engine, pull=_pull(settings, status.weights_arrived), outbox=outbox, recorder=recorder)
+    loop = EngineLoop(engine, pull=pull_of(settings, arrived=status.weights_arrived), outbox=outbox, recorder=recorder)
     link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
@@ -163,22 +163,37 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def _pull(settings: GeneratorSettings, arrived: Callable[[int], None]) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes."""
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None]) -> Pull:
+    """How this job moves weights; `arrived` is told of all bytes.
+
+    Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
+    """
     transport = settings.spec.weights.value
+    adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
+    held: dict[str, FetchedTensor] = {}
 
     async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        return await pull(
-            target.address,
-            version=target.version,
+        tensors = await pull(
+            target,
             timeout_s=transport.timeout_seconds,
             chunk_bytes=parse_bytes(transport.chunk_bytes),
             token=settings.variables.token,
             tls=settings.variables.tls,
             arrived=arrived,
+            held=held if adapts else None,
         )
+        return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 
     return over_grpc
+
+
+def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:
+    from streamrl_workers.models.published import merged  # needs torch, which the engine has loaded
+
+    try:
+        return merged(tensors)
+    except ValueError as error:
+        raise WeightsError(f"the trainer's weights cannot be used: {error}") from error
 
 
 async def _model_path(settings: GeneratorSettings) -> str | None:

@@ -46,12 +46,15 @@ def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
     return digest.digest()
 
 
+def entry_of(name: str, tensor: TensorBytes) -> pb.TensorEntry:
+    """The manifest entry of one tensor."""
+    dtype, shape, data = tensor
+    return pb.TensorEntry(name=name, dtype=dtype, shape=shape, size_bytes=data.nbytes, hash=bytes_hash(data))
+
+
 def describe(tensors: Mapping[str, TensorBytes]) -> list[pb.TensorEntry]:
     """Manifest entries of `tensors`, sorted by name."""
-    return [
-        pb.TensorEntry(name=name, dtype=dtype, shape=shape, size_bytes=data.nbytes, hash=bytes_hash(data))
-        for name, (dtype, shape, data) in sorted(tensors.items())
-    ]
+    return [entry_of(name, tensor) for name, tensor in sorted(tensors.items())]
 
 
 def tensors_hash(tensors: Mapping[str, TensorBytes]) -> bytes:

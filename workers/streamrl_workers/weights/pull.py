@@ -5,6 +5,10 @@
 `Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
 that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
 another attempt or address is ended: those bytes are not wanted any more.
+
+A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
+version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
+
 Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
 Invariants:
@@ -18,7 +22,7 @@ import asyncio
 import mmap
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -64,31 +68,32 @@ _PERMANENT = frozenset(
 
 
 async def pull(
-    address: str,
+    target: pb.WeightsAvailable,
     *,
-    version: pb.VersionName,
     timeout_s: float,
     chunk_bytes: int,
     token: str,
     tls: Tls | None = None,
     arrived: Callable[[int], None] = lambda _: None,
+    held: "dict[str, FetchedTensor] | None" = None,
 ) -> dict[str, TensorBytes]:
-    """Fetch and verify all tensors of `version` from the Weights service at `address`.
+    """Fetch and verify all tensors of a version that was announced.
 
     Args:
-        address: host:port.
-        version: what is fetched; its hash is what is verified.
+        target: the version, whose hash is what is verified, and the Weights service that has it.
         timeout_s: for all of it.
         chunk_bytes: of one message.
         token: of the run; empty where certificates do its work.
         tls: by certificates; None: without.
         arrived: called with the bytes of each chunk.
+        held: verified tensors by name, not fetched where hash and shape are the same; behind a pull that ended well, this version's.
 
     Raises:
         VersionGoneError: the service does not keep the version.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
-    state = _Pull(address=address, version=version, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived)
+    held = {} if held is None else held
+    state = _Pull(target=target, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived, held=held)
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
@@ -98,12 +103,14 @@ async def pull(
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
+    held.clear()
+    held.update({t.entry.name: t for t in tensors})
     return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
 @dataclass(slots=True, kw_only=True)
-class _Arriving:
-    """One tensor on its way."""
+class FetchedTensor:
+    """One tensor, on its way or there."""
 
     entry: pb.TensorEntry
     buffer: memoryview
@@ -131,17 +138,21 @@ class _Arriving:
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    address: str
-    version: pb.VersionName
+    target: pb.WeightsAvailable
     chunk_bytes: int
     token: str
     tls: Tls | None
     arrived: Callable[[int], None]
-    tensors: list[_Arriving] | None = None  # None until the manifest is there
+    held: Mapping[str, FetchedTensor]
+    tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     last_break: str = "none"
 
+    @property
+    def version(self) -> pb.VersionName:
+        return self.target.version
+
     def named(self) -> str:
-        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.address}"
+        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.target.address}"
 
     def progress(self) -> str:
         if self.tensors is None:
@@ -157,7 +168,9 @@ class _Pull:
 async def _attempt(state: _Pull) -> bool:
     """Go on over a new connection; False when it broke."""
     try:
-        channel = await connect(state.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls)
+        channel = await connect(
+            state.target.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls
+        )
     except ConnectTimeoutError as error:
         state.last_break = str(error)
         return False
@@ -197,7 +210,7 @@ async def _over(service: Client, state: _Pull) -> None:
         kept.cancel()  # open until here: the version is not dropped between two tensors
 
 
-def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
+def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
     if manifest.hash_algorithm != HASH_ALGORITHM:
         raise WeightsError(
             f"{state.named()}: refused: the trainer hashes weights by {manifest.hash_algorithm or 'blake2b'}, "
@@ -208,14 +221,21 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[_Arriving]:
         raise WeightsError(
             f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
         )
+    fresh = [entry for entry in manifest.tensors if not _is_held(entry, state)]
     places = [0]
-    for entry in manifest.tensors:
+    for entry in fresh:
         places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
     memory = _reserved(places[-1])
-    return [
-        _Arriving(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
-        for begin, entry in zip(places, manifest.tensors, strict=False)
+    fetched = [
+        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        for begin, entry in zip(places, fresh, strict=False)
     ]
+    return fetched + [state.held[entry.name] for entry in manifest.tensors if _is_held(entry, state)]
+
+
+def _is_held(entry: pb.TensorEntry, state: _Pull) -> bool:
+    held = state.held.get(entry.name)
+    return held is not None and held.entry == entry
 
 
 def _reserved(size_bytes: int) -> memoryview:
@@ -226,7 +246,7 @@ def _reserved(size_bytes: int) -> memoryview:
     return memoryview(memory)
 
 
-async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]) -> None:
+async def _fetch_all(service: Client, state: _Pull, *, pending: deque[FetchedTensor]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
@@ -237,7 +257,7 @@ async def _fetch_all(service: Client, state: _Pull, *, pending: deque[_Arriving]
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-async def _fetch(service: Client, state: _Pull, *, tensor: _Arriving) -> None:
+async def _fetch(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:
     """The rest of one tensor."""
     request = pb.FetchRequest(
         version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes

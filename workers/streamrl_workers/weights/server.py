@@ -5,6 +5,7 @@ port, who may call, announcing. `WeightStore` is thread-safe: the trainer publis
 
 Invariants:
 - Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
+- A read-only tensor that is published again is neither copied nor hashed again: versions share it.
 - The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while somebody pulls them.
 """
 
@@ -13,13 +14,14 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.messages import frames
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, describe, manifest_hash
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash
 
 _MAX_CHUNK_BYTES = 3 * 2**20
 """gRPC refuses messages above 4 MiB; the rest is room for framing."""
@@ -33,10 +35,16 @@ _PULLED_KEPT = 2
 _Key = tuple[int, int, bytes]
 
 
+class _KeptTensor(NamedTuple):
+    given: TensorBytes | None  # None: it was writable, so it may have changed since
+    data: memoryview
+    entry: pb.TensorEntry
+
+
 @dataclass(slots=True, kw_only=True)
 class _KeptVersion:
     manifest: pb.Manifest
-    data: dict[str, memoryview]
+    tensors: dict[str, _KeptTensor]
     pulls: int = 0
 
 
@@ -50,11 +58,13 @@ class WeightStore:
 
     def publish(self, *, attempt: int, step: int, tensors: Mapping[str, TensorBytes]) -> pb.VersionName:
         """Keep `tensors` as version (attempt, step) and return its name with the hash."""
-        owned = {name: TensorBytes(dtype, shape, _frozen(data)) for name, (dtype, shape, data) in tensors.items()}
-        entries = describe(owned)
+        with self._lock:
+            before = next((kept.tensors for kept in reversed(self._kept.values())), {})
+        owned = {name: _keep(name, tensor, before=before.get(name)) for name, tensor in sorted(tensors.items())}
+        entries = [tensor.entry for tensor in owned.values()]
         version = pb.VersionName(attempt=attempt, step=step, hash=manifest_hash(entries))
         manifest = pb.Manifest(version=version, tensors=entries, hash_algorithm=HASH_ALGORITHM)
-        kept = _KeptVersion(manifest=manifest, data={name: tensor.data for name, tensor in owned.items()})
+        kept = _KeptVersion(manifest=manifest, tensors=owned)
         with self._lock:
             self._kept.pop(_key(version), None)  # published again: it is the newest now
             self._kept[_key(version)] = kept
@@ -70,8 +80,8 @@ class WeightStore:
         """Up to `limit_bytes` of `tensor` from `offset`; None when version or tensor is not kept."""
         with self._lock:
             kept = self._kept.get(_key(version))
-            data = kept.data.get(tensor) if kept else None
-        return None if data is None else bytes(data[offset : offset + limit_bytes])
+            found = kept.tensors.get(tensor) if kept else None
+        return None if found is None else bytes(found.data[offset : offset + limit_bytes])
 
     @contextmanager
     def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
@@ -97,6 +107,14 @@ class WeightStore:
 
 def _key(version: pb.VersionName) -> _Key:
     return version.attempt, version.step, version.hash
+
+
+def _keep(name: str, tensor: TensorBytes, *, before: _KeptTensor | None) -> _KeptTensor:
+    """`before`: of that name in the version before."""
+    if before is not None and before.given is tensor:
+        return before
+    owned = tensor._replace(data=_frozen(tensor.data))
+    return _KeptTensor(tensor if tensor.data.readonly else None, owned.data, entry_of(name, owned))
 
 
 def _frozen(data: memoryview) -> memoryview:

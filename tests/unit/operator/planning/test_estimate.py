@@ -121,6 +121,15 @@ def test_a_generator_holds_two_versions_and_its_cache() -> None:
     assert pool.bytes_per_replica == pytest.approx(GIB + 2 * 4 * 8_190_735_360 + cache, rel=0.001)
 
 
+def test_a_generator_keeps_the_base_of_adapters() -> None:
+    document = full_document()
+    document["spec"]["trainer"] |= {"lora": {}}
+    adapted, whole = (estimate(job, config=QWEN3_8B).pools[0] for job in (parse_job(document), full_job()))
+    assert adapted.bytes_per_replica is not None
+    assert whole.bytes_per_replica is not None
+    assert adapted.bytes_per_replica - whole.bytes_per_replica == pytest.approx(4 * 8_190_735_360, rel=0.001)
+
+
 def test_money() -> None:
     found = estimate(full_job())
     assert [pool.cost_per_hour for pool in found.pools] == [

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config
 
 from streamrl.errors import UserError
 from streamrl.spec.generators import HfEngineSpec
+from streamrl.spec.training import Lora
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.load import load_empty, load_model, load_structure
-from streamrl_workers.trainer.engines import model_files, sharding
+from streamrl_workers.models.published import as_tensor, merged
+from streamrl_workers.trainer.engines import lora, model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
@@ -52,11 +54,6 @@ def _step(engine: TorchEngine, step: int = 0) -> dict[str, float]:
     engine.begin_step(step, attempt=1)
     engine.add([make_group(number) for number in range(3)])
     return engine.finish_step()
-
-
-def _tensor(engine: TorchEngine, name: str) -> torch.Tensor:
-    dtype, shape, data = engine.tensors()[name]
-    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
 
 
 def _batch() -> Any:
@@ -132,24 +129,55 @@ def test_generators_take_what_a_bf16_trainer_publishes(model: Path) -> None:
     generator.load_weights(version=0, tensors=published)
 
 
-def test_published_adapters_are_merged_and_the_base_stays(model: Path, tmp_path: Path) -> None:
+def test_what_is_exported_is_what_generators_merge(model: Path, tmp_path: Path) -> None:
     engine, initial = _engine(model, lora={"rank": 4}), load_model(str(model))
     losses = [_step(engine, step)["loss"] for step in range(6)]
     assert losses[-1] < losses[0] - 0.01
     engine.export(tmp_path)
     base = load_model(str(model))
-    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    by_peft = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
     exported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    whole = merged(engine.tensors())
+    assert whole.keys() == initial.state_dict().keys() - {"lm_head.weight"}
     moved = 0
-    for name, before in initial.state_dict().items():
-        if name == "lm_head.weight":
-            continue
-        published = _tensor(engine, name)
-        torch.testing.assert_close(published, merged[name])
-        assert torch.equal(published, exported[name]), name
-        moved += not torch.equal(published, before)
+    for name, published in whole.items():
+        tensor = as_tensor(published)
+        torch.testing.assert_close(tensor, by_peft[name])
+        assert torch.equal(tensor, exported[name]), name
+        moved += not torch.equal(tensor, initial.state_dict()[name])
     assert moved == 14  # seven linear layers in each of two blocks
-    assert engine.tensors().keys() == initial.state_dict().keys() - {"lm_head.weight"}
+
+
+def test_the_base_is_published_as_it_began_and_copied_once(model: Path, tmp_path: Path) -> None:
+    engine, initial = _engine(model, lora={"rank": 4}), load_model(str(model))
+    before = engine.tensors()
+    _step(engine)
+    after = engine.tensors()
+    adapters = {name for name in after if ":lora_" in name}
+    assert len(adapters) == 3 * 14
+    assert all(after[name] is before[name] for name in after.keys() - adapters)
+    assert all(after[name] != before[name] for name in adapters if name.endswith(":lora_B"))
+    assert {k: t for k, t in after.items() if k not in adapters} == model_files.tensors(initial)
+    engine.save(tmp_path)
+    again = _engine(model, lora={"rank": 4})  # another process, behind a restart
+    again.load(tmp_path)
+    assert again.tensors() == after
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # peft mends it, and says so
+def test_a_layer_that_lies_transposed_is_merged_too() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=33, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    adapted, plain = GPT2LMHeadModel(config).eval(), GPT2LMHeadModel(config).eval()
+    lora.add_adapters(adapted, Lora.model_validate({"rank": 2, "targetModules": ("c_attn",)}))
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    for name, published in merged(model_files.tensors(adapted) | model_files.adapters(adapted)).items():
+        plain.state_dict()[name].copy_(as_tensor(published))
+    tokens = torch.arange(20).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(tokens).logits, adapted(tokens).logits)
 
 
 def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> None:

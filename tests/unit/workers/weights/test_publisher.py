@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import TensorBytes, describe, manifest_hash, tensors_hash
+from streamrl_workers.weights import hashing
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe, manifest_hash, tensors_hash
 from streamrl_workers.weights.server import WeightStore
 
 
@@ -69,6 +70,30 @@ def test_a_read_only_buffer_is_kept_as_it_is():
     with pytest.raises(BufferError):
         data.append(0)  # somebody still looks at it: no copy was made
     assert chunk(store, version) == b"abcd"
+
+
+def test_a_tensor_that_is_published_again_is_hashed_once(monkeypatch):
+    hashed: list[bytes] = []
+    versions: list[tuple[pb.VersionName, dict[str, TensorBytes]]] = []
+    monkeypatch.setattr(hashing, "bytes_hash", lambda data: hashed.append(bytes(data)) or bytes_hash(data))
+    store, base = WeightStore(), tensor(b"base")
+    for step in range(3):
+        tensors = {"base": base, "adapter": tensor(bytes([step]))}
+        version = store.publish(attempt=1, step=step, tensors=tensors)
+        versions.append((version, tensors))
+        assert store.chunk(version, tensor="base", offset=0, limit_bytes=9) == b"base"
+    assert hashed == [b"\0", b"base", b"\1", b"\2"]
+    assert all(version.hash == tensors_hash(tensors) for version, tensors in versions)
+
+
+def test_a_writable_buffer_that_is_published_again_is_hashed_again():
+    store, data = WeightStore(), bytearray(b"abcd")
+    given = TensorBytes("uint8", (4,), memoryview(data))
+    first = store.publish(attempt=1, step=0, tensors={"w": given})
+    data[:] = b"zzzz"
+    second = store.publish(attempt=1, step=1, tensors={"w": given})
+    assert (chunk(store, first), chunk(store, second)) == (b"abcd", b"zzzz")
+    assert first.hash != second.hash
 
 
 def test_another_attempt_at_a_step_is_another_version():

@@ -44,7 +44,7 @@ class TrainEngine(Protocol):
         """Work off what still waits, step the optimiser once, and return the step's metrics."""
 
     def tensors(self) -> dict[str, TensorBytes]:
-        """A copy of the weights as they are now, by name, tied tensors once."""
+        """The weights as they are now, by name, tied tensors once: a copy of what training changes."""
 
     def save(self, directory: Path) -> None:
         """Write everything that training goes on from into the existing, empty `directory`."""

@@ -1,9 +1,8 @@
 """Low-rank adapters by peft, inside the model as it is (arXiv 2106.09685): W x + (alpha / rank) B A x.
 
-Owns: where adapters go, the merged weights, the adapters' own files. Does not own: training them.
+Owns: where adapters go, what of them is published, the adapters' own files. Does not own: training them, merging (`models/published.py`).
 
-The merged weights are computed beside the live model and published under the base model's names. Functions that make full
-tensors are collectives.
+Functions that make full tensors are collectives.
 """
 
 import copy
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl.spec.training import Lora
+from streamrl_workers.models.published import LORA_A, LORA_B, LORA_SCALING
 from streamrl_workers.trainer.engines.sharding import full
 
 ADAPTER = "default"
@@ -68,16 +68,18 @@ def base_name(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(_BASE, ".")
 
 
-def merged(model: torch.nn.Module, *, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The full weights of `name`, adapters merged in: on every rank."""
-    whole = full(tensor)
-    if not name.endswith(f"{_BASE}weight"):
-        return whole
-    layer: Any = model.get_submodule(name.removesuffix(f"{_BASE}weight"))
-    product: torch.Tensor = (
-        full(layer.lora_B[ADAPTER].weight) @ full(layer.lora_A[ADAPTER].weight) * layer.scaling[ADAPTER]
-    )
-    return whole + (product.T if layer.fan_in_fan_out else product)
+def adapters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every adapter in full, under the names that it is published by: on every rank."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLinear):
+            lora_a, lora_b = (
+                full(part[ADAPTER].get_parameter("weight")).detach() for part in (layer.lora_A, layer.lora_B)
+            )
+            if layer.fan_in_fan_out:  # its weight lies transposed
+                lora_a, lora_b = lora_b.T, lora_a.T
+            yield f"{name}.weight{LORA_A}", lora_a
+            yield f"{name}.weight{LORA_B}", lora_b
+            yield f"{name}.weight{LORA_SCALING}", torch.tensor(layer.scaling[ADAPTER], dtype=torch.float32)
 
 
 def save_adapters(model: torch.nn.Module, directory: Path, *, writes: bool) -> None:

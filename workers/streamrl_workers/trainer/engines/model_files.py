@@ -3,7 +3,7 @@
 Owns: what belongs to the state (trained tensors, optimiser, random state), the layout of its files, the snapshot of the weights,
 the export. Does not own: when, where, atomicity (`checkpoint.py`).
 
-Every function is called on every rank. `tensors` and `export` are collectives; only rank 0 has something of them.
+Every function is called on every rank. `tensors`, `adapters` and `export` are collectives; only rank 0 has something of them.
 With adapters only these are in the state: the weights below them come from the initial model again.
 
     rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row}};
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -30,6 +31,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.errors import UserError
 from streamrl_workers.models.load import structure_of
+from streamrl_workers.models.published import as_bytes, as_tensor, merged
 from streamrl_workers.trainer.engines.sharding import Precision, begin_row, full, local, published_dtype, rank_of
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -59,44 +61,54 @@ def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Opti
 
 
 def tensors(model: torch.nn.Module, *, precision: Precision = "FP32") -> dict[str, TensorBytes]:
-    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are merged in."""
+    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are left out."""
     dtype = published_dtype(precision)
     writes = rank_of() == 0
-    return {name: _bytes_of(tensor, dtype) for name, tensor in _merged(model) if writes}
+    return {name: _bytes_of(tensor, dtype) for name, tensor in _plain_tensors(model) if writes}
+
+
+def adapters(model: torch.nn.Module) -> dict[str, TensorBytes]:
+    """A copy of every adapter in float32, as `models/published.py` names them."""
+    writes = rank_of() == 0
+    return {name: _bytes_of(tensor, torch.float32) for name, tensor in _lora().adapters(model) if writes}
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    """Whether only adapters are trained."""
+    return hasattr(model, "peft_config")  # peft's mark
 
 
 def export(
-    directory: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precision: Precision = "FP32"
+    directory: Path,
+    *,
+    model: PreTrainedModel,
+    published: Mapping[str, TensorBytes],
+    tokenizer: PreTrainedTokenizerBase,
+    precision: Precision = "FP32",
 ) -> None:
-    """The model as `from_pretrained` loads it, in the format that generators had; adapters merged in, and beside it."""
-    dtype, writes = published_dtype(precision), rank_of() == 0
-    whole = {name: _in(tensor, dtype) for name, tensor in _merged(model) if writes}
+    """The model as `from_pretrained` loads it: what generators make of the `published` tensors; adapters also beside it."""
+    writes = rank_of() == 0
     try:
-        if _has_adapters(model):
+        if has_adapters(model):
             _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
         if writes:
-            _plain(model, whole, dtype=dtype).save_pretrained(directory)
+            _plain(model, merged(published), dtype=published_dtype(precision)).save_pretrained(directory)
             tokenizer.save_pretrained(directory)
     except SafetensorError as error:  # how a full disk shows
         raise OSError(errno.EIO, str(error)) from error
 
 
 @torch.no_grad()
-def _merged(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _plain_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the base model in full, one after the other."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
-        if not _has_adapters(model):
-            yield name, full(tensor).detach()
-        elif (plain := _lora().base_name(name)) is not None:
-            yield plain, _lora().merged(model, name=name, tensor=tensor).detach()
-
-
-def _has_adapters(model: torch.nn.Module) -> bool:
-    return hasattr(model, "peft_config")  # peft's mark
+        plain = _lora().base_name(name) if has_adapters(model) else name
+        if plain is not None:
+            yield plain, full(tensor).detach()
 
 
 def _lora() -> ModuleType:
@@ -106,27 +118,23 @@ def _lora() -> ModuleType:
     return lora
 
 
-def _plain(model: PreTrainedModel, whole: dict[str, torch.Tensor], *, dtype: torch.dtype) -> PreTrainedModel:
+def _plain(model: PreTrainedModel, whole: Mapping[str, TensorBytes], *, dtype: torch.dtype) -> PreTrainedModel:
     """The same model, neither sharded nor adapted."""
     plain = structure_of(model.config, dtype=dtype)
     known = plain.state_dict()
     for name, tensor in whole.items():
-        known[name].copy_(tensor)
+        known[name].copy_(as_tensor(tensor))
     plain.generation_config = model.generation_config
     return plain
 
 
-def _in(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
-
-
 def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> TensorBytes:
     """Copied once, whatever its device and format; what is given out nobody writes to."""
-    plain = _in(tensor, dtype).contiguous()
-    raw = plain.reshape(-1).view(torch.uint8).numpy()
+    plain = tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+    found = as_bytes(plain)
     if plain.data_ptr() == tensor.data_ptr():  # the model's own; by numpy, which takes huge pages
-        raw = raw.copy()
-    return TensorBytes(str(plain.dtype).removeprefix("torch."), tuple(plain.shape), raw.data.toreadonly())
+        found = found._replace(data=np.frombuffer(found.data, dtype=np.uint8).copy().data)
+    return found._replace(data=found.data.toreadonly())
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

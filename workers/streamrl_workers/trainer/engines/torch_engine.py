@@ -84,7 +84,7 @@ class TorchEngine:
         return self._metrics.metrics() | measured | diffs | numbers
 
     def tensors(self) -> dict[str, TensorBytes]:
-        """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""
+        """Copies of all tensors; where names share one storage, the first; with adapters, the base and these."""
         tensors: dict[str, TensorBytes] = everywhere(self._ranks, "tensors")[0]
         return tensors
 

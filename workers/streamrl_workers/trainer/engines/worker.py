@@ -141,6 +141,7 @@ class RankWorker:
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
+        self._base: dict[str, TensorBytes] | None = None  # below adapters, as published; of rank 0
         self.begin(None)
 
     def begin(self, payload: None) -> None:
@@ -221,9 +222,16 @@ class RankWorker:
         return self._diffs.raw()
 
     def tensors(self, payload: None) -> dict[str, TensorBytes]:
-        """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both."""
+        """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both.
+
+        With adapters (`models/published.py`) the base is copied once: training does not change it.
+        """
         del payload
-        return model_files.tensors(self._model, precision=self._precision)
+        if not model_files.has_adapters(self._model):
+            return model_files.tensors(self._model, precision=self._precision)
+        if self._base is None:
+            self._base = model_files.tensors(self._model, precision=self._precision)
+        return self._base | model_files.adapters(self._model)
 
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""
@@ -233,12 +241,19 @@ class RankWorker:
 
     def load(self, directory: str) -> None:
         """Go back to what was saved."""
+        self._base = None
         for path, model, optimiser in self._states(Path(directory)):
             model_files.load(path, model=model, optimiser=optimiser.adamw)
 
     def export(self, directory: str) -> None:
         """As `from_pretrained` loads it."""
-        model_files.export(Path(directory), model=self._model, tokenizer=self._tokenizer, precision=self._precision)
+        model_files.export(
+            Path(directory),
+            model=self._model,
+            published=self.tensors(None),
+            tokenizer=self._tokenizer,
+            precision=self._precision,
+        )
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of this rank as they are: sums before an update, scaled and clipped behind it. No call of the engine."""

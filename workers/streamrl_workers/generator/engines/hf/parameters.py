@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from transformers import PreTrainedModel
 
+from streamrl_workers.models.published import as_bytes, as_tensor
 from streamrl_workers.weights.hashing import TensorBytes
 
 
@@ -25,14 +26,11 @@ class Parameters:
         for name, published in tensors.items():
             self._check(name, published)
         for name, published in tensors.items():
-            target = self._tensors[name]
-            if target.numel():  # a pull's buffers are writable; of a read-only one torch would warn
-                data = bytearray(published.data) if published.data.readonly else published.data
-                target.copy_(torch.frombuffer(data, dtype=target.dtype).view(target.shape))
+            self._tensors[name].copy_(as_tensor(published))
 
     def snapshot(self) -> dict[str, TensorBytes]:
         """A copy of the bytes now in the model, under all names."""
-        return {name: _bytes_of(tensor.clone()) for name, tensor in self._tensors.items()}
+        return {name: as_bytes(tensor.clone()) for name, tensor in self._tensors.items()}
 
     def _check_names(self, tensors: Mapping[str, TensorBytes]) -> None:
         unknown = sorted(tensors.keys() - self._tensors.keys())
@@ -56,11 +54,6 @@ class Parameters:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
-    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return TensorBytes(_dtype_name(tensor), tuple(tensor.shape), raw.data)
 
 
 def _few(names: list[str]) -> str:

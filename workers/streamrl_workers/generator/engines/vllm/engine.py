@@ -14,11 +14,9 @@ import itertools
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from prometheus_client import REGISTRY, Metric, generate_latest
 from safetensors.torch import save_file
@@ -37,6 +35,7 @@ from streamrl_workers.generator.engines.requests import (
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
+from streamrl_workers.models.published import as_tensor
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 _STEP_S = 0.2
@@ -135,7 +134,7 @@ class VllmEngine:
         digest = tensors_hash(tensors).hex()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = Path(folder) / "model.safetensors"
-            save_file({name: _tensor(published) for name, published in tensors.items()}, path)
+            save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
             self._late += self._deltas(self._core.outputs(timeout_s=0.0))
@@ -201,14 +200,6 @@ def sampling_params(sampling: pb.Sampling, *, end_ids: frozenset[int], max_token
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
-
-
-def _tensor(published: TensorBytes) -> torch.Tensor:
-    dtype = getattr(torch, published.dtype)
-    raw = np.frombuffer(published.data, dtype=np.uint8)
-    with warnings.catch_warnings():  # of a buffer that is read-only: it is only read
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(raw).view(dtype).view(published.shape)
 
 
 def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:

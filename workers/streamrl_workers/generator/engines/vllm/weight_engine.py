@@ -22,7 +22,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 )
 
 from streamrl_workers.generator.engines.vllm.plugin import REFUSED
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.models.published import as_bytes
+from streamrl_workers.weights.hashing import tensors_hash
 
 
 @dataclass
@@ -73,7 +74,7 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         with ExitStack() as stack:
             file = stack.enter_context(safe_open(update.path, framework="pt", device="cpu"))
             tensors = {name: file.get_tensor(name) for name in update.names}
-            got = tensors_hash({name: _bytes_of(tensor) for name, tensor in tensors.items()}).hex()
+            got = tensors_hash({name: as_bytes(tensor) for name, tensor in tensors.items()}).hex()
             if got != update.hash:
                 raise ValueError(f"{REFUSED}: the file's tensors hash to {got}, published was {update.hash}")
             self._reload(iter(tensors.items()))
@@ -108,8 +109,3 @@ def _partly_loaded(module: torch.nn.Module) -> bool:
     """Some, but not all of the module's values have come. An embedding is padded beyond the vocabulary, so never whole."""
     info = get_layerwise_info(module)
     return 0 < info.load_numel < (info.load_numel_total or 0) and not isinstance(module, VocabParallelEmbedding)
-
-
-def _bytes_of(tensor: torch.Tensor) -> TensorBytes:
-    raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return TensorBytes(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.data)
