@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from streamrl.spec import RLJob, parse_job
+
 LINES = 200
 """Prompts in the data set of `simulated_job`."""
 
@@ -43,6 +45,17 @@ def simulated_job(
             "failurePolicy": {"maxRestarts": 100},
         },
     }
+
+
+def parsed_job(**changes: Any) -> RLJob:
+    """The same, validated."""
+    return parse_job(simulated_job(**changes))
+
+
+def with_ranks(job: RLJob, ranks: int) -> RLJob:
+    """With so many processes of the trainer on its node."""
+    trainer = job.spec.trainer.model_copy(update={"processes_per_node": ranks})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
 
 
 def write_prompts(path: Any) -> None:
