@@ -67,6 +67,12 @@ class SimulatedEngineSpec(SpecModel):
         default=32.0, ge=1, le=1_000_000, description="Median of the log-normal lengths, in tokens."
     )
     sigma: float = Field(default=0.5, ge=0, le=4, description="Spread of the log-normal lengths.")
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**40,
+        description="Tokens of prompts and completions that it says it has memory for; absent = it says nothing.",
+    )
     correct_percent: int = Field(
         default=50, ge=0, le=100, description="Share of completions that equal the reference answer."
     )

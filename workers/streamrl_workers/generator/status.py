@@ -1,8 +1,9 @@
 """What a generator shows on its signals port: names of its gauges, keys of its status. Does not own the server, the values."""
 
+import math
 from typing import Any
 
-from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engine_loop import EngineLoop, EngineStatus
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import ProcessMetrics, Signals
@@ -23,6 +24,13 @@ class GeneratorStatus:
                 ("active", "Requests in a slot."),
                 ("waiting", "Requests accepted, not yet in a slot."),
                 ("weights_step", "Weight version in the engine; absent weights: 0."),
+            )
+        }
+        self._kv = {
+            name: metrics.gauge(name, help_text=text)
+            for name, text in (
+                ("kv_capacity_tokens", "Tokens whose keys and values fit; NaN: the engine has no bound."),
+                ("kv_used_tokens", "Of these, taken now; NaN: the engine has no bound."),
             )
         }
         self._tokens = metrics.counter("generator_tokens", help_text="Tokens generated.")
@@ -54,6 +62,8 @@ class GeneratorStatus:
                 self._gauges.values(), (self._loop.slots, now.active, now.waiting, step), strict=True
             ):
                 gauge.set(value)
+            for name, tokens in _kv(now).items():
+                self._kv[name].set(math.nan if tokens is None else tokens)
             self._tokens.inc(now.tokens - self._told_tokens)
             self._told_tokens = now.tokens
         self._recorder.refresh()
@@ -71,7 +81,16 @@ class GeneratorStatus:
             "active": now.active,
             "waiting": now.waiting,
             "tokens": now.tokens,
+            **_kv(now),
             "version": version,
             "weights_bytes": self._weights_bytes,
             **wall,
         }
+
+
+def _kv(now: EngineStatus) -> dict[str, int | None]:
+    """None: the engine has no bound."""
+    return {
+        "kv_capacity_tokens": None if now.kv is None else now.kv.capacity_tokens,
+        "kv_used_tokens": None if now.kv is None else now.kv.used_tokens,
+    }

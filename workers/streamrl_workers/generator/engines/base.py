@@ -46,6 +46,15 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvLoad:
+    """The engine's memory for keys and values, in tokens."""
+
+    capacity_tokens: int
+    used_tokens: int  # now
+    shares_prompts: bool = False  # samples of a group hold their prompt's once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What one request gained in one step."""
 
@@ -103,6 +112,9 @@ class Engine(Protocol):
 
         The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
         """
+
+    def kv_load(self) -> KvLoad | None:
+        """How full the memory for keys and values is; None: there is no bound. From any thread, quick."""
 
     def metrics(self) -> bytes:
         """Metrics of the engine's own in Prometheus' text format, behind ours on the page; from any thread, quick."""

@@ -24,6 +24,7 @@ from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, Sampl
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
+from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
@@ -78,6 +79,7 @@ class SampleLifecycle:
         self._waiting = waiting
         self.lengths = lengths
         """Predicts, and learns from what is made here."""
+        self.kv = KvEstimate(lengths, max_tokens=settings.sampling.max_tokens)
         self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
@@ -91,6 +93,16 @@ class SampleLifecycle:
         """Samples that got no reward, by kind; the evaluator counts here too."""
 
     # ---- to a generator
+
+    def fits(self, group: Group, generator: Generator, *, index: int | None = None) -> bool:
+        """Whether the generator's memory has room for this sample of the group; None: for the one that is issued next."""
+        sample = group.samples[group.waiting[-1] if index is None else index]
+        return generator.kv.fits(group.group_id, self._size(group, sample))
+
+    def _size(self, group: Group, sample: Sample) -> KvSize:
+        context = 0 if sample.turns is None else sample.turns.context_tokens
+        tokens = len(sample.tokens) >> 2
+        return self.kv.size(group.prompt, prompt_tokens=group.prompt_tokens, tokens=tokens, context=context)
 
     def issue(self, group: Group, generator: Generator) -> None:
         """The group's next waiting sample goes to the generator."""
@@ -119,7 +131,13 @@ class SampleLifecycle:
         return self._send(group, sample, to, moves=lease.moves + 1)
 
     def _send(self, group: Group, sample: Sample, generator: Generator, *, moves: int) -> Lease:
-        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, moves=moves)
+        lease = self._fleet.lend(
+            generator,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            size=self._size(group, sample),
+            moves=moves,
+        )
         sample.follow(SampleEvent.ISSUE)
         sample.lease = lease.number
         sample.generator_id = generator.generator_id
@@ -155,8 +173,13 @@ class SampleLifecycle:
             return
         self._begin(group, sample, item)
         sample.add(item)
+        if item.prompt_tokens and group.prompt_tokens is None:
+            group.prompt_tokens = len(item.prompt_tokens) >> 2
+            self.kv.learn(group.prompt, tokens=group.prompt_tokens)
         if item.finish_reason:
             self._end(group, sample, item, lease)
+        else:
+            self._fleet.resize(lease, self._size(group, sample))
 
     def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
         if not (item.spans or item.finish_reason):

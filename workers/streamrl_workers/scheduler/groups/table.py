@@ -45,6 +45,8 @@ class Group:
     unfinished: int = 0
     unscored: int = 0
     buffered_bytes: int = 0
+    prompt_tokens: int | None = None
+    """Once a generator has tokenized it."""
     trajectories: tuple[bytes, ...] = ()
     """Once scored, until a step's record has the group: serialized, by sample index."""
     size_bytes: int = 0

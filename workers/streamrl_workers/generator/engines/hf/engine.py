@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
@@ -67,6 +67,9 @@ class HfEngine:
 
     def step_seconds(self) -> float:
         return 0.0
+
+    def kv_load(self) -> KvLoad | None:
+        return None
 
     def metrics(self) -> bytes:
         return b""
