@@ -15,6 +15,10 @@ class HfEngineSpec(SpecModel):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
+    kv_cache_bytes: ByteQuantity | None = Field(
+        default=None,
+        description="Memory for keys and values; absent = half of what is free when the engine starts.",
+    )
 
 
 class VllmEngineSpec(SpecModel):

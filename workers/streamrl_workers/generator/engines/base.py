@@ -36,6 +36,7 @@ class EngineOptions:
     spec: HfSpec | SimulatedSpec | VllmSpec  # as the job has it for the pool
     seed: int = 0
     model_path: str | None = None  # folder or hub name with configuration and tokenizer; weights come by `load_weights`
+    max_tokens: int = 0  # of a completion at most
     threads: int | None = None  # of torch; None = torch's choice
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
     precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
