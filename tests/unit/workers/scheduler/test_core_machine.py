@@ -254,6 +254,14 @@ class CoreMachine(RuleBasedStateMachine):
     # ---- what always holds
 
     @invariant()
+    def the_buffer_is_what_has_arrived(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        groups = [group for group in self.world.core._components.groups if not group.recorded]
+        running = sum(sample.size_bytes for group in groups for sample in group.samples)
+        assert self.world.core.view().buffered_bytes == running + sum(group.size_bytes for group in groups)
+
+    @invariant()
     def evaluated_once(self) -> None:
         if hasattr(self, "world"):
             evaluated = [record.step for record in self.world.durable if isinstance(record, Evaluated)]

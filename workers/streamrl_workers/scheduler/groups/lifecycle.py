@@ -102,7 +102,8 @@ class SampleLifecycle:
     def _size(self, group: Group, sample: Sample) -> KvSize:
         context = 0 if sample.turns is None else sample.turns.context_tokens
         tokens = len(sample.tokens) >> 2
-        return self.kv.size(group.prompt, prompt_tokens=group.prompt_tokens, tokens=tokens, context=context)
+        prompt_tokens = len(group.prompt_tokens) >> 2 or None
+        return self.kv.size(group.prompt, prompt_tokens=prompt_tokens, tokens=tokens, context=context)
 
     def issue(self, group: Group, generator: Generator) -> None:
         """The group's next waiting sample goes to the generator."""
@@ -172,14 +173,22 @@ class SampleLifecycle:
             self.lost(lease)
             return
         self._begin(group, sample, item)
+        before = sample.size_bytes
         sample.add(item)
-        if item.prompt_tokens and group.prompt_tokens is None:
-            group.prompt_tokens = len(item.prompt_tokens) >> 2
-            self.kv.learn(group.prompt, tokens=group.prompt_tokens)
+        self._share_prompt(group, sample)
+        self._groups.buffer(group, sample.size_bytes - before)
         if item.finish_reason:
             self._end(group, sample, item, lease)
         else:
             self._fleet.resize(lease, self._size(group, sample))
+
+    def _share_prompt(self, group: Group, sample: Sample) -> None:
+        """A copy of the prompt's tokens in each sample would be more than their completions."""
+        if sample.prompt_tokens and not group.prompt_tokens:
+            group.prompt_tokens = sample.prompt_tokens
+            self.kv.learn(group.prompt, tokens=len(group.prompt_tokens) >> 2)
+        if sample.prompt_tokens == group.prompt_tokens:
+            sample.prompt_tokens = group.prompt_tokens
 
     def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
         if not (item.spans or item.finish_reason):
@@ -209,7 +218,6 @@ class SampleLifecycle:
     def _finish(self, group: Group, sample: Sample) -> None:
         """The sample has all its tokens."""
         sample.follow(SampleEvent.FINISH)
-        self._groups.buffer(group, sample.size_bytes)
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
@@ -253,7 +261,9 @@ class SampleLifecycle:
         sample.lease = None
         sample.follow(SampleEvent.LOSE)
         if not self._settings.partial_rollouts:
+            before = sample.size_bytes
             sample.begin_anew()
+            self._groups.buffer(group, sample.size_bytes - before)
         if sample.issues >= self._settings.max_issues:
             self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
             self._drop(group, GroupEvent.GENERATION_FAILED)
@@ -310,7 +320,7 @@ class SampleLifecycle:
         group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
-        group.samples, group.prompt = [], ""
+        group.samples, group.prompt, group.prompt_tokens = [], "", b""
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
         self._groups.follow(group, GroupEvent.SCORE)

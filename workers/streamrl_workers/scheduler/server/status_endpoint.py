@@ -253,7 +253,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[CoreView], float]]] = {
     "step": ("Training steps done.", lambda view: view.step),
     "queue_samples": ("Samples that wait for a slot.", lambda view: view.waiting_samples),
     "running_samples": ("Samples that are being generated.", lambda view: view.active_leases),
-    "buffered_bytes": ("Finished samples that wait for the trainer, in bytes.", lambda view: view.buffered_bytes),
+    "buffered_bytes": ("Samples that run or wait for the trainer, in bytes.", lambda view: view.buffered_bytes),
     "generators": ("Generators that are alive.", lambda view: view.fleet.generators),
     "generators_leaving": (
         "Generators that finish what they hold and take nothing more.",
