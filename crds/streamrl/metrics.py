@@ -143,7 +143,7 @@ SCHEDULER = MetricTable(
             # ---- flow
             _gauge("queue_samples", "Samples that wait for a slot.", unit="samples"),
             _gauge("running_samples", "Samples that are being generated.", unit="samples"),
-            _gauge("buffered_bytes", "Finished samples that wait for the trainer.", unit="bytes"),
+            _gauge("buffered_bytes", "Samples that run or wait for the trainer.", unit="bytes"),
             _gauge("groups", "Groups in memory by state of life.", unit="groups", by="state"),
             _counter("reissued_samples", "Samples issued again, since their generator was lost.", unit="samples"),
             _counter("moved_samples", "Samples that went on at an emptier generator.", unit="samples"),
@@ -318,6 +318,10 @@ GENERATOR = MetricTable(
             _gauge("generator_active", "Requests in a slot."),
             _gauge("generator_waiting", "Requests accepted, not yet in a slot."),
             _counter("generator_tokens", "Tokens generated.", unit="tokens"),
+            _gauge(
+                "kv_capacity_tokens", "Tokens whose keys and values fit; NaN: the engine has no bound.", unit="tokens"
+            ),
+            _gauge("kv_used_tokens", "Of these, taken now; NaN: the engine has no bound.", unit="tokens"),
             _gauge("generator_weights_step", "Weight version in the engine; absent weights: 0.", unit="steps"),
             _counter("weights_pulled_bytes", "Bytes of weights that have arrived.", unit="bytes"),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),

@@ -43,6 +43,20 @@ class SimTrainer:
     """Bytes of groups that it has taken and not yet paid for."""
 
 
+def hello_of(generator: SimGenerator, *, pool: str, kv: int | None) -> pb.GeneratorHello:
+    hello = pb.GeneratorHello(
+        generator_id=generator.name,
+        instance=generator.instance,
+        pool=pool,
+        slots=generator.slots,
+        kv_capacity_tokens=kv,
+        shares_prompts=generator.slots % 2 == 0,
+    )
+    if generator.version is not None:
+        hello.version.attempt, hello.version.step = generator.version
+    return hello
+
+
 def group_command(effect: fx.DeliverGroup, samples: Sequence[bytes]) -> pb.TrainerCommand:
     trajectories = [pb.Sample.FromString(data) for data in samples]
     group = pb.Group(group_id=effect.group_id, step=effect.step, samples=trajectories, size_bytes=effect.size_bytes)

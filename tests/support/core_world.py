@@ -17,7 +17,7 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Prediction
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
-from support.core_peers import SimGenerator, SimTrainer, group_command
+from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of
 from support.replayed import replay
 from support.turns import check_trajectory, next_token
 
@@ -75,6 +75,7 @@ class World:
         self.played: set[int] = set()
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
+        self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
         self.checkpoint = 0
@@ -239,10 +240,7 @@ class World:
         generator.inbox.clear()
         generator.active.clear()
         generator.wanted = None
-        hello = pb.GeneratorHello(generator_id=name, instance=generator.instance, pool=pool, slots=generator.slots)
-        if generator.version is not None:
-            hello.version.attempt, hello.version.step = generator.version
-        self.do(self.core.generator_joined(hello, now_s=self.now_s))
+        self.do(self.core.generator_joined(hello_of(generator, pool=pool, kv=self.kv), now_s=self.now_s))
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]

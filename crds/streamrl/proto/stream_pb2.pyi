@@ -228,18 +228,22 @@ class GeneratorEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class GeneratorHello(_message.Message):
-    __slots__ = ("generator_id", "instance", "pool", "slots", "version")
+    __slots__ = ("generator_id", "instance", "pool", "slots", "version", "kv_capacity_tokens", "shares_prompts")
     GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     generator_id: str
     instance: str
     pool: str
     slots: int
     version: VersionName
-    def __init__(self, generator_id: _Optional[str] = ..., instance: _Optional[str] = ..., pool: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[_Union[VersionName, _Mapping]] = ...) -> None: ...
+    kv_capacity_tokens: int
+    shares_prompts: bool
+    def __init__(self, generator_id: _Optional[str] = ..., instance: _Optional[str] = ..., pool: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[_Union[VersionName, _Mapping]] = ..., kv_capacity_tokens: _Optional[int] = ..., shares_prompts: _Optional[bool] = ...) -> None: ...
 
 class ProgressBatch(_message.Message):
     __slots__ = ("items",)
@@ -258,7 +262,7 @@ class StepTimes(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("active", "waiting", "bubble_seconds", "wall_seconds", "tokens", "step_times")
+    __slots__ = ("active", "waiting", "bubble_seconds", "wall_seconds", "tokens", "step_times", "kv_used_tokens")
     class BubbleSecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -279,13 +283,15 @@ class Heartbeat(_message.Message):
     WALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
+    KV_USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     active: int
     waiting: int
     bubble_seconds: _containers.ScalarMap[str, float]
     wall_seconds: float
     tokens: int
     step_times: _containers.MessageMap[int, StepTimes]
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., step_times: _Optional[_Mapping[int, StepTimes]] = ...) -> None: ...
+    kv_used_tokens: int
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., step_times: _Optional[_Mapping[int, StepTimes]] = ..., kv_used_tokens: _Optional[int] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
     __slots__ = ("version", "engine_hash", "fetch_s", "load_s")

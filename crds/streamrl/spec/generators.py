@@ -15,6 +15,10 @@ class HfEngineSpec(SpecModel):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
+    kv_cache_bytes: ByteQuantity | None = Field(
+        default=None,
+        description="Memory for keys and values; absent = half of what is free when the engine starts.",
+    )
 
 
 class VllmEngineSpec(SpecModel):
@@ -67,6 +71,12 @@ class SimulatedEngineSpec(SpecModel):
         default=32.0, ge=1, le=1_000_000, description="Median of the log-normal lengths, in tokens."
     )
     sigma: float = Field(default=0.5, ge=0, le=4, description="Spread of the log-normal lengths.")
+    kv_cache_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**40,
+        description="Tokens of prompts and completions that it says it has memory for; absent = it says nothing.",
+    )
     correct_percent: int = Field(
         default=50, ge=0, le=100, description="Share of completions that equal the reference answer."
     )

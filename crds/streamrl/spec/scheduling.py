@@ -112,7 +112,8 @@ class Scheduling(SpecModel):
         default=15.0, ge=1, le=3600, description="A generator silent for so long is dead; its samples are issued again."
     )
     max_buffer_bytes: ByteQuantity = Field(
-        default="256Mi", description="Bound on finished samples that wait for the trainer."
+        default="256Mi",
+        description="Bound on samples that run or wait for the trainer; what the step under way needs may always begin.",
     )
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, Engine
+from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
@@ -46,6 +46,7 @@ class EngineStatus:
     waiting: int
     tokens: int
     version: pb.VersionName | None  # in the engine, verified
+    kv: KvLoad | None  # None: without a bound
 
 
 class EngineLoop:
@@ -138,7 +139,11 @@ class EngineLoop:
     def status(self) -> EngineStatus:
         """The numbers of now."""
         return EngineStatus(
-            active=self._active, waiting=len(self._waiting), tokens=self._outbox.tokens, version=self._version
+            active=self._active,
+            waiting=len(self._waiting),
+            tokens=self._outbox.tokens,
+            version=self._version,
+            kv=self._engine.kv_load(),
         )
 
     def step_times(self) -> dict[int, StepCounts]:

@@ -259,12 +259,15 @@ class GeneratorLink:
                 await self._outbox.filled.wait()
 
     def _hello(self) -> pb.GeneratorEvent:
+        now = self._loop.status()
         hello = pb.GeneratorHello(
             generator_id=self._settings.process,
             instance=self._instance,
             pool=self._settings.pool.name,
             slots=self._loop.slots,
-            version=self._loop.status().version,
+            version=now.version,
+            kv_capacity_tokens=None if now.kv is None else now.kv.capacity_tokens,
+            shares_prompts=now.kv is not None and now.kv.shares_prompts,
         )
         return pb.GeneratorEvent(hello=hello)
 
@@ -277,6 +280,7 @@ class GeneratorLink:
             bubble_seconds=parts,
             wall_seconds=wall_s,
             tokens=counts.tokens,
+            kv_used_tokens=None if counts.kv is None else counts.kv.used_tokens,
             step_times={
                 bucket: pb.StepTimes(steps=round(of.steps), tokens=round(of.tokens), seconds=of.seconds)
                 for bucket, of in self._loop.step_times().items()

@@ -214,6 +214,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         spec=choice.value,
         seed=settings.spec.seed,
         model_path=model_path,
+        max_tokens=settings.spec.task.sampling.max_tokens,
         threads=settings.threads,
         add_special_tokens=settings.spec.task.chat is None,
         precision=settings.spec.trainer.precision,
@@ -222,6 +223,8 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
     )
     try:
         return kind.create(options)
+    except UserError:
+        raise
     except (ValueError, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(field=f"model {model_path}", rule=f"cannot be loaded: {first_line}") from error

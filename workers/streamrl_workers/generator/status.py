@@ -1,8 +1,9 @@
 """What a generator shows on its signals port: its metrics, keys of its status. Does not own the server, the values."""
 
+import math
 from typing import Any
 
-from streamrl_workers.generator.engine_loop import EngineLoop
+from streamrl_workers.generator.engine_loop import EngineLoop, EngineStatus
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import Signals, WallMetrics
@@ -53,6 +54,8 @@ class GeneratorStatus:
             self._metrics.set("generator_waiting", now.waiting)
             self._metrics.set("generator_weights_step", now.version.step if now.version else 0)
             self._metrics.total("generator_tokens", now.tokens)
+            for name, tokens in _kv(now).items():
+                self._metrics.set(name, math.nan if tokens is None else tokens)
         self._recorder.refresh()
         return self._metrics.render() + (b"" if self._loop is None else self._loop.engine_metrics())
 
@@ -68,7 +71,16 @@ class GeneratorStatus:
             "active": now.active,
             "waiting": now.waiting,
             "tokens": now.tokens,
+            **_kv(now),
             "version": version,
             "weights_bytes": self._weights_bytes,
             **wall,
         }
+
+
+def _kv(now: EngineStatus) -> dict[str, int | None]:
+    """None: the engine has no bound."""
+    return {
+        "kv_capacity_tokens": None if now.kv is None else now.kv.capacity_tokens,
+        "kv_used_tokens": None if now.kv is None else now.kv.used_tokens,
+    }

@@ -11,6 +11,8 @@ Tells generators without work why there is none.
     4. who holds nothing steals: 2 and 3 of the other pool
 
 So no group waits for ever for generators that are gone: leases end, and then their generators steal.
+A generator gets nothing that would not fit its memory for keys and values beside what it holds (`kv_memory.py`): it waits for the
+end of one of its samples, in its place in the order.
 Groups are kept for generators that still load the version that others have loaded.
 """
 
@@ -57,7 +59,8 @@ class Assignment:
         left = self._serve(candidates, coming)
         waiting = self._pools_waiting()
         for generator in left:
-            self._tell_idle(generator, waiting=waiting[self._is_long(generator)])
+            if not generator.held_back:
+                self._tell_idle(generator, waiting=waiting[self._is_long(generator)])
         for generator in candidates:
             self._tell_waiting(generator, waiting=waiting[self._is_long(generator)])
 
@@ -141,11 +144,14 @@ class Assignment:
     def _give(self, generator: Generator, *, begins: bool) -> bool:
         """One portion for the generator, if there is any; `begins`: also of a group that begins with it."""
         version = generator.step
+        generator.held_back = False
         if version is None or version > self._window.step or self.ended:
             return False
         if self._evaluator.wants(generator):
-            self._evaluator.issue(generator)
-            return True
+            generator.held_back = not self._evaluator.fits(generator)
+            if not generator.held_back:
+                self._evaluator.issue(generator)
+            return not generator.held_back
         if not self.open or self._is_held(generator):
             return False
         own = self._is_long(generator)
@@ -154,10 +160,14 @@ class Assignment:
         group = next((found for long in pools if (found := self._next(version, long=long, begins=begins))), None)
         if group is None:
             return False
-        for _ in range(min(generator.free, len(group.waiting))):
-            self._lifecycle.issue(group, generator)
+        before = len(group.waiting)
+        while group.waiting and generator.free and not generator.held_back:
+            if self._lifecycle.fits(group, generator):
+                self._lifecycle.issue(group, generator)
+            else:
+                generator.held_back = True
         self._waiting.replace(group)
-        return True
+        return len(group.waiting) < before
 
     def _next(self, version: int, *, long: bool, begins: bool) -> Group | None:
         """The group of this pool that a generator of this version takes."""

@@ -83,7 +83,14 @@ def make_components(
         fleet=fleet,
         waiting=waiting,
         lifecycle=lifecycle,
-        evaluator=Evaluator(settings, outbox, fleet=fleet, done=recovered.evaluated_steps, failures=lifecycle.failures),
+        evaluator=Evaluator(
+            settings,
+            outbox,
+            fleet=fleet,
+            done=recovered.evaluated_steps,
+            failures=lifecycle.failures,
+            kv=lifecycle.kv,
+        ),
         planner=Planner(settings, outbox, groups=groups, window=window, waiting=waiting, first=first),
     )
 

@@ -24,6 +24,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease, Version
 from streamrl_workers.scheduler.groups.sample import Sample, fault
+from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
@@ -49,14 +50,22 @@ class Evaluator:
     """At most one evaluation at a time."""
 
     def __init__(
-        self, settings: SchedulerSettings, outbox: Outbox, *, fleet: Fleet, done: frozenset[int], failures: Counter[str]
+        self,
+        settings: SchedulerSettings,
+        outbox: Outbox,
+        *,
+        fleet: Fleet,
+        done: frozenset[int],
+        failures: Counter[str],
+        kv: KvEstimate,
     ) -> None:
-        """`failures`: samples that got no reward are counted there, by kind."""
+        """`failures`: samples that got no reward are counted there, by kind. `kv`: what a sample takes of a generator's memory."""
         self._settings = settings
         self._outbox = outbox
         self._fleet = fleet
         self._done = set(done)
         self._failures = failures
+        self._kv = kv
         self._prompts: dict[int, str] = {}
         self._greedy = pb.Sampling(
             temperature=0.0, top_p=1.0, max_tokens=settings.sampling.max_tokens, stop=settings.sampling.stop
@@ -131,13 +140,23 @@ class Evaluator:
         """Whether a sample waits that this generator can take."""
         return bool(self._waiting) and generator.version == self.version
 
+    def fits(self, generator: Generator) -> bool:
+        """Whether the generator's memory has room for the next sample."""
+        assert self.version is not None
+        index, _ = self._waiting[0]
+        return generator.kv.fits(group_number(self.version[1], index), self._size(index, tokens=0))
+
+    def _size(self, index: int, *, tokens: int) -> KvSize:
+        return self._kv.size(self._prompts[index], prompt_tokens=None, tokens=tokens, context=0)
+
     def issue(self, generator: Generator) -> None:
         """The next sample goes to the generator."""
         assert self.version is not None
         index, answer = key = self._waiting.popleft()
         number = group_number(self.version[1], index)
         sample = self._samples.setdefault(key, Sample.new(answer, max_turns=self._settings.max_turns))
-        lease = self._fleet.lend(generator, group_id=number, sample_index=answer, evaluation=True)
+        size = self._size(index, tokens=len(sample.tokens) >> 2)
+        lease = self._fleet.lend(generator, group_id=number, sample_index=answer, size=size, evaluation=True)
         sampling = self._settings.sampling if answer else self._greedy
         job_seed = self._settings.seed
         request = sample.request(lease, prompt=self._prompts[index], sampling=sampling, job_seed=job_seed, pinned=True)
@@ -160,6 +179,8 @@ class Evaluator:
         if item.finish_reason:
             self._fleet.end(lease.number)
             self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=key[0]))
+        else:
+            self._fleet.resize(lease, self._size(key[0], tokens=len(sample.tokens) >> 2))
 
     def _refuse(self, lease: Lease, key: _Answer) -> None:
         """What came is not believed: it is made again, but not for ever."""

@@ -4,7 +4,7 @@ Owns leases: which sample is with which generator, under which number. A lease e
 finishes, or the lease is revoked (its generator left, fell silent, or came back as a new process).
 Numbers are never used twice, also not by a later scheduler, so that late words about an old lease
 can be told apart. Owns nothing of groups: what a lost lease means is decided by `groups/lifecycle.py`.
-Owns how fast each pool's generators are, as their heartbeats tell (`dispatch/speeds.py`).
+Owns what each generator's samples take of its memory (`kv_memory.py`), and how fast each pool's generators are, as their heartbeats tell (`dispatch/speeds.py`).
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.dispatch.speeds import Curves, Reading
+from streamrl_workers.scheduler.kv_memory import KvBook, KvSize
 
 Version = tuple[int, int]
 """Attempt, step."""
@@ -48,6 +49,7 @@ class Generator:
     slots: int
     version: Version | None
     heard_s: float
+    kv: KvBook
     leases: dict[int, Lease] = field(default_factory=dict)
     told: Version | None = None
     """Version that it was last told to load."""
@@ -64,6 +66,8 @@ class Generator:
     drained: bool = False
     idle_cause: str = ""
     """The cause last told; empty: it has work."""
+    held_back: bool = False
+    """At the last look it had a free slot, and no room for the keys and values of the sample that was next."""
     told_waiting: bool | None = None
     reading: Reading | None = None
     """Of its last heartbeat."""
@@ -141,7 +145,9 @@ class Fleet:
         self.now_s = now_s
         assert hello.generator_id not in self._generators, f"{hello.generator_id} is here already"
         version = (hello.version.attempt, hello.version.step) if hello.HasField("version") else None
-        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s)
+        capacity = hello.kv_capacity_tokens if hello.HasField("kv_capacity_tokens") else None
+        kv = KvBook(capacity_tokens=capacity, shares_prompts=hello.shares_prompts)
+        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv)
         self._generators[hello.generator_id] = generator
         self.settle(generator)
         return generator
@@ -231,15 +237,23 @@ class Fleet:
         return touched
 
     def lend(
-        self, generator: Generator, *, group_id: int, sample_index: int, evaluation: bool = False, moves: int = 0
+        self,
+        generator: Generator,
+        *,
+        group_id: int,
+        sample_index: int,
+        size: KvSize,
+        evaluation: bool = False,
+        moves: int = 0,
     ) -> Lease:
-        """A new lease for a sample that goes to the generator; `moves`: as in `Lease`."""
+        """A new lease for a sample that goes to the generator; `size`: what it takes of its memory, `moves`: as in `Lease`."""
         assert generator.step is not None, "a generator without weights gets no samples"
         lease = Lease(
             self._next_lease, generator.generator_id, group_id, sample_index, generator.step, evaluation, moves
         )
         self._next_lease += 1
         generator.leases[lease.number] = lease
+        generator.kv.put(lease.number, group_id, size)
         self._leases[lease.number] = lease
         generator.idle_cause = ""
         self.settle(generator)
@@ -248,6 +262,14 @@ class Fleet:
     def lease(self, number: int) -> Lease | None:
         """The lease, if it is not over."""
         return self._leases.get(number)
+
+    def resize(self, lease: Lease, size: KvSize) -> None:
+        """The sample takes so much now."""
+        generator = self._generators[lease.generator_id]
+        before = generator.kv.tokens
+        generator.kv.put(lease.number, lease.group_id, size)
+        if generator.held_back and generator.kv.tokens < before:
+            self._touched[generator.generator_id] = None
 
     def find(self, number: int, *, generator_id: str) -> Lease | None:
         """The lease, if this generator holds it."""
@@ -260,6 +282,7 @@ class Fleet:
         if lease is not None:
             generator = self._generators[lease.generator_id]
             del generator.leases[number]
+            generator.kv.remove(number, lease.group_id)
             self.settle(generator)
         return lease
 

@@ -178,6 +178,8 @@ class Rebalancer:
         for number in move.leases:
             lease = self._fleet.lease(number)
             assert lease is not None
+            if not self._lifecycle.fits(self._groups[lease.group_id], target, index=lease.sample_index):
+                return
             moved = self._lifecycle.move(lease, to=target)
             self._under_way[moved.number] = self._tokens(moved)
 

@@ -7,6 +7,7 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.stream.packing import pack_int32
 from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
 from support.core_world import World, is_evaluation, settings
 from support.replayed import replay
@@ -304,6 +305,27 @@ def test_a_full_buffer_holds_new_groups_back_but_not_the_step():
         seen |= {cause for cause, count in run.core.view().fleet.idle.items() if count}
     assert "back_pressure" in seen
     run.run_out()
+
+
+@pytest.mark.parametrize("partial_rollouts", [True, False])
+def test_running_tokens_are_in_the_buffer(partial_rollouts: bool):
+    run = world(slots=12, partial_rollouts=partial_rollouts)
+    before = run.core.view().buffered_bytes
+    leases = list(run.generators["g0"].active)
+    items = [token(lease, count=3, prompt_tokens=bytes(40)) for lease in leases]
+    run.do(run.core.generator_progress("g0", items=items, now_s=0.0))
+    arrived = run.core.view().buffered_bytes - before
+    assert arrived >= len(leases) * (3 * 8 + 40 - 8), "each token with its log-prob, each sample with its prompt"
+    run.kill_generator("g0")
+    assert run.core.view().buffered_bytes == (before + arrived if partial_rollouts else len(leases) * (40 + 96))
+
+
+def test_a_groups_samples_share_their_prompts_tokens():
+    run = world(slots=12)
+    items = [token(lease, prompt_tokens=pack_int32([1, 2, 3])) for lease in run.generators["g0"].active]
+    run.do(run.core.generator_progress("g0", items=items, now_s=0.0))
+    for group in run.core._components.groups:
+        assert len({id(sample.prompt_tokens) for sample in group.samples if sample.prompt_tokens}) <= 1
 
 
 def test_the_end_and_everything_after_it():

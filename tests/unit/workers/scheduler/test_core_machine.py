@@ -60,9 +60,16 @@ class CoreMachine(RuleBasedStateMachine):
         buffer_bytes=st.sampled_from([1, 600, 1 << 20, 1 << 20]),
         slots=st.sampled_from([(1, 2), (3, 2), (8, 6), (12, 12)]),
         evaluation=st.sampled_from([{}, {"evaluation_prompts": 1, "evaluation_sampled": 1}]),
+        kv=st.sampled_from([None, None, 1, 24]),
     )
     def begin(
-        self, dispatch: str, known: bool, buffer_bytes: int, slots: tuple[int, int], evaluation: dict[str, int]
+        self,
+        dispatch: str,
+        known: bool,
+        buffer_bytes: int,
+        slots: tuple[int, int],
+        evaluation: dict[str, int],
+        kv: int | None,
     ) -> None:
         job = settings(
             staleness=self.staleness,
@@ -75,6 +82,7 @@ class CoreMachine(RuleBasedStateMachine):
         )
         slots = tuple(max(count, self.least_slots) for count in slots)
         self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)
+        self.world.kv = kv
         self.failures = 0
         self.world.start_trainer()
         self.world.join_generator("a")
@@ -244,6 +252,14 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.start_trainer()
 
     # ---- what always holds
+
+    @invariant()
+    def the_buffer_is_what_has_arrived(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        groups = [group for group in self.world.core._components.groups if not group.recorded]
+        running = sum(sample.size_bytes for group in groups for sample in group.samples)
+        assert self.world.core.view().buffered_bytes == running + sum(group.size_bytes for group in groups)
 
     @invariant()
     def evaluated_once(self) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.memory import RankMemory, rank_memory
+from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_model
 from streamrl_workers.trainer.engines import memory
 from streamrl_workers.trainer.engines.torch_engine import build_models
@@ -84,14 +85,14 @@ def test_free_is_what_machine_and_container_leave(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable:  {8 * 2**20} kB\n")
-    assert memory.free_bytes(CPU, ranks=2, root=tmp_path) == 4 * GIB
+    assert free_bytes(CPU, ranks=2, root=tmp_path) == 4 * GIB
     (group / "memory.max").write_text(f"{4 * GIB}\n")
     (group / "memory.current").write_text(f"{3 * GIB}\n")
     (group / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n")
-    assert memory.free_bytes(CPU, ranks=2, root=tmp_path) == GIB
+    assert free_bytes(CPU, ranks=2, root=tmp_path) == GIB
     (group / "memory.max").write_text("max\n")
-    assert memory.free_bytes(CPU, ranks=1, root=tmp_path) == 8 * GIB
-    assert memory.free_bytes(CPU, ranks=1, root=tmp_path / "none") > 2**60
+    assert free_bytes(CPU, ranks=1, root=tmp_path) == 8 * GIB
+    assert free_bytes(CPU, ranks=1, root=tmp_path / "none") > 2**60
 
 
 def test_the_formula_counts_what_adamw_holds(model: Path) -> None:

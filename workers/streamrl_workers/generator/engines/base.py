@@ -36,6 +36,7 @@ class EngineOptions:
     spec: HfSpec | SimulatedSpec | VllmSpec  # as the job has it for the pool
     seed: int = 0
     model_path: str | None = None  # folder or hub name with configuration and tokenizer; weights come by `load_weights`
+    max_tokens: int = 0  # of a completion at most
     threads: int | None = None  # of torch; None = torch's choice
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
     precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
@@ -43,6 +44,15 @@ class EngineOptions:
         None
     )  # called from any thread when an engine that works by itself cannot go on
     probe_timeout_s: float = 90.0  # such an engine that answers nothing for so long has failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLoad:
+    """The engine's memory for keys and values, in tokens."""
+
+    capacity_tokens: int
+    used_tokens: int  # now
+    shares_prompts: bool = False  # samples of a group hold their prompt's once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +113,9 @@ class Engine(Protocol):
 
         The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
         """
+
+    def kv_load(self) -> KvLoad | None:
+        """How full the memory for keys and values is; None: there is no bound. From any thread, quick."""
 
     def metrics(self) -> bytes:
         """Metrics of the engine's own in Prometheus' text format, behind ours on the page; from any thread, quick."""

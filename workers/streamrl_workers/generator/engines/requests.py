@@ -133,10 +133,16 @@ class Requests:
         limit_tokens: int,
         vocabulary: int,
         add_special_tokens: bool,
+        capacity_tokens: int | None = None,
     ) -> None:
-        """`limit_tokens`: prompt and completion together. `vocabulary`: rows of the model's embedding."""
+        """`limit_tokens`: prompt and completion together. `vocabulary`: rows of the model's embedding.
+
+        `capacity_tokens`: whose keys and values fit; None: at least `limit_tokens`. A first turn that might need more is refused,
+        later ones end there as they do at the limit.
+        """
         self.end_ids = end_ids
         self._limit_tokens = limit_tokens
+        self._capacity_tokens = limit_tokens if capacity_tokens is None else min(limit_tokens, capacity_tokens)
         self._vocabulary = vocabulary
         self._prompts = PromptTokens(tokenizer, add_special_tokens=add_special_tokens)
         self._stopping = Stopping(tokenizer=tokenizer, end_ids=end_ids)
@@ -152,11 +158,12 @@ class Requests:
             seq = ActiveSequence(request=request, prompt=(), completion=[], limit=0)
             return self.failed(seq, f"the {what} cannot be tokenized: {error}", version=version)
         context = request.context_tokens + len(observed)
+        room = self._capacity_tokens if context else self._limit_tokens
         seq = ActiveSequence(
             request=request,
             prompt=prompt,
             completion=[*unpack_int32(request.prefix_tokens), *observed],
-            limit=min(context + request.sampling.max_tokens, self._limit_tokens - len(prompt)),
+            limit=min(context + request.sampling.max_tokens, room - len(prompt)),
             context=context,
             observed=observed,
         )
@@ -194,6 +201,11 @@ class Requests:
             return "the prompt has no tokens"
         if seq.limit <= 0:
             return f"the prompt has {len(seq.prompt)} tokens; prompt and completion have room for {self._limit_tokens}"
+        if not seq.context and len(seq.prompt) + seq.limit > self._capacity_tokens:
+            return (
+                f"prompt and completion may have {len(seq.prompt)} + {seq.limit} tokens, and keys and values of "
+                f"{self._capacity_tokens} fit: raise kvCacheBytes or lower maxTokens"
+            )
         strange = [token for token in seq.tokens if not 0 <= token < self._vocabulary]
         if strange:
             return f"token {strange[0]} is not in the model's vocabulary of {self._vocabulary}"

@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
-from streamrl_workers.generator.engines.base import Delta, FinishReason
+from streamrl_workers.generator.engines.base import Delta, FinishReason, KvLoad
 from streamrl_workers.stream.packing import count_32
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -156,6 +156,14 @@ class SimulatedEngine:
         if not self._active:
             return 0.0
         return max(0.0, self._now_s + self._step_s[len(self._active)] - self._clock())
+
+    def kv_load(self) -> KvLoad | None:
+        """A prompt has a token for each character. Nothing is refused, and nothing slows down where it is full."""
+        capacity = self._spec.kv_cache_tokens
+        if capacity is None:
+            return None
+        used = sum(len(a.request.prompt) + a.request.context_tokens + a.done for a in list(self._active.values()))
+        return KvLoad(capacity_tokens=capacity, used_tokens=used)
 
     def metrics(self) -> bytes:
         return b""

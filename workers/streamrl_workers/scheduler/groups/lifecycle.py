@@ -24,6 +24,7 @@ from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, Sampl
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
+from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
@@ -78,6 +79,7 @@ class SampleLifecycle:
         self._waiting = waiting
         self.lengths = lengths
         """Predicts, and learns from what is made here."""
+        self.kv = KvEstimate(lengths, max_tokens=settings.sampling.max_tokens)
         self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
@@ -91,6 +93,17 @@ class SampleLifecycle:
         """Samples that got no reward, by kind; the evaluator counts here too."""
 
     # ---- to a generator
+
+    def fits(self, group: Group, generator: Generator, *, index: int | None = None) -> bool:
+        """Whether the generator's memory has room for this sample of the group; None: for the one that is issued next."""
+        sample = group.samples[group.waiting[-1] if index is None else index]
+        return generator.kv.fits(group.group_id, self._size(group, sample))
+
+    def _size(self, group: Group, sample: Sample) -> KvSize:
+        context = 0 if sample.turns is None else sample.turns.context_tokens
+        tokens = len(sample.tokens) >> 2
+        prompt_tokens = len(group.prompt_tokens) >> 2 or None
+        return self.kv.size(group.prompt, prompt_tokens=prompt_tokens, tokens=tokens, context=context)
 
     def issue(self, group: Group, generator: Generator) -> None:
         """The group's next waiting sample goes to the generator."""
@@ -119,7 +132,13 @@ class SampleLifecycle:
         return self._send(group, sample, to, moves=lease.moves + 1)
 
     def _send(self, group: Group, sample: Sample, generator: Generator, *, moves: int) -> Lease:
-        lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, moves=moves)
+        lease = self._fleet.lend(
+            generator,
+            group_id=group.group_id,
+            sample_index=sample.index,
+            size=self._size(group, sample),
+            moves=moves,
+        )
         sample.follow(SampleEvent.ISSUE)
         sample.lease = lease.number
         sample.generator_id = generator.generator_id
@@ -154,9 +173,22 @@ class SampleLifecycle:
             self.lost(lease)
             return
         self._begin(group, sample, item)
+        before = sample.size_bytes
         sample.add(item)
+        self._share_prompt(group, sample)
+        self._groups.buffer(group, sample.size_bytes - before)
         if item.finish_reason:
             self._end(group, sample, item, lease)
+        else:
+            self._fleet.resize(lease, self._size(group, sample))
+
+    def _share_prompt(self, group: Group, sample: Sample) -> None:
+        """A copy of the prompt's tokens in each sample would be more than their completions."""
+        if sample.prompt_tokens and not group.prompt_tokens:
+            group.prompt_tokens = sample.prompt_tokens
+            self.kv.learn(group.prompt, tokens=len(group.prompt_tokens) >> 2)
+        if sample.prompt_tokens == group.prompt_tokens:
+            sample.prompt_tokens = group.prompt_tokens
 
     def _begin(self, group: Group, sample: Sample, item: pb.Progress) -> None:
         if not (item.spans or item.finish_reason):
@@ -186,7 +218,6 @@ class SampleLifecycle:
     def _finish(self, group: Group, sample: Sample) -> None:
         """The sample has all its tokens."""
         sample.follow(SampleEvent.FINISH)
-        self._groups.buffer(group, sample.size_bytes)
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
@@ -230,7 +261,9 @@ class SampleLifecycle:
         sample.lease = None
         sample.follow(SampleEvent.LOSE)
         if not self._settings.partial_rollouts:
+            before = sample.size_bytes
             sample.begin_anew()
+            self._groups.buffer(group, sample.size_bytes - before)
         if sample.issues >= self._settings.max_issues:
             self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
             self._drop(group, GroupEvent.GENERATION_FAILED)
@@ -287,7 +320,7 @@ class SampleLifecycle:
         group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
-        group.samples, group.prompt = [], ""
+        group.samples, group.prompt, group.prompt_tokens = [], "", b""
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
         self._groups.follow(group, GroupEvent.SCORE)

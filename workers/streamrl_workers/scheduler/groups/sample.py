@@ -104,8 +104,9 @@ class Sample:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the buffer."""
-        return len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + _OVERHEAD_BYTES
+        """What it takes in the buffer; nothing before its first token."""
+        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens)
+        return size and size + _OVERHEAD_BYTES
 
     def follow(self, event: SampleEvent) -> None:
         """Go on in its life."""

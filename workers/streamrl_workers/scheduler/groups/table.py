@@ -45,6 +45,8 @@ class Group:
     unfinished: int = 0
     unscored: int = 0
     buffered_bytes: int = 0
+    prompt_tokens: bytes = b""
+    """Once a generator has tokenized it. Its samples share this one copy."""
     trajectories: tuple[bytes, ...] = ()
     """Once scored, until a step's record has the group: serialized, by sample index."""
     size_bytes: int = 0
@@ -72,7 +74,7 @@ class GroupTable:
         self._groups: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
         self.buffered_bytes = 0
-        """Finished samples of groups that no step has consumed."""
+        """Samples, running ones too, of groups that are in no step's record."""
         self.dropped: Counter[str] = Counter()
         self._recorded = 0
         self.drops_in_a_row: Counter[str] = Counter()
@@ -147,7 +149,7 @@ class GroupTable:
             self._recorded -= group.recorded
 
     def buffer(self, group: Group, size_bytes: int) -> None:
-        """So many bytes of the group are finished."""
+        """So many bytes more of the group have arrived; fewer than none: they are made again."""
         group.buffered_bytes += size_bytes
         self.buffered_bytes += size_bytes
 

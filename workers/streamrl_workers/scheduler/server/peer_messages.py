@@ -108,6 +108,9 @@ def check_generator(event: pb.GeneratorEvent, *, newest_step: int) -> None:
         _require(hello.generator_id and hello.instance, "a hello must name its generator_id and instance")
         _require(hello.slots >= 1, "a generator must have at least one slot")
         _require(hello.slots <= MAX_SLOTS, f"a generator may have at most {MAX_SLOTS} slots")
+        _require(
+            not hello.HasField("kv_capacity_tokens") or hello.kv_capacity_tokens, "keys and values of no token fit"
+        )
         _check_version(hello.version.step, newest_step=newest_step)
     elif event.HasField("weights_loaded"):
         _check_version(event.weights_loaded.version.step, newest_step=newest_step)

@@ -270,6 +270,8 @@ def _generator(entry: GeneratorEntry) -> dict[str, Any]:
         "waiting": beat.waiting,
         "version": entry.version_step,
         "tokens": beat.tokens,
+        "kv_capacity_tokens": entry.hello.kv_capacity_tokens if entry.hello.HasField("kv_capacity_tokens") else None,
+        "kv_used_tokens": beat.kv_used_tokens if beat.HasField("kv_used_tokens") else None,
         "bubbles": dict(beat.bubble_seconds),
         "wall_s": beat.wall_seconds,
     }

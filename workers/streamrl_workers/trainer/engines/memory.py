@@ -1,7 +1,7 @@
 """Whether a rank's part of the training fits its device, said before any weight is read.
 
-Owns: sizes of the model that a job trains, what is free, the line in the log, the refusal. Does not own: the estimate
-(`streamrl.memory`).
+Owns: sizes of the model that a job trains, the line in the log, the refusal. Does not own: the estimate (`streamrl.memory`), what is
+free (`models/free_memory.py`).
 
 Refused is what can never run: parameters, gradients and optimiser that do not fit alone. The other parts are estimates, and are
 warned of. The first part that does not fit beside those before it is named.
@@ -9,19 +9,17 @@ warned of. The first part that does not fit beside those before it is named.
 
 import logging
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from streamrl.errors import UserError
 from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_structure
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 
 _GIB = 2**30
-_MEMINFO = "proc/meminfo"
-_CGROUP = "sys/fs/cgroup"
 _LASTING = ("parameters", "gradients", "optimiser")
 _LESS_ACTIVATIONS = "lower spec.trainer.microBatchTokens or set spec.trainer.activationCheckpointing"
 _LESS_OF_THE_REST = "raise spec.trainer.processesPerNode or nodes, or set spec.trainer.lora"
@@ -88,33 +86,6 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
         feed_forward=wide * (getattr(config, "num_experts_per_tok", None) or 1),
         layers=config.num_hidden_layers,
     )
-
-
-def free_bytes(device: torch.device, *, ranks: int, root: Path = Path("/")) -> int:
-    """Of the GPU; of main memory, which the `ranks` of a node share, what machine and container leave."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(_machine_bytes(root), _container_bytes(root)) // ranks
-
-
-def _machine_bytes(root: Path) -> int:
-    """Without /proc as much as there could ever be: nothing is refused there."""
-    try:
-        lines = dict(line.split(":", 1) for line in (root / _MEMINFO).read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError):
-        return 2**63
-
-
-def _container_bytes(root: Path) -> int:
-    """Its limit less what it uses; pages of files are given back under pressure."""
-    group = root / _CGROUP
-    try:
-        limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
-        files = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(files["inactive_file"]))
-    except (OSError, ValueError, KeyError):  # no limit is the word "max"
-        return 2**63
 
 
 def _listed(need: RankMemory) -> str:

@@ -1,9 +1,12 @@
 """The engine `hf`: admits requests into slots, steps them all, takes new weights between steps; and how it is built.
 
-Owns which request has a slot. Does not own the forwards (`runner.py`), the numbers of a row (`batch_state.py`), what tokens
+Owns which request has a slot, and which of them have a row in the cache. Does not own the forwards (`runner.py`), the numbers of a row (`batch_state.py`), what tokens
 mean for a request (`requests.py`), bytes of weights (`parameters.py`). One step is:
 
     rows' last tokens -> runner.decode -> logits -> draw_tokens -> deltas; finished rows are freed
+
+Rows times longest stay within the memory for keys and values. Where they do not, the youngest rest: they keep their slot, and are
+computed anew from their tokens when there is room. So memory costs time, never a sample.
 
 Invariants: those of `Engine`. After `load_weights` the keys and values of all active sequences are computed
 anew, so that a log-prob is what a plain forward of the named version gives (invariant 3).
@@ -15,13 +18,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl.spec.base import parse_bytes
+from streamrl.spec.generators import HfEngineSpec as HfSpec
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
+from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -36,37 +43,49 @@ class HfEngine:
         tokenizer: PreTrainedTokenizerBase,
         slots: int,
         add_special_tokens: bool = True,
+        kv_bytes: int | None = None,
     ) -> None:
-        """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported."""
+        """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported.
+
+        `kv_bytes`: of keys and values at most; None: half of the memory that is free now.
+        """
         check_supported(model)
         self.slots = slots
         self.version: int | None = None
         limit = limit_tokens(model.config)
         vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
-            self._runner = Runner(model=model, slots=slots, limit_tokens=limit)
+            kv_bytes = free_bytes(model.device) // _FREE_SHARE if kv_bytes is None else kv_bytes
+            self._runner = Runner(model=model, slots=slots, limit_tokens=limit, kv_bytes=kv_bytes)
         self._parameters = Parameters(model)
         self._batch = BatchState(slots=slots, vocabulary=vocabulary, device=self._runner.device)
         self._prefill = Prefill(self._runner)
+        self._resting: list[ActiveSequence] = []  # oldest first
+        self._longest = 0  # of the rows, at the last look
         self._requests = Requests(
             tokenizer=tokenizer,
             end_ids=end_ids(model.generation_config, tokenizer),
             limit_tokens=limit,
             vocabulary=vocabulary,
             add_special_tokens=add_special_tokens,
+            capacity_tokens=self._runner.cache.capacity_tokens,
         )
 
     def active(self) -> int:
-        return len(self._batch)
+        return len(self._batch) + len(self._resting)
 
     def pinned_active(self) -> int:
-        return sum(seq.request.pinned for seq in self._batch.sequences)
+        return sum(seq.request.pinned for seq in [*self._batch.sequences, *self._resting])
 
     def free(self) -> int:
-        return self.slots - len(self._batch)
+        return 0 if self._resting else self.slots - len(self._batch)
 
     def step_seconds(self) -> float:
         return 0.0
+
+    def kv_load(self) -> KvLoad:
+        """Of a rectangle: all rows take as much as the longest."""
+        return KvLoad(capacity_tokens=self._runner.cache.capacity_tokens, used_tokens=len(self._batch) * self._longest)
 
     def metrics(self) -> bytes:
         return b""
@@ -90,13 +109,14 @@ class HfEngine:
         assert len(requests) <= self.free(), "more requests than free slots"
         results = [self._requests.admit(request, version=self.version) for request in requests]
         admitted = [result for result in results if isinstance(result, ActiveSequence)]
-        if admitted:
-            self._prefill.fill(admitted, first_row=len(self._batch))
-            self._batch.append(admitted)
+        self._resting += sorted(admitted, key=_age)
+        self._take_in()
         return [result for result in results if isinstance(result, Delta)]
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
+        self._make_room()
+        self._take_in()
         if not self._batch:
             return []
         lengths = self._arranged()
@@ -115,7 +135,39 @@ class HfEngine:
     @torch.inference_mode()
     def cancel(self, leases: Collection[int]) -> None:
         wanted = set(leases)
+        self._resting = [seq for seq in self._resting if seq.request.lease not in wanted]
         self._free_rows([row for row, seq in enumerate(self._batch.sequences) if seq.request.lease in wanted])
+
+    def _take_in(self) -> None:
+        """Give rows to the oldest that rest, as long as all fit and can grow a little: else they would soon rest again."""
+        rows, longest = len(self._batch), max(self._batch.lengths(), default=0)
+        coming = 0
+        for seq in self._resting:
+            tokens = max(longest, len(seq.prompt) + len(seq.completion))
+            if rows + coming and not self._runner.cache.fits(
+                rows=rows + coming + 1, tokens=tokens + tokens // _GROWTH + 1
+            ):
+                break
+            coming, longest = coming + 1, tokens
+        if coming:
+            taken, self._resting = self._resting[:coming], self._resting[coming:]
+            self._runner.cache.reserve(rows=rows + coming, tokens=longest)
+            self._prefill.fill(taken, first_row=rows)
+            self._batch.append(taken)
+        self._longest = longest
+
+    def _make_room(self) -> None:
+        """The youngest rest, as many as must for the others to have one token more."""
+        lengths, cache = self._batch.lengths(), self._runner.cache
+        if cache.fits(rows=len(lengths), tokens=max(lengths, default=0)):
+            return
+        rows = sorted(range(len(lengths)), key=lambda row: _age(self._batch.sequences[row]))
+        stay = len(rows)
+        while stay > 1 and not cache.fits(rows=stay, tokens=max(lengths[row] for row in rows[:stay])):
+            stay -= 1
+        resting = [self._batch.sequences[row] for row in rows[stay:]]
+        self._resting = sorted([*self._resting, *resting], key=_age)
+        self._free_rows(rows[stay:])
 
     def _arranged(self) -> list[int]:
         """Lengths of the rows, the longest classes first (`kv_cache.py`)."""
@@ -141,19 +193,46 @@ class HfEngine:
         self._batch.cut(len(rows))
 
 
+_FREE_SHARE = 2
+"""One in so many bytes of free memory is for keys and values, where the job says nothing: the rest is for forwards and neighbours."""
+_GROWTH = 8
+"""A sequence of n tokens gets a row again where n + n/8 fit."""
+
+
+def _age(seq: ActiveSequence) -> int:
+    """Leases are numbered in the order in which they were issued."""
+    return seq.request.lease
+
+
 def create(options: EngineOptions) -> HfEngine:
-    """The engine, without weights: they come by `load_weights`."""
-    assert options.model_path is not None
+    """The engine, without weights: they come by `load_weights`.
+
+    Raises:
+        UserError: keys and values of one sample of maxTokens do not fit.
+    """
+    spec = options.spec
+    assert options.model_path is not None and isinstance(spec, HfSpec)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
-    return HfEngine(
+    engine = HfEngine(
         model=model,
         tokenizer=load_tokenizer(options.model_path),
-        slots=options.spec.slots,
+        slots=spec.slots,
         add_special_tokens=options.add_special_tokens,
+        kv_bytes=None if spec.kv_cache_bytes is None else parse_bytes(spec.kv_cache_bytes),
     )
+    needed = min(limit_tokens(model.config), options.max_tokens + 1)
+    capacity = engine.kv_load().capacity_tokens
+    if capacity < needed:
+        raise UserError(
+            field="engine.hf.kvCacheBytes",
+            rule=f"must hold one sample of spec.task.sampling.maxTokens with its prompt, at least {needed} tokens",
+            got=f"room for {capacity}",
+            fix="raise it, or lower maxTokens",
+        )
+    return engine
 
 
 MOST_SLOTS = 64

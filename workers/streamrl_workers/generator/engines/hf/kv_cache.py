@@ -1,13 +1,15 @@
 """The keys and values of all active sequences: one row each, arranged in length buckets; and those of prompts to copy from.
 
-Owns the preallocated tensors, their growth, the write of one decode step, the order of rows by length class, and what is
+Owns the tensors, their bound in bytes, their growth, the write of one decode step, the order of rows by length class, and what is
 kept of the last prompts. Does not own which sequence is in which row, nor masks.
 
 Rows are kept compact: the active sequences are rows 0..n-1, so a step works on views and gathers nothing. Every row has its own length.
 With one long answer among 63 short ones, attention over one common width spends nearly all its time on what the mask hides.
 So the longest rows come first, and attention is computed bucket by bucket.
 
-Invariant: a bucket is as wide as its longest row needs, whatever the order of rows; the order only makes buckets few and narrow.
+Invariants:
+- A bucket is as wide as its longest row needs, whatever the order of rows; the order only makes buckets few and narrow.
+- Rows times longest stays within the bound, also while tensors are made larger, which happens one by one.
 
 Legend of name suffixes (shapes): l layers, s slots, h key-value heads, t tokens, d head dimension, p prompts.
 """
@@ -73,8 +75,9 @@ _FIRST_CAPACITY_TOKENS = 128
 """Tokens per row at first; doubled when a sequence outgrows it."""
 
 
-_MAX_BYTES = 256 * 2**20
-"""Keys and values that are kept beyond their use, at most."""
+_MAX_KEPT_BYTES = 256 * 2**20
+_KEPT_SHARE = 8
+"""Keys and values of prompts that are kept beyond their use: at most so many bytes, and one in so many of the bound."""
 
 _MAX_PROMPTS = 256
 """Prompts that are kept at most."""
@@ -124,57 +127,89 @@ class RecordingCache(Cache):
         )
 
 
-class SlotCache(Cache):
-    """Preallocated keys and values, one row per slot."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvBound:
+    """How much of keys and values there may be."""
 
-    def __init__(self, *, like: Prefilled, slots: int, limit_tokens: int) -> None:
+    capacity_tokens: int  # of rows times longest
+    kept_bytes: int  # of prompts that no sequence uses now
+
+    @classmethod
+    def of(cls, size_bytes: int, *, token: Prefilled) -> "KvBound":
+        """Split a bound in bytes; `token`: keys and values of one. Room for the copy of one layer's keys is left."""
+        kept = min(_MAX_KEPT_BYTES, size_bytes // _KEPT_SHARE)
+        layers = token.keys_lhtd.shape[0]
+        return cls(
+            capacity_tokens=(size_bytes - kept) * 2 * layers // (token.size_bytes * (2 * layers + 1)), kept_bytes=kept
+        )
+
+
+class SlotCache(Cache):
+    """Keys and values, one row per active sequence."""
+
+    def __init__(self, *, like: Prefilled, slots: int, limit_tokens: int, capacity_tokens: int) -> None:
         super().__init__(layers=[])
+        self._slots = slots
         self._limit_tokens = limit_tokens
-        tokens = min(_FIRST_CAPACITY_TOKENS, limit_tokens)
-        self._keys = _zeros(like.keys_lhtd, slots=slots, tokens=tokens)  # [l, s, h, t, d]
-        self._values = _zeros(like.values_lhtd, slots=slots, tokens=tokens)
+        self.capacity_tokens = capacity_tokens
+        tokens = min(_FIRST_CAPACITY_TOKENS, limit_tokens, capacity_tokens)
+        rows = min(slots, capacity_tokens // tokens)
+        self._keys = [_zeros(layer, rows=rows, tokens=tokens) for layer in like.keys_lhtd]  # by layer, [s, h, t, d]
+        self._values = [_zeros(layer, rows=rows, tokens=tokens) for layer in like.values_lhtd]
         self._rows = torch.empty(0, dtype=torch.int64)
         self._positions = torch.empty(0, dtype=torch.int64)
         self._width = 0
 
     def write(self, rows: Sequence[int], prefilled: Prefilled) -> None:
-        """Make one sequence the content of some rows."""
+        """Make one sequence the content of some rows, for which there is room."""
         tokens = prefilled.keys_lhtd.shape[2]
-        self.reserve(tokens)
-        self._keys[:, list(rows), :, :tokens] = prefilled.keys_lhtd.unsqueeze(1)
-        self._values[:, list(rows), :, :tokens] = prefilled.values_lhtd.unsqueeze(1)
+        for held, given in ((self._keys, prefilled.keys_lhtd), (self._values, prefilled.values_lhtd)):
+            for layer, one in zip(held, given, strict=True):
+                layer[list(rows), :, :tokens] = one
 
-    def reserve(self, tokens: int) -> None:
-        """Have room for so many tokens per row."""
-        capacity = self._keys.shape[3]
-        if tokens <= capacity:
+    def fits(self, *, rows: int, tokens: int) -> bool:
+        """Whether so many rows of so many tokens are within the bound."""
+        return rows * min(tokens, self._limit_tokens) <= self.capacity_tokens
+
+    def reserve(self, *, rows: int, tokens: int) -> None:
+        """Have room for so many rows, all active ones among them, of so many tokens each."""
+        held_rows, _, held_tokens, _ = self._keys[0].shape
+        if rows <= held_rows and tokens <= held_tokens:
             return
         assert tokens <= self._limit_tokens, "a sequence beyond the limit was admitted"
-        while capacity < tokens:
-            capacity *= 2
-        self._keys = _grown(self._keys, tokens=min(capacity, self._limit_tokens))
-        self._values = _grown(self._values, tokens=min(capacity, self._limit_tokens))
+        assert self.fits(rows=rows, tokens=tokens), "more was admitted than fits"
+        width = min(_doubled(held_tokens, tokens), self._limit_tokens)
+        count = max(rows, min(_doubled(held_rows, rows), self._slots, self.capacity_tokens // width))
+        width = min(width, self.capacity_tokens // count)
+        for held in (self._keys, self._values):
+            for layer, old in enumerate(held):  # the old one is free before the next is made
+                held[layer] = _resized(old, rows=count, tokens=width)
 
     def move(self, *, sources: Sequence[int], targets: Sequence[int], tokens: int) -> None:
         """Copy rows' first tokens over other rows, pairwise; no row is both source and target."""
-        for held in (self._keys, self._values):
-            held[:, list(targets), :, :tokens] = held[:, list(sources), :, :tokens]
+        for held in (*self._keys, *self._values):
+            held[list(targets), :, :tokens] = held[list(sources), :, :tokens]
 
     def swap(self, row: int, other: int, *, tokens: int) -> None:
         """Exchange the first tokens of two rows."""
         pair = [row, other]
-        for held in (self._keys, self._values):
-            held[:, pair, :, :tokens] = held[:, pair[::-1], :, :tokens]
+        for held in (*self._keys, *self._values):
+            held[pair, :, :tokens] = held[pair[::-1], :, :tokens]
 
     def clear(self) -> None:
         """Zero all: masked entries are multiplied by 0, which does not remove a NaN of broken weights."""
-        self._keys.zero_()
-        self._values.zero_()
+        for held in (*self._keys, *self._values):
+            held.zero_()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its tensors."""
+        return sum(held.nbytes for held in (*self._keys, *self._values))
 
     def begin_step(self, *, rows: torch.Tensor, positions: torch.Tensor, width: int) -> None:
         """Say where the next forward writes (`positions` per row) and how many tokens it attends to."""
         self._rows, self._positions = rows, positions
-        self._width = min(width, self._keys.shape[3])
+        self._width = min(width, self._keys[0].shape[2])
 
     @property
     def width(self) -> int:
@@ -198,22 +233,31 @@ class SlotCache(Cache):
         return 0
 
 
-def _zeros(like_lhtd: torch.Tensor, *, slots: int, tokens: int) -> torch.Tensor:
-    layers, heads, _, dim = like_lhtd.shape
-    return like_lhtd.new_zeros((layers, slots, heads, tokens, dim))
+def _zeros(like_htd: torch.Tensor, *, rows: int, tokens: int) -> torch.Tensor:
+    heads, _, dim = like_htd.shape
+    return like_htd.new_zeros((rows, heads, tokens, dim))
 
 
-def _grown(old: torch.Tensor, *, tokens: int) -> torch.Tensor:
-    layers, slots, heads, old_tokens, dim = old.shape
-    new = old.new_zeros((layers, slots, heads, tokens, dim))
-    new[:, :, :, :old_tokens] = old
+def _resized(old: torch.Tensor, *, rows: int, tokens: int) -> torch.Tensor:
+    """With as much of the content as there is room for: what falls off is no active sequence's."""
+    new = _zeros(old[0], rows=rows, tokens=tokens)
+    rows, tokens = min(rows, old.shape[0]), min(tokens, old.shape[2])
+    new[:rows, :, :tokens] = old[:rows, :, :tokens]
     return new
+
+
+def _doubled(count: int, least: int) -> int:
+    """`count` times two until it is `least`."""
+    while count < least:
+        count *= 2
+    return count
 
 
 class PrefillCache:
     """Least-recently-used keys and values by tokens; bounded in number and bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[tuple[int, ...], Prefilled] = OrderedDict()
         self._size_bytes = 0
 
@@ -227,7 +271,7 @@ class PrefillCache:
             self._size_bytes += prefilled.size_bytes
         self._entries[tokens] = prefilled
         self._entries.move_to_end(tokens)
-        while self._size_bytes > _MAX_BYTES or len(self._entries) > _MAX_PROMPTS:
+        while self._size_bytes > self._max_bytes or len(self._entries) > _MAX_PROMPTS:
             _, dropped = self._entries.popitem(last=False)
             self._size_bytes -= dropped.size_bytes
 

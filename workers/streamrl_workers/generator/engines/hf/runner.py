@@ -12,7 +12,7 @@ and the mask that they are given. Whether they do is tried once, with the first 
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from streamrl_workers.generator.engines.hf.kv_cache import (
+    KvBound,
     LengthBucket,
     PrefillCache,
     Prefilled,
@@ -88,37 +89,44 @@ def register() -> None:
 
 
 _PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory."""
+"""Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory. Keys and values of one
+forward are in their rows before the next begins."""
 
 
 class Runner:
     """A transformers model, run on sequences and on slot rows."""
 
-    def __init__(self, *, model: PreTrainedModel, slots: int, limit_tokens: int) -> None:
+    def __init__(self, *, model: PreTrainedModel, slots: int, limit_tokens: int, kv_bytes: int) -> None:
+        """`kv_bytes`: of keys and values at most, beside those of one prefill forward. Raises ValueError if not one token's fit."""
         register()
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model
         model.train(mode=False)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self.cache = SlotCache(like=self.prefill([[0]])[0], slots=slots, limit_tokens=limit_tokens)
+        ((_, token),) = self.prefill([[0]])
+        self.bound = KvBound.of(kv_bytes, token=token)
+        if not self.bound.capacity_tokens:
+            raise ValueError(f"keys and values of one token need {token.size_bytes} bytes, there are {kv_bytes}")
+        self.cache = SlotCache(
+            like=token, slots=slots, limit_tokens=limit_tokens, capacity_tokens=self.bound.capacity_tokens
+        )
         self._rows = torch.arange(slots, device=self.device)
         self._columns = torch.arange(0, device=self.device)
         kinds = {parameter.kind for parameter in inspect.signature(model.forward).parameters.values()}
         self._passes_buckets = inspect.Parameter.VAR_KEYWORD in kinds  # on to its attention; if not, widths are all one
 
-    def prefill(self, sequences: Sequence[Sequence[int]]) -> list[Prefilled]:
-        """Keys and values of each sequence (none empty), in order."""
-        done: dict[int, Prefilled] = {}
+    def prefill(self, sequences: Sequence[Sequence[int]]) -> Iterator[tuple[int, Prefilled]]:
+        """Place and keys and values of each sequence (none empty), in any order; take one before the next."""
         for batch in _batches([len(tokens) for tokens in sequences]):
             recorded = self._forward_padded([sequences[index] for index in batch])
             for place, index in enumerate(batch):
-                done[index] = recorded.of(place, tokens=len(sequences[index]))
-        return [done[index] for index in range(len(sequences))]
+                yield index, recorded.of(place, tokens=len(sequences[index]))
+            del recorded
 
     def decode(self, tokens: torch.Tensor, *, positions: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """Logits [B, V] behind one token per row, which stands at `positions`; `lengths` are its row's tokens up to it."""
-        self.cache.reserve(max(lengths))
+        self.cache.reserve(rows=len(tokens), tokens=max(lengths))
         found = length_buckets(lengths)
         self.cache.begin_step(
             rows=self._rows[: len(tokens)], positions=positions, width=max(bucket.width for bucket in found)
@@ -174,17 +182,17 @@ class Prefill:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._kept = PrefillCache()
+        self._kept = PrefillCache(max_bytes=runner.bound.kept_bytes)
 
     def fill(self, sequences: Sequence[ActiveSequence], *, first_row: int) -> None:
-        """Put all but the last token of each sequence into its row, starting at `first_row`."""
+        """Put all but the last token of each sequence into its row, starting at `first_row`; there is room for them."""
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, seq in enumerate(sequences, start=first_row):
             held = tuple(seq.tokens[:-1])
             if held:
                 rows.setdefault(held, []).append(row)
         prompts = {seq.prompt[:-1] for seq in sequences if not seq.completion}
-        for held, prefilled in self._prefilled(list(rows)).items():
+        for held, prefilled in self._prefilled(list(rows)):
             self._runner.cache.write(rows[held], prefilled)
             if held in prompts:  # a sequence in the midst of its completion comes only once
                 self._kept.put(held, prefilled)
@@ -194,10 +202,16 @@ class Prefill:
         self._kept.clear()
         self._runner.cache.clear()
 
-    def _prefilled(self, wanted: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Prefilled]:
-        found = {tokens: kept for tokens in wanted if (kept := self._kept.get(tokens)) is not None}
-        missing = [tokens for tokens in wanted if tokens not in found]
-        return found | dict(zip(missing, self._runner.prefill(missing), strict=True))
+    def _prefilled(self, wanted: Sequence[tuple[int, ...]]) -> Iterator[tuple[tuple[int, ...], Prefilled]]:
+        missing = []
+        for tokens in wanted:
+            kept = self._kept.get(tokens)
+            if kept is None:
+                missing.append(tokens)
+            else:
+                yield tokens, kept
+        for index, prefilled in self._runner.prefill(missing):
+            yield missing[index], prefilled
 
 
 _RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
@@ -229,7 +243,11 @@ def check_numerics(runner: Runner) -> None:
     if not bool(own.isfinite().all()):
         return  # broken weights, not a broken model: sampling reports them per request
     prompt, fed = tokens[:-2], tokens[-2:]
-    runner.cache.write([0], runner.prefill([prompt])[0])
+    if not runner.cache.fits(rows=1, tokens=len(tokens)):
+        return  # nor will there be a sequence
+    runner.cache.reserve(rows=1, tokens=len(tokens))
+    for _, prefilled in runner.prefill([prompt]):
+        runner.cache.write([0], prefilled)
     for place, token in enumerate(fed):
         at = len(prompt) + place
         positions = torch.tensor([at], device=runner.device)

@@ -30,8 +30,9 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, Wei
 from vllm.inputs import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
 
-from streamrl_workers.generator.engines.base import EngineFailedError
+from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.plugin import REFUSED
 
 _T = TypeVar("_T")
@@ -70,6 +71,22 @@ class Submission:
     priority: int  # lower goes first
 
 
+class _KvUsage(StatLoggerBase):
+    """Remembers how full the memory for keys and values was at the last step."""
+
+    share = 0.0
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:  # noqa: ANN401 - vLLM calls these structures unstable
+        pass
+
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+        if scheduler_stats is not None:
+            self.share = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
 class AsyncEngine:
     """All methods but `close` are called from one thread, the engine's."""
 
@@ -93,6 +110,7 @@ class AsyncEngine:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._updating = False
         self._version = -1
+        self._usage = _KvUsage(None)
         self._llm: AsyncLLM
         self._loop: asyncio.AbstractEventLoop
         self._closing: asyncio.Event
@@ -145,10 +163,14 @@ class AsyncEngine:
                 self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(_CLOSE_TIMEOUT_S)
 
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit."""
-        return int(self._llm.vllm_config.cache_config.kv_cache_size_tokens or 0)
+    def kv_load(self) -> KvLoad | None:
+        """As vLLM said at its last step; from any thread. None: it does not say."""
+        cache = self._llm.vllm_config.cache_config
+        capacity = cache.kv_cache_size_tokens
+        if not capacity:
+            return None
+        used = round(capacity * self._usage.share)
+        return KvLoad(capacity_tokens=capacity, used_tokens=used, shares_prompts=bool(cache.enable_prefix_caching))
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -174,7 +196,7 @@ class AsyncEngine:
     async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._llm = AsyncLLM.from_engine_args(self._args)
+        self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._usage])
         try:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
             await self._try_out()

@@ -25,7 +25,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.requests import (
     ActiveSequence,
     Requests,
@@ -143,6 +143,9 @@ class VllmEngine:
         self.version = version
         late, self._late = self._late, []
         return late
+
+    def kv_load(self) -> KvLoad | None:
+        return self._core.kv_load()
 
     def metrics(self) -> bytes:
         return generate_latest(_Metrics())
