@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.memory import ModelSizes, number_bytes, published_bytes, rank_memory
-from streamrl.spec import RLJob
+from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
 from streamrl.spec.task import Task
@@ -239,14 +239,17 @@ def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None)
 
 
 def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
-    """Weights twice (the next version is pulled while this one is used) and the cache of all slots."""
+    """Weights twice (the next version is pulled while this one is used) and the cache: what the job says, else that of all slots."""
     if pool.engine.simulated is not None:
         return _SIMULATED_BYTES
     if architecture is None:
         return None
     slots: int = pool.engine.value.slots
-    cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats
-    return _PROCESS_BYTES + (2 * architecture.parameters + cache) * number_bytes(job.spec.trainer)
+    number = number_bytes(job.spec.trainer)
+    cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats * number
+    if pool.engine.vllm is not None and pool.engine.vllm.kv_cache_bytes is not None:
+        cache = min(cache, parse_bytes(pool.engine.vllm.kv_cache_bytes))
+    return _PROCESS_BYTES + 2 * architecture.parameters * number + cache
 
 
 def _sequence_tokens(task: Task, architecture: Architecture) -> int:
