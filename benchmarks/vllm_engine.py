@@ -14,7 +14,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,12 @@ from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 MAX_TOKENS = 192
-T_95 = {7: 2.365, 9: 2.262, 11: 2.201, 15: 2.131}
+LEAST_PAIRS = 3
+T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
 """Student's t for 95 % by degrees of freedom."""
+
+Alone = Callable[[Sequence[pb.SampleRequest]], Awaitable[float]]
+"""Tokens a second of an engine with nothing of the generator around it."""
 
 
 def main() -> None:
@@ -56,42 +62,85 @@ def main() -> None:
 
 
 async def measure(engine: Any, weights: dict[str, TensorBytes], args: argparse.Namespace) -> None:  # noqa: ANN401
-    """All pairs with one engine."""
+    """All pairs with one engine, then updates."""
     generator = Generator(engine, weights)
     await generator.start()
-    ratios, bare_rates, our_rates = [], [], []
-    for pair in range(args.pairs + 1):
-        requests = [sample(args.requests * pair + place) for place in range(args.requests)]
-        sides = (bare(engine, requests, concurrency=args.concurrency), generator.serve(requests))
-        first, second = (0, 1) if pair % 2 else (1, 0)
-        rates = {first: await sides[first], second: await sides[second]}
-        if pair:  # the first warms both up
-            bare_rates.append(rates[0])
-            our_rates.append(rates[1])
-            ratios.append(rates[1] / rates[0])
-            print(
-                f"# pair {pair}: bare {rates[0]:,.0f}, ours {rates[1]:,.0f} tokens/s, ratio {ratios[-1]:.3f}",
-                flush=True,
-            )
-    low, high = interval(ratios)
-    print("\n| | tokens/s | range |\n|---|---|---|")
-    for name, rates_of in (("bare AsyncLLM", bare_rates), ("generator", our_rates)):
-        print(f"| {name} | {statistics.median(rates_of):,.0f} | {min(rates_of):,.0f}–{max(rates_of):,.0f} |")
-    print(f"\nratio {statistics.mean(ratios):.3f}, 95 % of it {low:.3f} to {high:.3f}, {len(ratios)} pairs")
-    await updates(generator, weights, requests=args.requests)
-
-
-async def updates(generator: "Generator", weights: dict[str, TensorBytes], *, requests: int) -> None:
-    """Ten updates under load: how long nothing is generated."""
-    work = asyncio.create_task(generator.serve([sample(10**6 + place) for place in range(requests)]))
-    pauses = []
-    for version in range(1, 11):
-        await asyncio.sleep(0.3)
-        await generator.update(version)
-        pauses.append(generator.engine.last_pause_s)
-    await work
+    alone = partial(bare, engine, concurrency=args.concurrency)
+    rates = await compare(generator, alone, pairs=args.pairs, requests=args.requests)
+    print("\n".join(["", *rates.table("bare AsyncLLM")]))
+    updated = await updates(generator, count=10, requests=args.requests)
     size = sum(tensor.data.nbytes for tensor in weights.values())
-    print(f"update of {size / 2**20:.0f} MiB under load: paused {1e3 * statistics.median(pauses):.0f} ms (median of {len(pauses)}, {1e3 * min(pauses):.0f}–{1e3 * max(pauses):.0f})")  # fmt: skip
+    pauses_ms = [1e3 * update.pause_s for update in updated]
+    print(f"update of {size / 2**20:.0f} MiB under load: paused {statistics.median(pauses_ms):.0f} ms (median of {len(pauses_ms)}, {min(pauses_ms):.0f}–{max(pauses_ms):.0f})")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Tokens a second, pair by pair."""
+
+    alone: list[float]
+    ours: list[float]
+
+    def table(self, name: str) -> list[str]:
+        """In Markdown; `name`: of what ran alone."""
+        ratios = [ours / alone for ours, alone in zip(self.ours, self.alone, strict=True)]
+        low, high = interval(ratios)
+        rows = [
+            f"| {title} | {statistics.median(rates):,.0f} | {min(rates):,.0f}–{max(rates):,.0f} |"
+            for title, rates in ((name, self.alone), ("generator", self.ours))
+        ]
+        mean = f"ratio {statistics.mean(ratios):.3f}, 95 % of it {low:.3f} to {high:.3f}, {len(ratios)} pairs"
+        return ["| | tokens/s | range |", "|---|---|---|", *rows, "", mean]
+
+
+async def compare(
+    generator: "Generator",
+    alone: Alone,
+    *,
+    pairs: int,
+    requests: int,
+    max_tokens: int = MAX_TOKENS,
+    until_s: float = math.inf,
+) -> Rates:
+    """Both sides with the same requests, in turn. None begins behind `until_s` of the monotonic clock once there are a few pairs."""
+    rates = Rates(alone=[], ours=[])
+    for pair in range(pairs + 1):
+        if pair > LEAST_PAIRS and time.monotonic() > until_s:
+            break
+        work = [sample(requests * pair + place, max_tokens=max_tokens) for place in range(requests)]
+        sides = (alone(work), generator.serve(work))
+        first, second = (0, 1) if pair % 2 else (1, 0)
+        found = {first: await sides[first], second: await sides[second]}
+        if pair:  # the first warms both up
+            rates.alone.append(found[0])
+            rates.ours.append(found[1])
+            print(f"# pair {pair}: alone {found[0]:,.0f}, generator {found[1]:,.0f} tokens/s", flush=True)
+    return rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """What one update of weights took."""
+
+    load_s: float  # of the engine's call, hash and copy included
+    pause_s: float  # of it, nothing was generated for
+
+
+async def updates(
+    generator: "Generator", *, count: int, requests: int, max_tokens: int = MAX_TOKENS, until_s: float = math.inf
+) -> list[Updated]:
+    """So many updates under load; but for the first, none begins behind `until_s` of the monotonic clock."""
+    work = asyncio.create_task(
+        generator.serve([sample(10**6 + place, max_tokens=max_tokens) for place in range(requests)])
+    )
+    found = []
+    for version in range(1, count + 1):
+        if found and time.monotonic() > until_s:
+            break
+        await asyncio.sleep(0.3)
+        found.append(await generator.update(version))
+    await work
+    return found
 
 
 async def bare(engine: Any, requests: Sequence[pb.SampleRequest], *, concurrency: int) -> float:  # noqa: ANN401
@@ -132,7 +181,7 @@ class Generator:
             return weights
 
         self._loop = EngineLoop(engine, pull=pull, outbox=self._outbox, recorder=Recorder(sink=None, metrics=None))
-        self._loaded: list[int] = []
+        self._loaded: dict[int, float] = {}  # version -> seconds of the engine's call
         self._ended = 0
 
     async def start(self) -> None:
@@ -150,13 +199,15 @@ class Generator:
             await asyncio.sleep(0.005)
         return (self._outbox.tokens - tokens) / (time.monotonic() - began_s)
 
-    async def update(self, step: int) -> None:
+    async def update(self, step: int) -> Updated:
         """Until these weights are in the engine."""
         self._loop.announce(
             pb.WeightsAvailable(version=pb.VersionName(attempt=1, step=step, hash=self._hash), address="here:1")
         )
         while step not in self._loaded:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+        load_s = self._loaded[step]
+        return Updated(load_s=load_s, pause_s=getattr(self.engine, "last_pause_s", load_s))
 
     async def _drain(self) -> None:
         while True:
@@ -167,7 +218,7 @@ class Generator:
                 event.SerializeToString()
                 self._ended += sum(bool(item.finish_reason) for item in event.progress.items)
                 if event.HasField("weights_loaded"):
-                    self._loaded.append(event.weights_loaded.version.step)
+                    self._loaded[event.weights_loaded.version.step] = event.weights_loaded.load_s
 
 
 _PARTIALS_S = 0.5
@@ -180,7 +231,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(ratios) - half, statistics.mean(ratios) + half
 
 
-def sample(lease: int) -> pb.SampleRequest:
+def sample(lease: int, *, max_tokens: int = MAX_TOKENS) -> pb.SampleRequest:
     """Groups of eight share their prompt."""
     prompt = " ".join(str((lease // 8 * 7919 + place) % 100) for place in range(24))
     return pb.SampleRequest(
@@ -188,17 +239,22 @@ def sample(lease: int) -> pb.SampleRequest:
         group_id=lease // 8,
         prompt=prompt,
         seed=lease,
-        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=MAX_TOKENS),
+        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=max_tokens),
     )
 
 
-def make_model(folder: Path, *, hidden: int, layers: int) -> Qwen3ForCausalLM:
-    """A Qwen3 with random weights, saved with a tokenizer of digits; its end comes after some hundred tokens."""
-    torch.manual_seed(0)
+def save_tokenizer(folder: Path) -> None:
+    """Of digits; its end comes after some hundred tokens in a vocabulary of 256 words."""
     vocab = {char: index for index, char in enumerate("0123456789 ")} | {"<end>": 255}
     core = Tokenizer(models.WordLevel(vocab, unk_token="0"))  # noqa: S106 - a token of the vocabulary
     core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
     PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(folder)  # noqa: S106
+
+
+def make_model(folder: Path, *, hidden: int, layers: int) -> Qwen3ForCausalLM:
+    """A Qwen3 with random weights, saved with its tokenizer."""
+    torch.manual_seed(0)
+    save_tokenizer(folder)
     config = Qwen3Config(
         vocab_size=256,
         hidden_size=hidden,

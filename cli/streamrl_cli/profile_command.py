@@ -86,7 +86,7 @@ def lines(profile: Profile) -> list[str]:
     for pool in profile.pools:
         lengths = pool.lengths
         found += [
-            f"POOL {pool.name}, engine {pool.engine}",
+            f"POOL {pool.name}, engine {pool.engine}" + (f" on {pool.devices} devices" if pool.devices > 1 else ""),
             f"  answers: {len(lengths.tokens)}, {lengths.mean_tokens:.4g} tokens on average, the longest {max(lengths.tokens)}"
             + (f", {lengths.unfinished} cut off by the deadline" if lengths.unfinished else ""),
             f"  admitting a sample: {pool.fill_milliseconds:.3g} ms",

@@ -3,7 +3,8 @@
 Owns the way from a job and a profile to the two stages of Alg. 1, and from its choice back to the job and to a text. Does not
 own the choice (`streamrl_operator.allocation`), nor the profile (`streamrl profile`). Asks no cluster, changes no file.
 
-A device is what one trainer process runs on; a generator takes as many as its pod's limits name GPUs, else one.
+A device is what one trainer process runs on. A generator takes as many as its engine (`tensorParallelSize`) or its pod's limits name
+GPUs, whichever is more.
 """
 
 import argparse
@@ -160,7 +161,7 @@ def _stages(job: RLJob, *, profile: Profile, args: argparse.Namespace, config: M
     _check_mode(job)
     pool, file = _pool(job, args), args.file
     measured, trainer = _pool_profile(profile, pool, file=file), _trainer_profile(profile, job, file=file)
-    replica_devices = _gpus(pool.pod.resources.limits) or 1
+    replica_devices = max(_gpus(pool.pod.resources.limits), pool.engine.devices)
     factor = args.length_factor * measured.lengths.turns
     lengths = [tokens * factor for tokens in measured.lengths.tokens]
     samples = job.spec.pipeline.batch_groups * job.spec.task.group_size
@@ -228,8 +229,9 @@ def _check_mode(job: RLJob) -> None:
 
 def _pool_profile(profile: Profile, pool: GeneratorPool, *, file: Path) -> PoolProfile:
     found = profile.pool(pool.name)
-    if found is None or found.engine != pool.engine.key:
-        raise _not_measured(f"pool {pool.name} with engine {pool.engine.key}", file=file)
+    if found is None or (found.engine, found.devices) != (pool.engine.key, pool.engine.devices):
+        on = f" on {_count(pool.engine.devices, 'device')}" if pool.engine.vllm is not None else ""
+        raise _not_measured(f"pool {pool.name} with engine {pool.engine.key}{on}", file=file)
     return found
 
 

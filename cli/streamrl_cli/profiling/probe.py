@@ -26,7 +26,7 @@ from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
 from streamrl_cli import console
 from streamrl_cli.profiling import timing
-from streamrl_workers.generator.engines.base import Engine, EngineOptions
+from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.process.environment_variables import integer, pin_to_cpus, required
 from streamrl_workers.process.shutdown import watch_parent
 
@@ -64,7 +64,7 @@ class TrainTask:
 def main(argv: Sequence[str]) -> int:
     """Measure one stage as the environment and the task say; the exit code."""
     role, task = argv
-    output = sys.stdout
+    output = _own_output()
     measures: dict[str, Callable[[Mapping[str, Any], Say], None]] = {
         "decode": lambda given, say: decode(DecodeTask(**given), say=say),
         "train": lambda given, say: train(TrainTask(**given), say=say),
@@ -72,18 +72,27 @@ def main(argv: Sequence[str]) -> int:
     try:
         pin_to_cpus(os.environ)
         watch_parent(os.environ)
-        with contextlib.redirect_stdout(sys.stderr):  # what user code prints must not get between our lines
-            measures[role](json.loads(task), lambda what, fields: _say(what, fields, output))
+        measures[role](json.loads(task), lambda what, fields: _say(what, fields, output))
     except (UserError, UserErrors) as error:
         console.err(*error.lines)
         return EXIT_USER_ERROR
     except timing.TooSlowError as error:
         console.err(f"--deadline-seconds: was too short: {error}; raise it, or measure less at once")
         return EXIT_USER_ERROR
+    except EngineFailedError as error:
+        console.err(str(error))
+        return EXIT_FAULT
     except MemoryError as error:
         console.err(f"out of memory: {error}")
         return EXIT_FAULT
     return EXIT_DONE
+
+
+def _own_output() -> TextIO:
+    """Standard output for our lines alone: what user code prints goes to standard error, and so does what processes that an engine starts do."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
 
 
 def _say(what: str, fields: Mapping[str, Any], output: TextIO) -> None:
@@ -99,21 +108,29 @@ def decode(task: DecodeTask, *, say: Say) -> None:
     sampling = pb.Sampling(**spec.task.sampling.model_dump())
     source = timing.RequestSource(prompts=_prompts(spec), sampling=sampling, seed=spec.seed)
     simulated = pool.engine.simulated is not None  # such an engine gives its answers at once
-    engine = _simulated(spec, pool, time_scale=0.0) if simulated else _loaded_engine(spec, pool)
-    answers = timing.measure_answers(engine, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
-    lengths = [len(answer) for answer in answers.tokens]
-    say("answers", {"tokens": lengths, "unfinished": answers.unfinished, "fill_milliseconds": 1e3 * answers.fill_s})
-    if simulated:
-        engine = _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
-        source = replace(source, sampling=_endless(source.sampling))
-    else:
-        source = source.starting_within(answers.tokens)
-    for batch in task.batches:
-        windows = timing.measure_batch(
-            engine, source, batch=batch, windows=task.windows, deadline_s=task.deadline_s, clock=clock
-        )
-        milliseconds = _spread([1e3 * seconds for seconds in windows.seconds], unit="milliseconds")
-        say("batch", {"batch": batch, "steps": windows.steps, **milliseconds})
+    made = _simulated(spec, pool, time_scale=0.0) if simulated else _loaded_engine(spec, pool)
+    with contextlib.closing(made):
+        answers = timing.measure_answers(made, source, samples=task.samples, deadline_s=task.deadline_s, clock=clock)
+        lengths = [len(answer) for answer in answers.tokens]
+        say("answers", {"tokens": lengths, "unfinished": answers.unfinished, "fill_milliseconds": 1e3 * answers.fill_s})
+        engine = made
+        if simulated:
+            engine = _simulated(spec, pool, mean_tokens=float(_ENDLESS_TOKENS), sigma=0.0)
+            source = replace(source, sampling=_endless(source.sampling))
+        else:
+            source = source.starting_within(answers.tokens)
+        for batch in task.batches:
+            windows = timing.measure_batch(
+                engine,
+                source,
+                batch=batch,
+                windows=task.windows,
+                deadline_s=task.deadline_s,
+                clock=clock,
+                by_itself=pool.engine.vllm is not None,
+            )
+            milliseconds = _spread([1e3 * seconds for seconds in windows.seconds], unit="milliseconds")
+            say("batch", {"batch": batch, "steps": windows.steps, **milliseconds})
 
 
 def train(task: TrainTask, *, say: Say) -> None:

@@ -55,6 +55,7 @@ class PoolProfile(Record):
 
     name: str = Field(description="Name of the pool in the job.")
     engine: str = Field(description="Key of its engine.")
+    devices: int = Field(default=1, ge=1, le=64, description="That it computed on: `tensorParallelSize` of vLLM.")
     latency: tuple[BatchPoint, ...] = Field(min_length=1, max_length=64, description="By rising batch.")
     fill_milliseconds: float = Field(ge=0, description="The batch waits so long while one sample is admitted.")
     lengths: AnswerLengths = Field(description="Of its answers.")

@@ -1,9 +1,10 @@
 """Times an engine's decoding steps, the lengths of its answers, and whole training steps. Imports no torch; any `Engine` and `TrainEngine` will do.
 
 Decoding: what a step costs follows from the batch and from how much context its sequences have. So the batch is kept full: a
-sequence that ends is replaced, and what replacing takes does not count as a step. Where answers are known, each request
-begins somewhere within one, as sequences do in a run that has been going on for a while. A window is a row of steps, long
-enough for the clock and for engines that give several tokens at once; its value is seconds per token of each sequence.
+sequence that ends is replaced, and what replacing takes does not count as a step; an engine that works by itself (vLLM) goes on
+meanwhile, reads prompts within its steps, and there it counts. Where answers are known, each request begins somewhere within one,
+as sequences do in a run that has been going on for a while. A window is a row of steps, long enough for the clock and for engines
+that give several tokens at once; its value is seconds per token of each sequence.
 
 Training: a step is timed from the first group to the end of the optimiser's step. The groups are made up: as long as the
 job's, tokens at random, rewards that differ within each group, so that every sample has a gradient.
@@ -29,7 +30,7 @@ WINDOW_STEPS = 16
 WINDOW_S = 0.1
 """A window has at least so many steps and takes at least so long, unless the deadline comes first."""
 WARM_STEPS = 2
-"""Before the first window: the first step at a new batch size may allocate or compile."""
+"""Before the first window, tokens of each sequence on average: the first step at a new batch size may allocate or compile."""
 _TRIES = 1000
 """Requests in a row that end as they are admitted; then the prompts are at fault."""
 ATTEMPT = 1
@@ -135,25 +136,40 @@ def measure_answers(
 
 
 def measure_batch(
-    engine: Engine, source: RequestSource, *, batch: int, windows: int, deadline_s: float, clock: WallClock
+    engine: Engine,
+    source: RequestSource,
+    *,
+    batch: int,
+    windows: int,
+    deadline_s: float,
+    clock: WallClock,
+    by_itself: bool = False,
 ) -> Windows:
-    """Steps with exactly `batch` active sequences; as many windows as the deadline allows, at most `windows`."""
+    """Steps with exactly `batch` active sequences; as many windows as the deadline allows, at most `windows`.
+
+    `by_itself`: the engine generates between two calls too.
+    """
     end_s = clock.now_s() + deadline_s
     found: list[float] = []
     active: set[int] = set()
-    all_steps = 0
-    for _ in range(WARM_STEPS):
-        _refill(engine, source, batch=batch, active=active)
-        active -= {delta.lease for delta in _step(engine, clock=clock) if delta.finish_reason is not None}
-    while len(found) < windows and clock.now_s() < end_s:
-        elapsed_s, steps = 0.0, 0
-        while (steps < WINDOW_STEPS or elapsed_s < WINDOW_S) and clock.now_s() < end_s:
+    all_steps = 0.0
+
+    def window(steps_wanted: int, least_s: float) -> tuple[float, float]:
+        """Steps and seconds, at least so many unless the deadline comes first."""
+        elapsed_s, steps = 0.0, 0.0
+        while (steps < steps_wanted or elapsed_s < least_s) and clock.now_s() < end_s:
+            filling_s = clock.now_s()
             _refill(engine, source, batch=batch, active=active)
-            began_s = clock.now_s()
+            began_s = filling_s if by_itself else clock.now_s()
             deltas = _step(engine, clock=clock)
             elapsed_s += clock.now_s() - began_s
-            steps += max((len(delta.tokens) for delta in deltas), default=0)
-            active -= {delta.lease for delta in deltas if delta.finish_reason is not None}
+            steps += sum(len(delta.tokens) for delta in deltas) / batch
+            active.difference_update(delta.lease for delta in deltas if delta.finish_reason is not None)
+        return steps, elapsed_s
+
+    window(WARM_STEPS, 0.0)
+    while len(found) < windows and clock.now_s() < end_s:
+        steps, elapsed_s = window(WINDOW_STEPS, WINDOW_S)
         whole = steps >= WINDOW_STEPS and elapsed_s >= WINDOW_S
         if steps and (whole or not found):  # one that the deadline cut short counts where there is no other
             found.append(elapsed_s / steps)
@@ -161,7 +177,7 @@ def measure_batch(
     engine.cancel(active)
     if not found:
         raise TooSlowError(f"no step of {batch} sequences within {deadline_s:g} s")
-    return Windows(seconds=tuple(found), steps=all_steps)
+    return Windows(seconds=tuple(found), steps=max(1, round(all_steps)))
 
 
 def _refill(engine: Engine, source: RequestSource, *, batch: int, active: set[int]) -> None:

@@ -6,8 +6,8 @@ little, at moments that nobody knows. Cores cannot be dealt again to processes t
 for its `maxReplicas`: a new generator takes nothing away from those that are there.
 
 GPUs. Rank r of the trainer takes the r-th GPU that it sees (torchrun's `LOCAL_RANK`), so all ranks see the first ones. A
-generator uses one GPU: the next of the rest, in turn; with mode Colocated, and where none is left, of all of them.
-Without GPUs nobody is told anything.
+generator uses as many GPUs as its engine says (`tensorParallelSize`), else one: the next of the rest, in turn; with mode
+Colocated, and where too few are left, of all of them. Without GPUs nobody is told anything.
 """
 
 import os
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from streamrl import keys
+from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl_operator.autoscaler.values import generator_name
 
@@ -77,40 +78,72 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPlacement:
+    """Where a pool's generators begin among those of all pools at their largest."""
+
+    first_number: int
+    first_device: int
+    devices: int
+    """Of one generator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """The processes of a run; generators are planned one by one, since their number may change."""
 
     scheduler: ProcessPlan
     ranks: tuple[ProcessPlan, ...]
     """The trainer's processes by rank; they live and die together."""
-    first_numbers: Mapping[str, int]
-    """Pool -> number of its first generator, counted over all pools at their largest."""
+    pools: Mapping[str, "PoolPlacement"]
     placement: Placement
     gpus: Sequence[str]
     colocated: bool
 
     def generator(self, pool: str, *, ordinal: int) -> ProcessPlan:
         """The generator with that ordinal in its pool."""
-        number = self.first_numbers[pool] + ordinal
-        free = self.gpus if self.colocated else self.gpus[len(self.ranks) :] or self.gpus
-        gpu = {ENV_VISIBLE: free[number % len(free)]} if free else {}
+        planned = self.pools[pool]
         name = generator_name(pool, ordinal=ordinal)
-        env = {**self.placement.generator(number).env(), **gpu, keys.ENV_POOL: pool}
-        return _process(name, role="generator", env=env)
+        share = self.placement.generator(planned.first_number + ordinal)
+        return _process(
+            name, role="generator", env={**share.env(), **self._gpus_of(planned, ordinal), keys.ENV_POOL: pool}
+        )
+
+    def _gpus_of(self, pool: "PoolPlacement", ordinal: int) -> dict[str, str]:
+        rest = () if self.colocated else self.gpus[len(self.ranks) :]
+        free = rest if len(rest) >= pool.devices else self.gpus
+        first = pool.first_device + ordinal * pool.devices
+        return {ENV_VISIBLE: ",".join(free[(first + i) % len(free)] for i in range(pool.devices))} if free else {}
 
 
 def plan_run(spec: RLJobSpec, *, cpus: Sequence[int], gpus: Sequence[str] = (), signals_port: int = 0) -> RunPlan:
-    """Plan a run on the cores `cpus` and the GPUs `gpus`; `signals_port` is the scheduler's (0 = any)."""
+    """Plan a run on the cores `cpus` and the GPUs `gpus`; `signals_port` is the scheduler's (0 = any).
+
+    Raises:
+        UserError: a generator needs more GPUs than there are.
+    """
     placement = place(spec, cpus=cpus)
-    most = [pool.scaling.most for pool in spec.generators]
     return RunPlan(
         scheduler=_process("scheduler", role="scheduler", env={keys.ENV_SIGNALS_PORT: str(signals_port)}),
         ranks=_ranks(placement, gpus=gpus),
-        first_numbers={pool.name: sum(most[:index]) for index, pool in enumerate(spec.generators)},
+        pools=_pools(spec, gpus=gpus),
         placement=placement,
         gpus=gpus,
         colocated=spec.pipeline.mode == "Colocated",
     )
+
+
+def _pools(spec: RLJobSpec, *, gpus: Sequence[str]) -> dict[str, PoolPlacement]:
+    plans: dict[str, PoolPlacement] = {}
+    number = device = 0
+    for place, pool in enumerate(spec.generators):
+        devices = pool.engine.devices
+        if gpus and devices > len(gpus):
+            field = f"spec.generators[{place}].engine.vllm.tensorParallelSize"
+            raise UserError(field=field, rule=f"must be at most {len(gpus)}, the GPUs of this machine", got=devices)
+        plans[pool.name] = PoolPlacement(first_number=number, first_device=device, devices=devices)
+        number += pool.scaling.most
+        device += pool.scaling.most * devices
+    return plans
 
 
 def _ranks(placement: Placement, *, gpus: Sequence[str]) -> tuple[ProcessPlan, ...]:

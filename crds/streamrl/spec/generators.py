@@ -97,6 +97,11 @@ class GeneratorEngine(OneOf):
     simulated: SimulatedEngineSpec | None = Field(default=None, description="Takes time, generates noise.")
     vllm: VllmEngineSpec | None = Field(default=None, description="vLLM, in processes of its own.")
 
+    @property
+    def devices(self) -> int:
+        """That one replica computes on."""
+        return 1 if self.vllm is None else self.vllm.tensor_parallel_size
+
 
 class StaticScaling(SpecModel):
     """A fixed number of replicas."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.memory import ModelSizes, number_bytes, published_bytes, rank_memory
-from streamrl.spec import RLJob
+from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
 from streamrl.spec.task import Task
@@ -239,15 +239,17 @@ def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None)
 
 
 def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
-    """Weights twice (the next version is pulled while this one is used), the base of adapters, and the cache of all slots."""
+    """Weights twice (the next version is pulled while this one is used), the base of adapters, and the cache: what the job says, else that of all slots."""
     if pool.engine.simulated is not None:
         return _SIMULATED_BYTES
     if architecture is None:
         return None
-    slots: int = pool.engine.value.slots
-    cache = slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats
+    engine, number = pool.engine.value, number_bytes(job.spec.trainer)
+    cache: int = engine.slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats * number
+    if engine.kv_cache_bytes is not None:
+        cache = min(cache, parse_bytes(engine.kv_cache_bytes))
     copies = 2 if job.spec.trainer.lora is None else 3
-    return _PROCESS_BYTES + (copies * architecture.parameters + cache) * number_bytes(job.spec.trainer)
+    return _PROCESS_BYTES + copies * architecture.parameters * number + cache
 
 
 def _sequence_tokens(task: Task, architecture: Architecture) -> int:

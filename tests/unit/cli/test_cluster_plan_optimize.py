@@ -165,6 +165,27 @@ def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: Files) -> No
     assert limits == {"nvidia.com/gpu": "2", "memory": "8Gi"}
 
 
+@pytest.mark.parametrize("gpus", [{}, {"nvidia.com/gpu": "2"}])
+def test_a_replica_takes_as_many_devices_as_share_its_model(files: Files, gpus: dict[str, str]) -> None:
+    """Four devices generate with two replicas: 4 s, as one process trains; the cost is that of the replica."""
+    engine = {"vllm": {"tensorParallelSize": 2, "maxConcurrency": SLOTS}}
+    measured = profile(pools=[pool_profile() | {"engine": "vllm", "devices": 2}])
+    files.write(job(engine=engine, pod={"resources": {"limits": gpus}}), measured)
+    assert files.chosen("--devices", "5") == (2, 1)
+    text = "\n".join(files.optimise("--devices", "5").out)
+    assert "5 of 5 devices" in text
+    row = next(line.split() for line in text.splitlines() if line.endswith("<- chosen"))
+    assert row[:2] == ["2", "1"] and "4.00" in row, "two replicas of 1.00 and a trainer of 2.00"
+    assert files.optimise("--devices", "2").err == ["devices: must be at least 3 for one of each stage, got 2"]
+
+
+def test_a_pool_that_was_measured_on_other_devices_was_not_measured(files: Files) -> None:
+    engine = {"vllm": {"tensorParallelSize": 4, "maxConcurrency": SLOTS}}
+    files.write(job(engine=engine), profile(pools=[pool_profile() | {"engine": "vllm", "devices": 2}]))
+    line = f"--profile: has nothing of pool sim with engine vllm on 4 devices; {MEASURE.format(job=files.job)}"
+    assert files.optimise("--devices", "8").err == [line]
+
+
 def test_other_pools_keep_their_sizes_and_take_their_part(files: Files) -> None:
     document = job()
     other = document["spec"]["generators"][0] | {"name": "other", "scaling": {"static": {"replicas": 2}}}

@@ -58,6 +58,63 @@ def test_a_steps_time_is_the_engines_also_while_sequences_end(batch: int, millis
     assert found.steps >= 4 * timing.WINDOW_STEPS
 
 
+class ByItself:
+    """An engine like vLLM: a step of 4 ms for all that it has, whether it is asked or not, and outputs that come sequence by sequence."""
+
+    STEP_S = 0.004
+    slots = 8
+
+    def __init__(self, time: VirtualTime) -> None:
+        self.time, self.left, self.waiting = time, dict[int, int](), list[Delta]()
+        self.next_s = self.STEP_S
+
+    def active(self) -> int:
+        return len(self.left)
+
+    def free(self) -> int:
+        return self.slots - len(self.left)
+
+    def step_seconds(self) -> float:
+        return 0.0
+
+    def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
+        self.time.sleep(0.001)  # the caller's own work
+        self.left |= {request.lease: 5 + request.lease % 7 for request in requests}
+        return []
+
+    def step(self) -> list[Delta]:
+        self.time.sleep(max(0.0, self.next_s - self.time.now) if not self.waiting else 0.0)
+        while self.next_s <= self.time.now:
+            self.next_s += self.STEP_S
+            for lease in list(self.left):
+                self.left[lease] -= 1
+                ended = "length" if not self.left[lease] else None
+                self.waiting.append(Delta(lease=lease, tokens=(1,), logprobs=(0.0,), version=0, finish_reason=ended))
+                if ended:
+                    del self.left[lease]
+        taken, self.waiting = self.waiting[:3], self.waiting[3:]  # not all of a step at once
+        return taken
+
+    def cancel(self, leases: Sequence[int]) -> None:
+        self.left.clear()
+
+
+def test_an_engine_that_works_by_itself_is_timed_by_all_of_its_time() -> None:
+    time = VirtualTime()
+    found = timing.measure_batch(
+        ByItself(time),  # type: ignore[arg-type] # all that is called
+        source(),
+        batch=8,
+        windows=4,
+        deadline_s=60.0,
+        clock=time.clock,
+        by_itself=True,
+    )
+    assert len(found.seconds) == 4
+    for seconds in found.seconds:
+        assert 0.004 <= seconds < 0.006, "sequences that end leave their places free for less than a step"
+
+
 def test_the_deadline_ends_a_point_with_what_it_has() -> None:
     time = VirtualTime()
     found = timing.measure_batch(

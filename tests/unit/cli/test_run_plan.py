@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from streamrl import keys
+from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec, parse_job
 from streamrl_cli.runner.plan import ENV_VISIBLE, place, plan_run, visible_gpus
 from support.jobs import simulated_job
@@ -18,11 +19,12 @@ def spec_of(
     mode: str = "StreamSync",
     model: dict[str, Any] | None = None,
     elastic: bool = False,
+    engine: dict[str, Any] | None = None,
 ) -> RLJobSpec:
     job = simulated_job(staleness=0)
     job["spec"]["model"] = {"huggingFace": {"name": "big"}} if model is None else model
     job["spec"]["pipeline"]["mode"] = mode
-    job["spec"]["generators"] = [{"name": "sim", "engine": {"hf": {}}}]
+    job["spec"]["generators"] = [{"name": "sim", "engine": engine or {"hf": {}}}]
     scaling = {"auto": {"maxReplicas": most}} if elastic else {"static": {"replicas": most}}
     job["spec"]["generators"][0]["scaling"] = scaling
     job["spec"]["trainer"] = {"processesPerNode": ranks}
@@ -124,6 +126,31 @@ def test_ranks_and_generators_see_gpus_of_their_own(
     plan = plan_run(spec_of(ranks=ranks, most=generators, mode=mode), cpus=range(16), gpus=gpus)
     assert [rank.env.get(ENV_VISIBLE) for rank in plan.ranks] == [trainer] * ranks
     assert [plan.generator("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(generators)] == generating
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mode", "generating"),
+    [
+        ((), "StreamSync", [None, None]),
+        ("01234", "StreamSync", ["1,2", "3,4"]),
+        ("012", "StreamSync", ["1,2", "1,2"]),
+        ("01", "StreamSync", ["0,1", "0,1"]),  # one is left, two are needed: shared
+        ("0123", "Colocated", ["0,1", "2,3"]),
+    ],
+)
+def test_a_generator_gets_as_many_gpus_as_share_its_model(
+    *, gpus: tuple[str, ...], mode: str, generating: list[str | None]
+) -> None:
+    spec = spec_of(most=2, mode=mode, engine={"vllm": {"tensorParallelSize": 2}})
+    plan = plan_run(spec, cpus=range(8), gpus=tuple(gpus))
+    assert [plan.generator("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(2)] == generating
+
+
+def test_more_gpus_than_there_are_is_one_line() -> None:
+    with pytest.raises(UserError) as refused:
+        plan_run(spec_of(engine={"vllm": {"tensorParallelSize": 4}}), cpus=range(8), gpus=("0", "1"))
+    line = "spec.generators[0].engine.vllm.tensorParallelSize: must be at most 2, the GPUs of this machine, got 4"
+    assert refused.value.lines == [line]
 
 
 @pytest.mark.parametrize(("given", "seen"), [("", ()), ("-1", ()), ("1, 3", ("1", "3")), ("GPU-a1", ("GPU-a1",))])
