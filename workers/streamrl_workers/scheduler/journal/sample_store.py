@@ -37,7 +37,7 @@ class StoredGroup:
 
 
 def _is_whole(sample: pb.Sample) -> bool:
-    return len(sample.tokens) == len(sample.logprobs) and not (len(sample.tokens) | len(sample.prompt_tokens)) % 4
+    return not (len(sample.tokens) | len(sample.logprobs) | len(sample.prompt_tokens)) % 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

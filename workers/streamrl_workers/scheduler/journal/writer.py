@@ -132,6 +132,7 @@ class JournalWriter:
         if self._archiver is not None:
             assert self._connection is not None, "the journal is open when its writer starts"
             self._archiver.start(read_account(self._connection).place, on_done=self._on_archived)
+            self._give_to_archiver(self._connection)
         self._thread = threading.Thread(
             target=self._write_all, args=(loop, on_committed, on_fault), name="journal", daemon=True
         )
@@ -260,7 +261,11 @@ class JournalWriter:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        if self._archiver is not None and self._garbage:  # they are committed: the archiver finds them settled
+        self._give_to_archiver(connection)
+
+    def _give_to_archiver(self, connection: sqlite3.Connection) -> None:
+        """What is settled and committed, so that the archiver finds it."""
+        if self._archiver is not None and self._garbage:
             groups, self._garbage = list(self._garbage), deque()
             self._archiving.update(groups)
             self._archiver.put(sizes_of(connection, groups))
