@@ -215,7 +215,10 @@ class _Segment:
         self._file = file
         self._path = path
         self._beneath = beneath
-        self._end = os.fstat(file.fileno()).st_size if stop is None else stop
+        size_bytes = os.fstat(file.fileno()).st_size
+        if stop is not None and stop > size_bytes:
+            raise _damaged(path, f"it is cut off at byte {size_bytes}")
+        self._end = size_bytes if stop is None else stop
         self.chain = NO_CHAIN
 
     def begin(self, number: int, *, after: bytes | None) -> None:
