@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "describe a field of the job file",
     "report": "write report.html of a run",
     "journal": "check, show or repair the journal of a run",
+    "samples": "look at what a run generated",
     "generate": "try a trained model",
     "profile": "measure how fast this machine generates and trains for a job",
     "simulate": "play a scenario in virtual time, with the real scheduler",

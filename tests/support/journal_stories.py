@@ -41,7 +41,9 @@ class Story:
         """The step consumes them."""
         ids = (3 * step, 3 * step + 1)
         self.history = self.history.with_step(ids)
-        taken = rec.StepTaken(attempt=number, step=step, group_ids=ids, metrics={"loss": 0.25 * step})
+        taken = rec.StepTaken(
+            attempt=number, step=step, group_ids=ids, metrics={"loss": 0.25 * step}, advantages=bytes(16)
+        )
         await self.opened.write([taken])
 
     async def cover(self, step: int, *, number: int = 1) -> None:

@@ -8,6 +8,7 @@ from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import KEEP_GROUPS, read_samples
 from streamrl_workers.scheduler.journal.writer import JournalWriter
@@ -35,8 +36,18 @@ def scored(group_id: int, *, start_version: int = 0, samples: int = 2, tokens: i
     """A group's samples."""
     blobs = tuple(trajectory(group_id, index, tokens=tokens, padding=padding) for index in range(samples))
     return rec.Scored(
-        group_id=group_id, start_version=start_version, trajectories=blobs, size_bytes=sum(map(len, blobs))
+        group_id=group_id,
+        start_version=start_version,
+        trajectories=blobs,
+        size_bytes=sum(map(len, blobs)),
+        texts=texts(group_id, samples=samples),
     )
+
+
+def texts(group_id: int, *, samples: int = 2) -> bytes:
+    """What a group's samples read and wrote."""
+    written = [pb.SampleTexts(turns=[f"answer {index} of {group_id}"]) for index in range(samples)]
+    return pb.GroupTexts(prompt=f"prompt {group_id}", samples=written).SerializeToString()
 
 
 def trajectories(folder: Path, *, groups: int) -> list[pb.Sample]:
@@ -52,8 +63,8 @@ def trajectories(folder: Path, *, groups: int) -> list[pb.Sample]:
 class OpenJournal:
     """A journal with its writer running; `write` returns when the records are durable or the disk refused them."""
 
-    def __init__(self, path: Path, *, keep_groups: int = KEEP_GROUPS) -> None:
-        self.journal = JournalWriter(path, keep_groups=keep_groups)
+    def __init__(self, path: Path, *, keep_groups: int = KEEP_GROUPS, archiver: Archiver | None = None) -> None:
+        self.journal = JournalWriter(path, keep_groups=keep_groups, archiver=archiver)
         self.recovered = self.journal.open()
         self.faults: list[BaseException] = []
         self.acknowledged = 0

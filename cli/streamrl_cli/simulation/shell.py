@@ -86,6 +86,7 @@ def core_settings(scenario: Scenario) -> SchedulerSettings:
         settings,
         sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=-(-scenario.max_tokens // unit)),
         evaluation_prompts=0,
+        archived_percent=0,
         max_buffer_bytes=max(1, parse_bytes(scenario.scheduling.max_buffer_bytes) // unit),
     )
 

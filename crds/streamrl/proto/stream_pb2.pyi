@@ -432,7 +432,7 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "group_ids", "metrics")
+    __slots__ = ("step", "group_ids", "metrics", "advantages")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -443,10 +443,12 @@ class StepDone(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
     step: int
     group_ids: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    advantages: bytes
+    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version", "size_bytes")
@@ -548,3 +550,55 @@ class Restart(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class GroupTexts(_message.Message):
+    __slots__ = ("prompt", "samples")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    samples: _containers.RepeatedCompositeFieldContainer[SampleTexts]
+    def __init__(self, prompt: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleTexts, _Mapping]]] = ...) -> None: ...
+
+class SampleTexts(_message.Message):
+    __slots__ = ("turns", "observations")
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedScalarFieldContainer[str]
+    observations: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, turns: _Optional[_Iterable[str]] = ..., observations: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ArchivedGroup(_message.Message):
+    __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DROP_REASON_FIELD_NUMBER: _ClassVar[int]
+    ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    prompt_index: int
+    start_version: int
+    step: int
+    attempt: int
+    drop_reason: str
+    advantages: bytes
+    samples: _containers.RepeatedCompositeFieldContainer[ArchivedSample]
+    def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ...) -> None: ...
+
+class ArchivedSample(_message.Message):
+    __slots__ = ("reward", "tokens")
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    reward: float
+    tokens: int
+    def __init__(self, reward: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class ArchivedSamples(_message.Message):
+    __slots__ = ("samples", "texts")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    texts: GroupTexts
+    def __init__(self, samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., texts: _Optional[_Union[GroupTexts, _Mapping]] = ...) -> None: ...

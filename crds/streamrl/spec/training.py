@@ -18,6 +18,7 @@ from streamrl.spec.base import (
 from streamrl.spec.pod import ObjectName, Pod
 
 MAX_CHUNK = "3Mi"
+MIN_ARCHIVE = "4Mi"
 """A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
 
 
@@ -427,11 +428,34 @@ class JournalSpec(Claim):
     """The scheduler's journal: on a volume of its own, never on a network file system."""
 
 
+class Archive(SpecModel):
+    """Samples of groups that are trained or dropped, kept in the run folder (on Kubernetes: on the journal's volume)."""
+
+    share_percent: int = Field(
+        default=100,
+        ge=0,
+        le=100,
+        description="Share of the groups that is kept; 0 keeps none, and so no samples to look at.",
+    )
+    max_bytes: ByteQuantity = Field(
+        default="256Mi", description=f"Bytes on the disk, at least {MIN_ARCHIVE}; the oldest samples go first."
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"maxBytes must be at least {MIN_ARCHIVE}",
+            f"quantity(self.maxBytes).compareTo(quantity('{MIN_ARCHIVE}')) >= 0",
+            lambda archive: parse_bytes(archive.max_bytes) < parse_bytes(MIN_ARCHIVE) and archive.max_bytes,
+        ),
+    )
+
+
 class Storage(SpecModel):
     """What is written to disk."""
 
     checkpoints: Checkpoints = Field(default=Checkpoints(), description="Checkpoints.")
     journal: JournalSpec = Field(default=JournalSpec(), description="The scheduler's journal.")
+    archive: Archive = Field(default=Archive(), description="Samples to look at, and for later use.")
 
 
 class FailureRule(SpecModel):

@@ -40,6 +40,7 @@ from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.scheduler.journal.writer import JournalWriter
@@ -149,7 +150,9 @@ async def serve(
     box: ExitDecision | None = None,
 ) -> ProcessExit:
     """Run the scheduler until the run or the process ends."""
-    journal = JournalWriter(environment.run_dir / FILE_JOURNAL)
+    archive = job.spec.storage.archive
+    archiver = Archiver(environment.run_dir, spec=archive) if archive.share_percent else None
+    journal = JournalWriter(environment.run_dir / FILE_JOURNAL, archiver=archiver)
     recovered = await asyncio.to_thread(journal.open)  # it reads all of it; the process lives meanwhile
     try:
         ending = box or ExitDecision()

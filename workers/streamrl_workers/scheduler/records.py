@@ -31,6 +31,8 @@ class Scored:
     trajectories: tuple[bytes, ...]
     """Serialized `Sample`, by sample index."""
     size_bytes: int
+    texts: bytes = b""
+    """Serialized `GroupTexts`; empty: the group is not to be archived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,9 @@ class Dropped:
     reason: str
     mean_tokens: float | None = None
     """Of its completions; None: they did not all finish, or their lengths are known from `Scored`."""
+    trajectories: tuple[bytes, ...] = ()
+    """As of `Scored`, where all are finished and no `Scored` came before: for the archive alone."""
+    texts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,8 @@ class StepTaken:
     step: int
     group_ids: tuple[int, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    advantages: bytes = b""
+    """As of `StepDone`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

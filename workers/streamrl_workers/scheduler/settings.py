@@ -73,6 +73,8 @@ class SchedulerSettings:
     draws_per_step: int = 1
     """Batches that may be scored for one step; above 1, groups with equal rewards are dropped."""
     max_issues: int = MAX_ISSUES
+    archived_percent: int = 0
+    """Share of the groups whose texts are stored with their samples, for the archive."""
     max_turns: int | None = None
     """Turns of the model with the environment; None: there is none."""
 
@@ -102,6 +104,7 @@ class SchedulerSettings:
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),
+            archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
         )
 

@@ -171,7 +171,11 @@ class TrainerFeed:
         self._check(done)
         self._outbox.write(
             StepTaken(
-                attempt=self.attempt, step=done.step, group_ids=tuple(done.group_ids), metrics=dict(done.metrics)
+                attempt=self.attempt,
+                step=done.step,
+                group_ids=tuple(done.group_ids),
+                metrics=dict(done.metrics),
+                advantages=done.advantages,
             ),
             then=partial(self._recorded, self._consume(done)),
         )
@@ -185,6 +189,8 @@ class TrainerFeed:
             raise MismatchError(
                 f"step {done.step} took {len(done.group_ids)} groups, not the {expected} that it was given"
             )
+        if len(done.advantages) not in (0, 4 * expected * self._settings.group_size):
+            raise MismatchError(f"step {done.step} has {len(done.advantages)} bytes of advantages")
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups[group_id] for group_id in done.group_ids]

@@ -142,7 +142,8 @@ class StepLoop:
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
             publishing.wait()
-            self.session.step_done(pb.StepDone(step=step, group_ids=group_ids, metrics=metrics))
+            advantages = engine.advantages(group_ids)
+            self.session.step_done(pb.StepDone(step=step, group_ids=group_ids, metrics=metrics, advantages=advantages))
         self._publish(publishing)
         if self.version % self.checkpoint_interval_steps == 0 or self.version == self.steps:
             self._checkpoint()

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl_workers.stream.packing import pack_float32, unpack_float32
 from streamrl_workers.trainer.algorithms import ALGORITHMS, create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import ModelTurn, TokenView
 from streamrl_workers.trainer.algorithms.objective import normalised, token_rewards
@@ -65,6 +66,20 @@ def test_every_rule_has_the_same_metrics_and_moves_the_weights():
     assert seen["ppo"]["value_loss"] > 0 == seen["grpo"]["value_loss"]
     assert seen["ppo"]["critic_gradient_norm"] > 0
     assert seen["grpo"]["reference_kl"] > 0 == seen["drGrpo"]["reference_kl"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_sample_has_its_advantage_in_the_order_of_the_groups(rule):
+    """The mean over its tokens; NaN where there was nothing to train. A critic that has learnt nothing orders nothing."""
+    engine = tiny_engine(trainer_spec(rule=rule, algorithm=RULES[rule]))
+    _step(engine)
+    told = unpack_float32(engine.advantages([4, 2]))
+    assert len(told) == 2 + 3
+    assert [math.isnan(value) for value in told] == [False, False, False, True, False]
+    assert rule == "ppo" or (told[1] > told[0] and told[2] > told[4])
+    assert engine.advantages([2, 4]) == pack_float32([*told[2:], *told[:2]])
+    if rule in ("grpo", "gspo"):
+        assert told.tolist() == pytest.approx([-1, 1, 1, math.nan, -1], abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize("rule", RULES)

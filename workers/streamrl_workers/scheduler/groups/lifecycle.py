@@ -28,6 +28,7 @@ from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.stream.archive import is_archived
 from streamrl_workers.tasks.values import FailureKind, PlayTurn, Score, TurnAnswer
 
 
@@ -284,8 +285,26 @@ class SampleLifecycle:
                     self._outbox.cancel(lease.generator_id, lease.number)
         self._waiting.discard(group)
         self.lengths.forget(group.group_id, key=group.prompt_key)
+        texts = self._texts(group)
+        kept = [_trajectory(group, sample).SerializeToString() for sample in group.samples if texts]
         self._groups.drop(group, event)
-        self._outbox.write(Dropped(group_id=group.group_id, reason=event.value, mean_tokens=mean_tokens))
+        self._outbox.write(
+            Dropped(
+                group_id=group.group_id,
+                reason=event.value,
+                mean_tokens=mean_tokens,
+                trajectories=tuple(kept),
+                texts=texts,
+            )
+        )
+
+    def _texts(self, group: Group) -> bytes:
+        """For the archive; empty where the group does not go there, or has samples that are not scored."""
+        archived = is_archived(group.group_id, share_percent=self._settings.archived_percent)
+        if not archived or group.unscored or not group.samples:
+            return b""
+        samples = [sample.texts() for sample in group.samples]
+        return pb.GroupTexts(prompt=group.prompt, samples=samples).SerializeToString()
 
     # ---- scored
 
@@ -320,12 +339,13 @@ class SampleLifecycle:
         group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
+        texts = self._texts(group)
         group.samples, group.prompt, group.prompt_tokens = [], "", b""
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
         self._groups.follow(group, GroupEvent.SCORE)
         self._groups.drops_in_a_row.clear()
-        self._record(group, start_version=group.start_version)
+        self._record(group, start_version=group.start_version, texts=texts)
 
     def _learn_lengths(self, group: Group) -> float:
         """Mean tokens of its completions. A group with equal rewards is dropped, but its lengths are as true as any."""
@@ -333,12 +353,13 @@ class SampleLifecycle:
         self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
         return sum(tokens) / len(tokens)
 
-    def _record(self, group: Group, *, start_version: int) -> None:
+    def _record(self, group: Group, *, start_version: int, texts: bytes) -> None:
         record = Scored(
             group_id=group.group_id,
             start_version=start_version,
             trajectories=group.trajectories,
             size_bytes=group.size_bytes,
+            texts=texts,
         )
         self._outbox.write(record, then=lambda: self.on_scored(group))
 

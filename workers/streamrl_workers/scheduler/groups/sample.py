@@ -31,6 +31,8 @@ class Turns:
 
     completions: list[str] = field(default_factory=list)
     """Text of every turn of the model."""
+    observations: list[str] = field(default_factory=list)
+    """What the environment answered, each behind the turn of its place."""
     segments: list[pb.Segment] = field(default_factory=list)
     context_tokens: int = 0
     """Tokens of the sample before the turn under way, as far as they have been tokenized."""
@@ -62,6 +64,7 @@ class Turns:
             self.segments[-1].reward = answer.reward
             self.reward += answer.reward
             self.observation = "" if answer.done else answer.observation
+            self.observations.append(answer.observation)
 
 
 def covers(segments: Sequence[pb.Segment], *, tokens: int) -> bool:
@@ -111,6 +114,12 @@ class Sample:
     def follow(self, event: SampleEvent) -> None:
         """Go on in its life."""
         self.state = sample_after(self.state, event)
+
+    def texts(self) -> pb.SampleTexts:
+        """What it wrote and was answered."""
+        if self.turns is None:
+            return pb.SampleTexts(turns=[self.text])
+        return pb.SampleTexts(turns=self.turns.completions, observations=self.turns.observations)
 
     def request(
         self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool

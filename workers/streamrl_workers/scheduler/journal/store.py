@@ -10,7 +10,8 @@ written (`writer.py`), nor how damage is found (`integrity.py`).
     attempts      trainer instances and the step that each began at
     steps         what each step of each attempt consumed (group ids as packed int64)
     checkpoints   the oldest one kept
-    meta          end of the run, summary of old steps (`tables.py`)
+    texts         what the samples of a group that is to be archived read and wrote, as long as the samples are there
+    meta          end of the run, summary of old steps (`tables.py`), how far the archive goes (`archiver.py`)
     lengths       mean completion tokens by prompt (hash of its text), a sliding window of prompts
 """
 
@@ -33,7 +34,7 @@ from streamrl_workers.scheduler.journal.integrity import (
     row_digest,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 SAMPLE_BITS = 10
 """Samples of one group fit in so many bits (groupSize is at most 1024)."""
 
@@ -59,6 +60,7 @@ _TABLES = {
         "attempt INTEGER NOT NULL",
         "group_ids BLOB NOT NULL",
         "metrics TEXT NOT NULL",
+        "advantages BLOB",
         "PRIMARY KEY (step, attempt)",
     ],
     "checkpoints": ["step INTEGER PRIMARY KEY", "path TEXT NOT NULL"],
@@ -70,6 +72,7 @@ _TABLES = {
         "failed INTEGER",
         "mean_tokens REAL",
     ],
+    "texts": ["group_id INTEGER PRIMARY KEY", "data BLOB NOT NULL"],
     "lengths": ["prompt_key INTEGER PRIMARY KEY", "mean_tokens REAL NOT NULL", "group_id INTEGER NOT NULL"],
 }
 """Columns of the tables whose rows have a digest (`integrity.py`). Samples have theirs in `groups`."""

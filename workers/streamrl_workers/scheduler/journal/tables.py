@@ -48,13 +48,22 @@ def delete_samples(connection: sqlite3.Connection, group_ids: Iterable[int]) -> 
     """Delete all samples of these groups."""
     ranges = [(group_id << SAMPLE_BITS, (group_id + 1) << SAMPLE_BITS) for group_id in group_ids]
     connection.executemany("DELETE FROM trajectories WHERE key >= ? AND key < ?", ranges)
+    connection.executemany("DELETE FROM texts WHERE group_id = ?", [(first >> SAMPLE_BITS,) for first, _ in ranges])
 
 
-def delete_settled_samples(connection: sqlite3.Connection) -> None:
-    """Delete what an earlier scheduler did not get to."""
-    connection.execute(
-        f"DELETE FROM trajectories WHERE (key >> {SAMPLE_BITS}) IN (SELECT group_id FROM groups WHERE settled = 1)"  # noqa: S608 - a constant
+def settled_with_samples(connection: sqlite3.Connection) -> Garbage:
+    """What an earlier scheduler did not get to."""
+    found = connection.execute(
+        f"SELECT DISTINCT key >> {SAMPLE_BITS} FROM trajectories "  # noqa: S608 - a constant
+        f"WHERE (key >> {SAMPLE_BITS}) IN (SELECT group_id FROM groups WHERE settled = 1)"
     )
+    return [group_id for (group_id,) in found]
+
+
+def sizes_of(connection: sqlite3.Connection, group_ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Groups, each with the bytes of its samples."""
+    read = "SELECT coalesce(size_bytes, 0) FROM groups WHERE group_id = ?"
+    return [(group_id, *connection.execute(read, (group_id,)).fetchone()) for group_id in group_ids]
 
 
 def _scored(connection: sqlite3.Connection, record: rec.Scored) -> Garbage:
@@ -62,15 +71,21 @@ def _scored(connection: sqlite3.Connection, record: rec.Scored) -> Garbage:
         "UPDATE groups SET begun_step = ?, size_bytes = ?, samples_digest = ? WHERE group_id = ?",
         (record.start_version, record.size_bytes, samples_digest(record.trajectories), record.group_id),
     )
+    _store_samples(connection, record)
+    tokens = [count_32(pb.Sample.FromString(data).tokens) for data in record.trajectories]
+    if tokens:
+        _learn_length(connection, record.group_id, mean_tokens=sum(tokens) / len(tokens))
+    return []
+
+
+def _store_samples(connection: sqlite3.Connection, record: rec.Scored | rec.Dropped) -> None:
     first = record.group_id << SAMPLE_BITS
     connection.executemany(
         "INSERT OR REPLACE INTO trajectories VALUES (?, ?)",
         [(first + index, data) for index, data in enumerate(record.trajectories)],
     )
-    tokens = [count_32(pb.Sample.FromString(data).tokens) for data in record.trajectories]
-    if tokens:
-        _learn_length(connection, record.group_id, mean_tokens=sum(tokens) / len(tokens))
-    return []
+    if record.texts:
+        connection.execute("INSERT OR REPLACE INTO texts VALUES (?, ?)", (record.group_id, record.texts))
 
 
 def _learn_length(connection: sqlite3.Connection, group_id: int, *, mean_tokens: float) -> None:
@@ -88,13 +103,25 @@ def _dropped(connection: sqlite3.Connection, record: rec.Dropped) -> Garbage:
     )
     if record.mean_tokens is not None:
         _learn_length(connection, record.group_id, mean_tokens=record.mean_tokens)
+    if record.trajectories:
+        connection.execute(
+            "UPDATE groups SET size_bytes = ?, samples_digest = ? WHERE group_id = ?",
+            (sum(map(len, record.trajectories)), samples_digest(record.trajectories), record.group_id),
+        )
+        _store_samples(connection, record)
     return [record.group_id]
 
 
 def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbage:
     connection.execute(
-        "INSERT INTO steps VALUES (?, ?, ?, ?)",
-        (record.step, record.attempt, pack_int64(record.group_ids), json.dumps(dict(record.metrics))),
+        "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+        (
+            record.step,
+            record.attempt,
+            pack_int64(record.group_ids),
+            json.dumps(dict(record.metrics)),
+            record.advantages or None,
+        ),
     )
     return []
 
@@ -251,8 +278,10 @@ def read_compacted(connection: sqlite3.Connection) -> CompactedSteps:
     return CompactedSteps() if row is None else CompactedSteps.from_text(row[0])
 
 
-def compact_steps(connection: sqlite3.Connection, *, keep_groups: int, limit_steps: int) -> bool:
-    """Fold up to `limit_steps` steps; whether there was one."""
+def compact_steps(
+    connection: sqlite3.Connection, *, keep_groups: int, limit_steps: int, below: int | None = None
+) -> bool:
+    """Fold up to `limit_steps` steps, of groups under `below` (None: any) only; whether there was one."""
     (newest,) = connection.execute("SELECT max(group_id) FROM groups").fetchone()
     if newest is None:
         return False
@@ -263,7 +292,8 @@ def compact_steps(connection: sqlite3.Connection, *, keep_groups: int, limit_ste
     ).fetchall()
     for step, packed in rows:
         group_ids = unpack_int64(packed)
-        if max(group_ids, default=0) > newest - keep_groups:
+        youngest = max(group_ids, default=0)
+        if youngest > newest - keep_groups or (below is not None and youngest >= below):
             break
         start_versions = _start_versions(connection, group_ids)
         if step != compacted.steps or start_versions is None or any(group_id in compacted for group_id in group_ids):

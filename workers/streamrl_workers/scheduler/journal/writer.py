@@ -25,6 +25,7 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl_workers.scheduler.effects import Write
 from streamrl_workers.scheduler.journal import tables
+from streamrl_workers.scheduler.journal.archiver import Archiver, Done, read_account, write_done
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
 from streamrl_workers.scheduler.journal.store import (
     JournalFaultError,
@@ -38,12 +39,13 @@ from streamrl_workers.scheduler.journal.tables import (
     apply_record,
     compact_steps,
     delete_samples,
-    delete_settled_samples,
     load,
     read_samples,
     release_pages,
+    settled_with_samples,
+    sizes_of,
 )
-from streamrl_workers.scheduler.records import Checkpointed, Recovered, Scored
+from streamrl_workers.scheduler.records import Checkpointed, Dropped, Recovered, Scored
 
 QUEUE_LIMIT_BYTES = 64 * 2**20
 """Records that wait for the disk; above this the scheduler stops reading from its links."""
@@ -63,10 +65,16 @@ class JournalWriter:
     """One run's journal, opened for writing by one scheduler."""
 
     def __init__(
-        self, path: Path, *, limit_bytes: int = QUEUE_LIMIT_BYTES, keep_groups: int = tables.KEEP_GROUPS
+        self,
+        path: Path,
+        *,
+        limit_bytes: int = QUEUE_LIMIT_BYTES,
+        keep_groups: int = tables.KEEP_GROUPS,
+        archiver: Archiver | None = None,
     ) -> None:
-        """`keep_groups`: the newest groups that compaction leaves in full."""
+        """`keep_groups`: the newest groups that compaction leaves in full. `archiver`: takes settled samples; None: they are deleted."""
         self._path = path
+        self._archiver = archiver
         self._keep_groups = keep_groups
         self._limit_bytes = limit_bytes
         self._lock = WriterLock(path)
@@ -83,6 +91,10 @@ class JournalWriter:
         """Since when the disk has settled none of them."""
         self._closing = False
         self._garbage: deque[int] = deque()
+        """Settled groups whose samples are to be deleted; with an archiver, are to be given to it."""
+        self._archived: deque[Done] = deque()
+        self._archiving: set[int] = set()
+        """Groups that the archiver has."""
         self._compactable = False
         """A checkpoint has come, or an earlier writer did not end compaction."""
         self._surplus = False
@@ -100,7 +112,7 @@ class JournalWriter:
             make_if_new(self._path, self._lock)
             self._connection = open_for_writing(self._path)
             with translated(self._path):
-                delete_settled_samples(self._connection)
+                self._garbage.extend(settled_with_samples(self._connection))
                 self._compactable = True
                 return load(self._connection)
         except BaseException:
@@ -117,6 +129,10 @@ class JournalWriter:
         loop = asyncio.get_running_loop()
         self._clock_s = loop.time  # where a stall of our own is none of the disk's
         self._room.set()
+        if self._archiver is not None:
+            assert self._connection is not None, "the journal is open when its writer starts"
+            self._archiver.start(read_account(self._connection).place, on_done=self._on_archived)
+            self._give_to_archiver(self._connection)
         self._thread = threading.Thread(
             target=self._write_all, args=(loop, on_committed, on_fault), name="journal", daemon=True
         )
@@ -182,6 +198,8 @@ class JournalWriter:
 
     def close(self) -> None:
         """Write what is queued, write the log into the file, give up the lock. Waits for the disk."""
+        if self._archiver is not None:
+            self._archiver.close()
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -221,9 +239,9 @@ class JournalWriter:
     def _next_batch(self) -> list[Write] | None:
         """What is queued; empty if there is only something to tidy; None at the end."""
         with self._wake:
-            while not (self._queue or self._garbage or self._compactable or self._closing):
+            while not (self._queue or self._garbage or self._archived or self._may_compact or self._closing):
                 self._wake.wait()
-            if self._closing and not self._queue:
+            if self._closing and not (self._queue or self._archived):
                 return None
             batch = list(self._queue)
             self._queue.clear()
@@ -243,14 +261,42 @@ class JournalWriter:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self._give_to_archiver(connection)
+
+    def _give_to_archiver(self, connection: sqlite3.Connection) -> None:
+        """What is settled and committed, so that the archiver finds it."""
+        if self._archiver is not None and self._garbage:
+            groups, self._garbage = list(self._garbage), deque()
+            self._archiving.update(groups)
+            self._archiver.put(sizes_of(connection, groups))
 
     def _tidy(self, connection: sqlite3.Connection, *, garbage_groups: int) -> None:
         """A portion of what nobody needs. Only groups without samples are compacted: a later writer could not find them."""
-        portion = [self._garbage.popleft() for _ in range(min(garbage_groups, len(self._garbage)))]
-        delete_samples(connection, portion)
-        if self._compactable and not self._garbage:
-            self._compactable = compact_steps(connection, keep_groups=self._keep_groups, limit_steps=_COMPACT_PORTION)
+        if self._archiver is None:
+            delete_samples(
+                connection, [self._garbage.popleft() for _ in range(min(garbage_groups, len(self._garbage)))]
+            )
+        while self._archived:
+            done = self._archived.popleft()
+            write_done(connection, done)
+            delete_samples(connection, done.group_ids)
+            self._archiving.difference_update(done.group_ids)
+        if self._may_compact:
+            below = min((*self._garbage, *self._archiving), default=None)
+            self._compactable = compact_steps(
+                connection, keep_groups=self._keep_groups, limit_steps=_COMPACT_PORTION, below=below
+            )
             self._surplus = not self._compactable
+
+    @property
+    def _may_compact(self) -> bool:
+        return self._compactable and (self._archiver is not None or not self._garbage)
+
+    def _on_archived(self, done: Done) -> None:
+        """In the archiver's thread, or in this one."""
+        with self._wake:
+            self._archived.append(done)
+            self._wake.notify()
 
     def _release(self) -> None:
         """Once after each round of compaction, between two commits: under steady load somebody always waits for the next one."""
@@ -272,7 +318,9 @@ class JournalWriter:
 
 def _cost_bytes(write: Write) -> int:
     record = write.record
-    return _RECORD_BYTES + (record.size_bytes if isinstance(record, Scored) else 0)
+    if not isinstance(record, Scored | Dropped):
+        return _RECORD_BYTES
+    return _RECORD_BYTES + sum(map(len, record.trajectories)) + len(record.texts)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: object) -> None:

@@ -43,6 +43,9 @@ class TrainEngine(Protocol):
     def finish_step(self) -> dict[str, float]:
         """Work off what still waits, step the optimiser once, and return the step's metrics."""
 
+    def advantages(self, group_ids: Sequence[int]) -> bytes:
+        """Of the samples of the step that has been finished, as `StepDone` has them; empty: this engine forms none."""
+
     def tensors(self) -> dict[str, TensorBytes]:
         """The weights as they are now, by name, tied tensors once: a copy of what training changes."""
 

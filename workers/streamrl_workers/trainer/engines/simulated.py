@@ -60,6 +60,11 @@ class SimulatedTrainEngine:
         self._version = self._metrics.step + 1
         return self._metrics.metrics() | {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
 
+    def advantages(self, group_ids: Sequence[int]) -> bytes:
+        """None: there is no algorithm."""
+        del group_ids
+        return b""
+
     def tensors(self) -> dict[str, TensorBytes]:
         """Bytes that differ for each (seed, version)."""
         data = random.Random(f"{self._seed}/{self._version}").randbytes(self._spec.weight_bytes)

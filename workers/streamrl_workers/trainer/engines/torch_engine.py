@@ -24,6 +24,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
+from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
@@ -82,6 +83,10 @@ class TorchEngine:
         measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
         diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
         return self._metrics.metrics() | measured | diffs | numbers
+
+    def advantages(self, group_ids: Sequence[int]) -> bytes:
+        """As the algorithm formed them."""
+        return pack_float32(value for group_id in group_ids for value in self._step.advantages[group_id])
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage, the first; with adapters, the base and these."""

@@ -12,6 +12,7 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
   from the order in which they arrived.
 """
 
+import math
 import random
 import statistics
 from abc import ABC, abstractmethod
@@ -57,6 +58,8 @@ class TrainingStep(ABC):
     def begin(self, step: int, *, attempt: int) -> None:
         """Forget what an unfinished step had gathered."""
         self._step, self._attempt = step, attempt
+        self.advantages: dict[int, list[float]] = {}
+        """Of each group by sample: the mean over its tokens, NaN where it is not trained. Complete when the step is finished."""
         self._pending.take_all()
 
     @abstractmethod
@@ -113,6 +116,7 @@ class GroupStep(TrainingStep):
     def add(self, group: pb.Group) -> None:
         """Form advantages; samples wait for a micro-step."""
         advantages = self._algorithm.advantages([rewarded(sample) for sample in group.samples])
+        self.advantages[group.group_id] = [math.nan if value is None else value for value in advantages]
         packed = [
             pack_sample(sample, advantage=advantage, step=self._step, attempt=self._attempt)
             for sample, advantage in zip(group.samples, advantages, strict=True)
@@ -153,6 +157,7 @@ class BatchStep(TrainingStep):
 
     def add(self, group: pb.Group) -> None:
         """Samples wait for their preparation."""
+        self.advantages[group.group_id] = [math.nan] * len(group.samples)
         for sample in filter(is_trained, group.samples):
             packed = pack_sample(sample, step=self._step, attempt=self._attempt)
             self._batch[packed.group_id, packed.index] = sample, packed
@@ -166,6 +171,8 @@ class BatchStep(TrainingStep):
         batch = [self._batch[name] for name in sorted(self._batch)]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
         samples = [_with(sample, values=found) for (_, sample), found in zip(batch, values, strict=True)]
+        for sample in samples:
+            self.advantages[sample.group_id][sample.index] = statistics.fmean(sample.advantages_N)
         updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
         return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(samples)}
 

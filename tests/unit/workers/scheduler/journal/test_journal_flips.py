@@ -112,7 +112,7 @@ async def test_a_disk_that_does_not_answer_is_no_verdict(tmp_path: Path, capsys:
     assert "cannot be read: Input/output error" in said(run_dir, capsys)
 
 
-ROWS = ["meta", "groups", "attempts", "steps", "checkpoints", "evaluations", "lengths"]
+ROWS = ["meta", "groups", "attempts", "steps", "checkpoints", "evaluations", "lengths", "texts"]
 
 
 @pytest.mark.parametrize("table", ROWS)

@@ -1,0 +1,202 @@
+"""`streamrl samples`: what is picked, what is said of it, and run folders that somebody else made."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import Archive
+from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.archiver import Archiver
+from streamrl_workers.stream.archive import segment_path
+from streamrl_workers.stream.packing import pack_float32, pack_int32
+from support.command import Outcome, streamrl
+from support.histories import attempt, plan, step
+from support.hostile import ACTS, CONTROLS, write_json
+from support.jobs import simulated_job
+from support.journals import OpenJournal
+
+REWARDS = ((0.25, 1.0), (0.0, None))
+"""Of the samples of the two groups that each step takes."""
+TOKENS = ((3, 9), (12, 4))
+
+
+def stored(group_id: int, *, text: str) -> dict[str, tuple[bytes, ...] | bytes]:
+    """Two samples of a group as a record has them."""
+    rewards, tokens = REWARDS[group_id % 2], TOKENS[group_id % 2]
+    samples = [
+        pb.Sample(
+            group_id=group_id,
+            sample_index=index,
+            prompt_tokens=pack_int32([1, 2]),
+            tokens=pack_int32(range(count)),
+            logprobs=pack_float32([-0.5] * count),
+            spans=[pb.VersionSpan(tokens=count, step=group_id // 2, attempt=1)],
+            finish_reason="stop",
+            reward=reward,
+            reward_parts={} if reward is None else {text: reward, "style": 0.0},
+            reward_error=text if reward is None else "",
+            generator_id=text,
+            generate_s=0.5,
+        )
+        for index, (reward, count) in enumerate(zip(rewards, tokens, strict=True))
+    ]
+    written = [pb.SampleTexts(turns=[f"{text} {index}", "more"], observations=["wrong"]) for index in range(2)]
+    texts = pb.GroupTexts(prompt=f"{text}?", samples=written).SerializeToString()
+    return {"trajectories": tuple(sample.SerializeToString() for sample in samples), "texts": texts}
+
+
+async def write_run(run_dir: Path, *, text: str = "text", share_percent: int = 100) -> Path:
+    """A run of three steps of two groups; two steps are covered by a checkpoint, and one group was dropped."""
+    _make_folder(run_dir, share_percent=share_percent)
+    archiver = Archiver(run_dir, spec=Archive(sharePercent=share_percent)) if share_percent else None
+    journal = OpenJournal(run_dir / "journal.sqlite", archiver=archiver)
+    await journal.write([attempt(1, 0), *plan(0, 8)])
+    for at in range(3):
+        for group_id in (2 * at, 2 * at + 1):
+            await journal.write(
+                [rec.Scored(group_id=group_id, start_version=at, size_bytes=9, **stored(group_id, text=text))]
+            )
+        taken = step(at, (2 * at, 2 * at + 1))
+        advantages = pack_float32([-1.0, 1.0, 0.5, float("nan")])
+        await journal.write([rec.StepTaken(attempt=1, step=at, group_ids=taken.group_ids, advantages=advantages)])
+    await journal.write([rec.Dropped(group_id=6, reason="zero_variance", **stored(6, text=text))])
+    await journal.write([rec.Checkpointed(step=2, path="step-2")])
+    journal.journal.close()
+    return run_dir
+
+
+def _make_folder(run_dir: Path, *, share_percent: int) -> None:
+    run_dir.mkdir()
+    job = simulated_job()
+    job["spec"]["storage"]["archive"] = {"sharePercent": share_percent}
+    write_json(run_dir / "job.json", job)
+
+
+def samples(capsys: pytest.CaptureFixture[str], run_dir: Path, *flags: str) -> Outcome:
+    return streamrl(capsys, "samples", str(run_dir), *flags)
+
+
+def shown(outcome: Outcome) -> list[str]:
+    """The titles."""
+    assert (outcome.code, outcome.err) == (0, []), outcome
+    return [line for line in outcome.out if line and not line.startswith(" ")]
+
+
+async def test_the_newest_step_is_shown_by_kinds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = samples(capsys, await write_run(tmp_path / "run"))
+    best, worst, longest = "group 4, sample 1", "group 5, sample 0", "group 5, sample 0"
+    titles = shown(outcome)
+    assert titles[0].startswith("best") and titles[0].endswith(f": step 2, {best}")
+    assert titles[1].startswith("worst, longest") and titles[1].endswith(f": step 2, {worst}")
+    assert longest == worst
+    at = outcome.out.index(titles[1])
+    assert outcome.out[at + 1 : at + 6] == [
+        "  reward 0 (style 0, text 0), advantage +0.5, 12 tokens, ended by stop, version 2, by text in 0.5 s",
+        "  prompt     | text?",
+        "  completion | text 0",
+        "  environment| wrong",
+        "  completion | more",
+    ]
+
+
+async def test_old_steps_and_dropped_groups_come_from_the_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    assert shown(samples(capsys, run_dir, "--step", "0", "--longest", "--count", "2")) == [
+        "longest: step 0, group 1, sample 0",
+        "longest: step 0, group 0, sample 1",
+    ]
+    assert shown(samples(capsys, run_dir, "--dropped", "--worst")) == [
+        "worst: dropped (zero_variance), group 6, sample 0"
+    ]
+    assert len(shown(samples(capsys, run_dir, "--random", "--count", "9"))) == 4
+    assert shown(samples(capsys, run_dir, "--group", "3")) == [f"step 1, group 3, sample {index}" for index in range(2)]
+
+
+async def test_json_has_all_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = samples(capsys, await write_run(tmp_path / "run"), "--group", "1", "--json")
+    first, second = map(json.loads, outcome.out)
+    assert first["tokens"] == list(range(12))
+    assert first["logprobs"] == [-0.5] * 12
+    assert (first["prompt"], first["turns"], first["observations"]) == ("text?", ["text 0", "more"], ["wrong"])
+    assert (first["reward"], first["reward_parts"], first["advantage"]) == (0.0, {"text": 0.0, "style": 0.0}, 0.5)
+    assert (second["reward"], second["reward_error"], second["advantage"]) == (None, "text", None)
+    assert second["spans"] == [{"tokens": 4, "attempt": 1, "step": 0}]
+
+
+async def test_long_texts_are_cut_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await write_run(tmp_path / "run", text="x" * 1000)
+    assert "    201 more characters: --full" in [line[11:] for line in samples(capsys, run_dir, "--best").out]
+    assert f"  prompt     | {'x' * 1000}?" in samples(capsys, run_dir, "--best", "--full").out
+
+
+async def test_what_is_not_there_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    for flags, words in (
+        (["--step", "7"], "step 7: has no samples; there are samples of steps 0 to 2"),
+        (["--group", "7"], "group 7: has no samples in this run folder"),
+        (["--count", "0"], "--count: must be at least 1"),
+    ):
+        outcome = samples(capsys, run_dir, *flags)
+        assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 1)
+        assert outcome.err[0].startswith(words)
+
+
+async def test_without_an_archive_the_newest_steps_are_there_and_a_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(tmp_path / "run", share_percent=0)
+    outcome = samples(capsys, run_dir, "--best")
+    assert outcome.out[0] == "best: step 2, group 4, sample 1"
+    assert outcome.err == [
+        "storage.archive is off (sharePercent: 0): only the newest steps have samples, without texts"
+    ]
+    assert samples(capsys, run_dir, "--step", "0").code == 2
+
+
+# ---- of others
+
+
+async def test_nothing_of_a_sample_acts_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await write_run(tmp_path / "run", text=CONTROLS)
+    for flags in ((), ("--json",), ("--group", "1")):
+        outcome = samples(capsys, run_dir, *flags)
+        assert outcome.code == 0
+        assert not any(ACTS.search(line) for line in [*outcome.out, *outcome.err])
+
+
+def damage(run_dir: Path) -> None:
+    path = segment_path(run_dir / "archive", 0)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def cut(run_dir: Path) -> None:
+    path = segment_path(run_dir / "archive", 0)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def link(run_dir: Path) -> None:
+    path = segment_path(run_dir / "archive", 0)
+    path.symlink_to(path.rename(run_dir.parent / "elsewhere"))
+
+
+def link_folder(run_dir: Path) -> None:
+    folder = run_dir / "archive"
+    folder.symlink_to(folder.rename(run_dir.parent / "folder"))
+
+
+@pytest.mark.parametrize("change", [damage, cut, link, link_folder])
+async def test_an_archive_that_is_not_what_was_written_is_refused_in_a_line(
+    change: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    change(run_dir)
+    outcome = samples(capsys, run_dir, "--group", "3")
+    assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 1), outcome
+    assert "segment-00000000: " in outcome.err[0]
