@@ -24,7 +24,7 @@ from streamrl_cli.reporting.comparison import (
 )
 from streamrl_cli.reporting.data import read_run
 from streamrl_cli.reporting.page import SEVERAL, Figure, figure, render_page, trace
-from streamrl_cli.runner.progress import PARTS, format_count, format_number, format_seconds
+from streamrl_cli.runner.progress import PARTS, format_count, format_seconds
 
 _TEXTS = {
     "greedy": "held-out reward of greedy answers",
@@ -81,7 +81,7 @@ def tables(found: Comparison) -> list[tuple[str, Sequence[str], list[tuple[str, 
             name,
             str(len(one.runs)),
             *(_text(one.at(effort, budgets[effort])) for effort in EFFORTS),
-            _text(found.difference(one), sign="+"),
+            ABSENT if one is found.variants[0] else _text(found.difference(one), sign="+"),
         )
         for name, one in named
     ]
@@ -89,7 +89,11 @@ def tables(found: Comparison) -> list[tuple[str, Sequence[str], list[tuple[str, 
     speeds = [(name, *_speed(one)) for name, one in named]
     return [
         ("Reward for equal effort", ("", "runs", *at, "beyond A, same seeds"), rewards),
-        (f"Effort until a reward of {goal:.3f}, which every run reached", ("", *EFFORTS), reached),
+        (
+            f"Effort until a reward of {goal:.3f}, which every run reached",
+            ("", "steps", "tokens", "time", "cost"),
+            reached,
+        ),
         ("Speed, and where the wall time went", ("", "samples/s", *PARTS), speeds),
     ]
 
@@ -108,13 +112,13 @@ def _effort_text(effort: str, amount: float) -> str:
     """An amount with its unit."""
     if effort == "seconds":
         return format_seconds(amount)
-    return f"{format_number(amount, digits=4) if effort == 'cost' else format_count(amount)} {effort}"
+    return f"{f'{amount:.4g}' if effort == 'cost' else format_count(amount)} {effort}"
 
 
 def _effort_mean(effort: str, value: Mean | None) -> str:
     if value is None:
         return ABSENT
-    form = {"seconds": format_seconds, "cost": lambda cost: f"{cost:.4f}"}.get(effort, format_count)
+    form = {"seconds": format_seconds, "cost": lambda cost: f"{cost:.4g}"}.get(effort, format_count)
     return form(value.value) + ("" if value.half_width is None else f" ± {form(value.half_width)}")
 
 
