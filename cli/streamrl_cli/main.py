@@ -22,6 +22,7 @@ COMMANDS = {
     "validate": "check job files; every mistake is one line",
     "explain": "describe a field of the job file",
     "report": "write report.html of a run",
+    "compare": "set runs side by side: reward against steps, tokens, time and cost",
     "journal": "check, show or repair the journal of a run",
     "samples": "look at what a run generated",
     "generate": "try a trained model",

@@ -46,6 +46,7 @@ class StepRecord(TypedDict):
     reward_mean: Number
     elapsed_s: Seconds
     tokens: Count
+    samples: NotRequired[Count]
     time_s: NotRequired[Seconds]
     length_mean: NotRequired[Number | None]
     length_max: NotRequired[Number | None]
@@ -215,15 +216,21 @@ def _growth(lines: list[WallRecord]) -> list[tuple[float, float, dict[Part, floa
 
 def weighted_bubbles(run: RunData) -> dict[str, float]:
     """Share of each part in the wall of all processes together, weighted by what a process costs an hour."""
+    return bubble_ratios(_walls(run))
+
+
+def cost(run: RunData) -> float:
+    """What all processes have cost, by their wall time and `costPerHour`."""
+    return sum(wall.wall_s * wall.cost_per_hour for wall in _walls(run)) / 3600
+
+
+def _walls(run: RunData) -> Iterator[ProcessWall]:
     spec = run.folder.job.spec
     costs = {f"generator-{pool.name}": float(pool.cost_per_hour) for pool in spec.generators}
     rank_cost = float(spec.trainer.cost_per_hour) / spec.trainer.ranks
-    return bubble_ratios(
-        ProcessWall(
-            wall_s=line.wall_s, parts=line.totals_s, cost_per_hour=costs.get(line.process.rpartition("-")[0], rank_cost)
-        )
-        for line in run.timelines
-    )
+    for line in run.timelines:
+        price = costs.get(line.process.rpartition("-")[0], rank_cost)
+        yield ProcessWall(wall_s=line.wall_s, parts=line.totals_s, cost_per_hour=price)
 
 
 STEP, EVALUATION, WALL = TypeAdapter(StepRecord), TypeAdapter(EvaluationRecord), TypeAdapter(WallRecord)
