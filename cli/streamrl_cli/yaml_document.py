@@ -125,7 +125,7 @@ class _Composer:
 
     def _value(self, event: Any, *, at: Location) -> Any:  # noqa: ANN401 - as above
         if isinstance(event, ScalarEvent):
-            return _scalar(event) if event.implicit[0] else event.value
+            return _scalar(event) if event.implicit[0] else _text(event)
         if isinstance(event, SequenceStartEvent):
             return self._sequence(at)
         assert isinstance(event, MappingStartEvent), event
@@ -190,11 +190,23 @@ def _key(event: Any) -> str:  # noqa: ANN401 - ruamel's events
     if not isinstance(event, ScalarEvent):
         raise YamlError(_line(event), rule="a key must be a string", fix="quote it")
     _refuse_tag(event)
-    return str(event.value)
+    return _text(event)
+
+
+def _text(event: Any) -> str:  # noqa: ANN401 - ruamel's events
+    """Of a scalar. JSON writes characters beyond 16 bits as two escapes, which are one character here."""
+    text: str = event.value
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        rule = f"must be UTF-8, which cannot carry half of a surrogate pair, got {shorten(text)}"
+        raise YamlError(_line(event), rule=rule, fix="write the whole character") from None
 
 
 def _scalar(event: Any) -> Any:  # noqa: ANN401 - ruamel's events and plain data
-    text: str = event.value
+    text = _text(event)
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     if _DECIMAL.match(text):

@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
         ("syntax.json", b'{\n"kind" 1}', ":2: is not JSON: Expecting ':' delimiter"),
         ("deep.json", b"[" * 100_000, ": is not JSON: it is nested too deep"),
         ("digits.json", b'{"a": ' + b"9" * 5000 + b"}", ": is not JSON: Exceeds the limit (4300 digits)"),
-        ("surrogate.yaml", b'metadata: {name: "\\ud800"}', ": (document): must be plain data: Invalid JSON"),
+        ("surrogate.yaml", b'a: 1\nb: "\\ud800"', ":2: must be UTF-8, which cannot carry half of a surrogate pair"),
         ("controls.yaml", b'"a\\e[2J\\u202e": 1', ":1: a\\x1b[2J\\u202e: is not a known field"),
         ("deep.yaml", b"[" * 100_000, ":1: is nested more than 64 deep"),
         ("digits.yaml", b"a: " + b"9" * 10_000, "must be a mapping"),

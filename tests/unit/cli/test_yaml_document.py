@@ -15,7 +15,7 @@ PLAIN = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text("ab \"':#-\\é\n", max_size=8),
+    | st.text("ab \"':#-\\é\n😀\ue000", max_size=8),
     lambda inner: (
         st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", min_size=1, max_size=3), inner, max_size=4)
     ),
@@ -87,6 +87,15 @@ def test_characters_are_counted_as_written_out(text: str) -> None:
 def test_tags_are_refused_of_keys_too(text: str) -> None:
     with pytest.raises(YamlError, match=r"tag .* is not allowed"):
         read_documents(text)
+
+
+@pytest.mark.parametrize(
+    "text", ['a: 1\nb: "x\\uD83D"', 'a: 1\n"\\udE00\\ud83d": 1', 'a: 1\nb: {"c": ["\\ud800 hello"]}']
+)
+def test_half_a_surrogate_pair_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(YamlError, match="half of a surrogate pair") as refused:
+        read_documents(text)
+    assert refused.value.line == 2
 
 
 @settings(max_examples=300, deadline=None)
