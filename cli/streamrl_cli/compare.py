@@ -110,16 +110,21 @@ def _text(value: Mean | None, *, sign: str = "") -> str:
 
 def _effort_text(effort: str, amount: float) -> str:
     """An amount with its unit."""
-    if effort == "seconds":
-        return format_seconds(amount)
-    return f"{f'{amount:.4g}' if effort == 'cost' else format_count(amount)} {effort}"
+    return _amount(effort, amount) + ("" if effort == "seconds" else f" {effort}")
 
 
 def _effort_mean(effort: str, value: Mean | None) -> str:
     if value is None:
         return ABSENT
-    form = {"seconds": format_seconds, "cost": lambda cost: f"{cost:.4g}"}.get(effort, format_count)
-    return form(value.value) + ("" if value.half_width is None else f" ± {form(value.half_width)}")
+    return _amount(effort, value.value) + (
+        "" if value.half_width is None else f" ± {_amount(effort, value.half_width)}"
+    )
+
+
+def _amount(effort: str, amount: float) -> str:
+    if effort == "seconds":
+        return format_seconds(amount)
+    return f"{amount:.4g}" if effort == "cost" else format_count(amount)
 
 
 def _speed(variant: Variant) -> Iterator[str]:
