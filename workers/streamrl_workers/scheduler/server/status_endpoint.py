@@ -33,7 +33,7 @@ STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
-_COST_DIGITS = 6
+_COST_DIGITS = 9
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +59,7 @@ class StatusEndpoint:
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
         self._cost = cost.CostMeter(cost.rates(job.spec), spent=last.get("cost", {}), now_s=time.monotonic())
         self._step_clock = StepClock(now_s=time.monotonic())
+        connections.count(cost.rates(job.spec))
         connections.on_change = self._look_at_cost
         self._metrics = SchedulerMetrics(job, process=process)
         self.reward_took = self._metrics.reward_took
