@@ -51,7 +51,7 @@ class DeliverGroup:
     group_id: int
     step: int
     trajectories: tuple[bytes, ...]
-    """Serialized `Sample`, by sample index. Empty: a group of a recorded step, the executor takes them from the journal."""
+    """Serialized `Sample`, by sample index. Empty: the group was delivered before, the executor takes them from the journal."""
     size_bytes: int
 
 

@@ -107,7 +107,7 @@ class Executor:
         return effects
 
     def _deliver_group(self, effect: fx.DeliverGroup) -> None:
-        """The samples of a recorded step's group are in the journal only."""
+        """The samples of a group that was delivered before are in the journal only."""
         if not effect.trajectories:
             effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
         self._connections.deliver_group(effect)
