@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,7 +42,7 @@ from streamrl_workers.stream.channel import connect
 from streamrl_workers.stream.messages import MESSAGE_BYTES, Joiner, write
 from streamrl_workers.stream.packing import batches, pack_float32, pack_int32
 from streamrl_workers.stream.services import SCHEDULER, Client, client
-from streamrl_workers.tasks.values import NeedPrompts, Prompt, Request
+from streamrl_workers.tasks.values import Prompt, Result
 
 MAX_TOKENS, MEDIAN_TOKENS, SIGMA = 32_768, 6_000.0, 1.0
 PROMPT_CHARS, CHARS_PER_TOKEN = 70_000, 4
@@ -50,22 +51,25 @@ CHUNK_TOKENS, INTERVAL_S = 2_048, 1.0
 KV_TOKENS_PER_SLOT = 10_000
 BUFFER_BYTES = 2**30
 SHOWN_TICKS = 5
+PORTION = 32
+"""Results of the task pool that come at once."""
 TIMEOUT_S = 3_000.0
 MB = 1e6
 
 
 class LongPrompts(TrivialPool):
-    """Prompts of the job's size."""
+    """Prompts of the job's size, a few at a time, as they come from other processes."""
 
-    def put(self, request: Request) -> None:
-        super().put(request)
-        if isinstance(request, NeedPrompts):
-            self._done = [
-                Prompt(split=one.split, index=one.index, text=f"{one.index:08} ".ljust(PROMPT_CHARS, "x"))
-                if isinstance(one, Prompt)
-                else one
-                for one in self._done
-            ]
+    async def results(self) -> Sequence[Result]:
+        done = await super().results()
+        now, self._done = list(done[:PORTION]), [*done[PORTION:], *self._done]
+        if self._done:
+            self._there.set()
+        return [_long(one) if isinstance(one, Prompt) else one for one in now]
+
+
+def _long(prompt: Prompt) -> Prompt:
+    return replace(prompt, text=f"{prompt.index:08} ".ljust(PROMPT_CHARS, "x"))
 
 
 class Ticks:
