@@ -225,7 +225,7 @@ class FakeTrainer:
         self.bytes += group.ByteSize()
         if not group.more:
             self._groups.append(group.group_id)
-        return len(self._groups) == self._stop_at_groups
+        return 0 < self._stop_at_groups == len(self._groups)
 
     async def _take_step(self) -> None:
         done = pb.StepDone(step=self._step, group_ids=self._groups)

@@ -153,6 +153,8 @@ class World:
             if calls:
                 for effect in calls.popleft()(core):
                     carry_out[type(effect)](effect)
+            elif core.in_portions:
+                calls.append(lambda core: core.go_on())
             elif self._written > self._durable:
                 self._durable = self._written
                 calls.append(_committed(self._durable))

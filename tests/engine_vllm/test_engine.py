@@ -18,6 +18,8 @@ pytestmark = pytest.mark.filterwarnings(
 LOAD = 32
 UPDATES = 20
 CLOSE = 1e-4
+BYTES_PER_TOKEN = 2 * 2 * 32 * 4
+"""Keys and values of two layers, one head of 32 float32 each."""
 
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
@@ -70,6 +72,24 @@ def test_twenty_updates_under_load(engine: Engine, kind: str) -> None:
             worst = max(worst, *(abs(a - b) for a, b, v in zip(given, truth, versions, strict=True) if v == version))
     assert worst < CLOSE
     assert spans > UPDATES
+
+
+def test_how_full_the_memory_is(engine: Engine, kind: str) -> None:
+    """As the scheduler hears it: capacity from vLLM's configuration, load from its last step."""
+    engine.load_weights(version=UPDATES + 2, tensors=published(make(kind, seed=1)))
+    empty = engine.kv_load()
+    assert empty is not None
+    assert empty.shares_prompts
+    assert empty.capacity_tokens == 64 * 2**20 // BYTES_PER_TOKEN
+    assert engine.add([sample(lease) for lease in range(100_000, 100_000 + LOAD)]) == []
+    most = 0
+    while engine.active():
+        engine.step()
+        load = engine.kv_load()
+        assert load is not None
+        most = max(most, load.used_tokens)
+    longest = 32 * -(-(100 + len("12500+25000=")) // 32)  # in vLLM's blocks
+    assert LOAD < most <= LOAD * longest
 
 
 def take(deltas, gained, ended) -> int:

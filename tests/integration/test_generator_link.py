@@ -63,6 +63,34 @@ async def test_a_whole_life(tmp_path: Path):
     assert last["parts"]["busy"] > 0
 
 
+async def test_keys_and_values_are_told_in_tokens(tmp_path: Path):
+    async with generator_bench(tmp_path, kvCacheTokens=500, latency=SLOW) as bench:
+        hello = await bench.greet()
+        assert (hello.kv_capacity_tokens, hello.shares_prompts) == (500, False)
+        await bench.announce(0)
+        await bench.issue(1, 2)
+        while not (heartbeat := await bench.hear("heartbeat")).kv_used_tokens:
+            bench.order.clear()
+        assert heartbeat.kv_used_tokens >= 2 * len("prompt 1")
+        assert '"kv_capacity_tokens": 500' in await _get(_signals(tmp_path), "/status")
+        page = await _get(_signals(tmp_path), "/metrics")
+        assert 'streamrl_kv_capacity_tokens{process="generator-sim-0",role="generator"} 500.0' in page
+        assert "streamrl_kv_used_tokens{" in page
+        await bench.scheduler.say(stop=pb.Stop(reason="done"))
+        assert await bench.exit_code() == EXIT_DONE
+
+
+async def test_an_engine_without_a_bound_tells_none(tmp_path: Path):
+    async with generator_bench(tmp_path) as bench:
+        hello = await bench.greet()
+        assert not hello.HasField("kv_capacity_tokens")
+        heartbeat = await bench.hear("heartbeat")
+        assert not heartbeat.HasField("kv_used_tokens")
+        assert '"kv_used_tokens": null' in await _get(_signals(tmp_path), "/status")
+        await bench.scheduler.say(stop=pb.Stop(reason="done"))
+        assert await bench.exit_code() == EXIT_DONE
+
+
 def _signals(folder: Path) -> str:
     return json.loads((folder / DIR_ENDPOINTS / f"{NAME}.json").read_text())["signals"]
 

@@ -127,6 +127,8 @@ class World:
         for effect in effects:
             self.take(effect)
         self.check()
+        if self.core.in_portions:
+            self.do(self.core.go_on())
 
     def take(self, effect: fx.Effect) -> None:
         match effect:

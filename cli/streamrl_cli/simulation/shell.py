@@ -189,6 +189,8 @@ class Shell:
         self.calls += 1
         for effect in call(self.core, self.timeline.now_s):
             self._carry_out[type(effect)](effect)
+        if self.core.in_portions:
+            self.tell(lambda core, _: core.go_on())
 
     def join(self, generator: "ModelledGenerator", hello: pb.GeneratorHello) -> None:
         """A replica says hello."""

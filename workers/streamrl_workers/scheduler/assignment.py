@@ -29,6 +29,10 @@ MOST_KEPT = 4096
 """Samples that are kept for those that load: each look passes over their groups."""
 
 
+PORTION_BYTES = 4 * 2**20
+"""Of prompts and tokens, issued in one event: a thousand long prompts at once would hold up everything else for a quarter of a second."""
+
+
 class Assignment:
     """Fills slots."""
 
@@ -46,17 +50,25 @@ class Assignment:
         self.open = False
         """False until the trainer has said what it holds: before that the room in its step is not known."""
         self.ended = False
+        self.in_portions = False
+        """Whether more can be issued now: `fill` is to be called again."""
+        self._left_bytes = 0
 
     def fill(self) -> None:
         """Give every free slot what it can take; not while a batch is planned in portions, whose longest come last as often as first."""
+        self.in_portions = False
         if (
             self._planner.in_portions
             and self._waiting.samples < self._settings.batch_groups * self._settings.group_size
         ):
             return
+        self._left_bytes = PORTION_BYTES
         coming = self._expected()
         candidates = self._candidates(coming)
         left = self._serve(candidates, coming)
+        self.in_portions = self._left_bytes <= 0
+        if self.in_portions:
+            self._last = ()
         waiting = self._pools_waiting()
         for generator in left:
             if not generator.held_back:
@@ -120,7 +132,7 @@ class Assignment:
         left: list[Generator] = []
         kept: Counter[str] = Counter()
         """Samples that wait for a generator that is coming, by its name."""
-        while heap:
+        while heap and self._left_bytes > 0:
             name = heappop(heap)[2]
             generator = self._fleet.free[name]
             if name in here and self._give(generator, begins=name not in coming):
@@ -150,7 +162,7 @@ class Assignment:
         if self._evaluator.wants(generator):
             generator.held_back = not self._evaluator.fits(generator)
             if not generator.held_back:
-                self._evaluator.issue(generator)
+                self._left_bytes -= self._evaluator.issue(generator)
             return not generator.held_back
         if not self.open or self._is_held(generator):
             return False
@@ -161,9 +173,9 @@ class Assignment:
         if group is None:
             return False
         before = len(group.waiting)
-        while group.waiting and generator.free and not generator.held_back:
+        while group.waiting and generator.free and self._left_bytes > 0 and not generator.held_back:
             if self._lifecycle.fits(group, generator):
-                self._lifecycle.issue(group, generator)
+                self._left_bytes -= self._lifecycle.issue(group, generator)
             else:
                 generator.held_back = True
         self._waiting.replace(group)

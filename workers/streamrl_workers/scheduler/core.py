@@ -9,7 +9,7 @@ event), no randomness. `server/` brings the events and carries the effects out i
     dispatch/         in which order
 
 Invariants: each group in exactly one step of the history, or dropped with a reason; staleness at most S; every method leaves a state in
-which nothing that can be done now is left undone.
+which nothing that can be done now is left undone, except what `in_portions` speaks of.
 """
 
 from collections.abc import Mapping, Sequence
@@ -108,6 +108,15 @@ class Core:
                 generator.failed, generator.told = False, None
                 self._announcer.changed()
         self._components.evaluator.tick(now_s)
+        return self._settle()
+
+    @property
+    def in_portions(self) -> bool:
+        """Whether there is more to do now, too much for one event: call `go_on`, behind what has come meanwhile."""
+        return self._assignment.in_portions and not (self._ending or self._failed)
+
+    def go_on(self) -> list[Effect]:
+        """The next portion."""
         return self._settle()
 
     # ---- task pool

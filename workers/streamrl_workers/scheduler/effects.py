@@ -51,7 +51,7 @@ class DeliverGroup:
     group_id: int
     step: int
     trajectories: tuple[bytes, ...]
-    """Serialized `Sample`, by sample index. Empty: a group of a recorded step, the executor takes them from the journal."""
+    """Serialized `Sample`, by sample index. Empty: the group was delivered before, the executor takes them from the journal."""
     size_bytes: int
 
 
@@ -163,7 +163,9 @@ class Outbox:
             effects.append(_told(name, cancel=pb.CancelBatch(leases=leases)))
         for name, requests in self._issues.items():
             for items in batches(requests, size_bytes=pb.SampleRequest.ByteSize):
-                effects.append(_told(name, issue=pb.IssueBatch(items=items)))
+                command = pb.GeneratorCommand()
+                command.issue.items.extend(items)  # where they are: a batch of its own would be copied once more
+                effects.append(ToGenerator(generator_id=name, command=command))
         for name, cause in self._idle.items():
             effects.append(_told(name, idle=pb.Idle(cause=cause)))
         self._effects, self._issues, self._cancels, self._idle = [], {}, {}, {}

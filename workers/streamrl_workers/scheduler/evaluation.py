@@ -149,8 +149,8 @@ class Evaluator:
     def _size(self, index: int, *, tokens: int) -> KvSize:
         return self._kv.size(self._prompts[index], prompt_tokens=None, tokens=tokens, context=0)
 
-    def issue(self, generator: Generator) -> None:
-        """The next sample goes to the generator."""
+    def issue(self, generator: Generator) -> int:
+        """The next sample goes to the generator. Returns the bytes of its prompt, about."""
         assert self.version is not None
         index, answer = key = self._waiting.popleft()
         number = group_number(self.version[1], index)
@@ -159,8 +159,10 @@ class Evaluator:
         lease = self._fleet.lend(generator, group_id=number, sample_index=answer, size=size, evaluation=True)
         sampling = self._settings.sampling if answer else self._greedy
         job_seed = self._settings.seed
-        request = sample.request(lease, prompt=self._prompts[index], sampling=sampling, job_seed=job_seed, pinned=True)
+        prompt = self._prompts[index]
+        request = sample.request(lease, prompt=prompt, sampling=sampling, job_seed=job_seed, pinned=True)
         self._outbox.issue(generator.generator_id, request)
+        return len(prompt)
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
         """Tokens, and perhaps the end, of one sample."""

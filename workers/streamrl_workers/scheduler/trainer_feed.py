@@ -117,6 +117,7 @@ class TrainerFeed:
         return group.size_bytes <= self._credit or 0 < self._credit == self._largest_credit
 
     def _send(self, group: Group) -> None:
+        trajectories = group.trajectories
         self._mark_delivered(group)
         self._credit -= group.size_bytes
         self._idle_cause = ""
@@ -124,14 +125,15 @@ class TrainerFeed:
             DeliverGroup(
                 group_id=group.group_id,
                 step=self.step,
-                trajectories=tuple(group.trajectories),
+                trajectories=trajectories,
                 size_bytes=group.size_bytes,
             )
         )
 
     def _mark_delivered(self, group: Group) -> None:
-        """The trainer has the group, in the current step."""
+        """The trainer has the group, in the current step; its samples leave the memory."""
         self._groups.follow(group, GroupEvent.DELIVER)
+        self._groups.release(group)
         self._ready.take(group)
         self._delivered[group.group_id] = None
         if not self.repeating:

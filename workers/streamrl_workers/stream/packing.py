@@ -68,11 +68,12 @@ def batches(items: Iterable[_T], *, size_bytes: Callable[[_T], int]) -> Iterator
     batch: list[_T] = []
     room_bytes = BATCH_BYTES
     for item in items:
-        if batch and size_bytes(item) > room_bytes:
+        size = size_bytes(item)  # of a message it costs as much as to serialize it
+        if batch and size > room_bytes:
             yield batch
             batch, room_bytes = [], BATCH_BYTES
         batch.append(item)
-        room_bytes -= size_bytes(item)
+        room_bytes -= size
     if batch:
         yield batch
 

@@ -12,6 +12,7 @@ from streamrl_workers.scheduler import assignment
 from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
 from streamrl_workers.scheduler.groups.planning import PORTION
 from streamrl_workers.scheduler.lengths import Lengths, prompt_key
+from support.core_events import issued
 from support.core_world import KnownLengths, World, settings
 from support.sure_lengths import SureLengths
 
@@ -168,3 +169,20 @@ def test_with_too_many_to_keep_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
     plan(run)
     load(run, "g0")
     assert held(run) == {"g0": SAMPLES, "g1": 0}
+
+
+def test_long_prompts_are_issued_in_portions(monkeypatch):
+    """A thousand at once would hold up everything else."""
+    monkeypatch.setattr(assignment, "PORTION_BYTES", 3 * len("train 0") - 1)
+    run = ready("a", "b", slots=SAMPLES // 2)
+    plan(run)
+    sizes = []
+    for name in ("a", "b"):
+        effects = run.core.weights_loaded(name, version=run.generators[name].wanted, now_s=0.0)
+        sizes.append(len(issued(effects)))
+        while run.core.in_portions:
+            effects = run.core.go_on()
+            assert len(effects) <= 3, "no generator is told that it gets nothing while there is more"
+            sizes.append(len(issued(effects)))
+    assert sizes == [3, 1, 3, 1]
+    assert not run.core.view().waiting_samples

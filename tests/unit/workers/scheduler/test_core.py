@@ -6,6 +6,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.groups.life import GroupState
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.stream.packing import pack_int32
 from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
@@ -318,6 +319,19 @@ def test_running_tokens_are_in_the_buffer(partial_rollouts: bool):
     assert arrived >= len(leases) * (3 * 8 + 40 - 8), "each token with its log-prob, each sample with its prompt"
     run.kill_generator("g0")
     assert run.core.view().buffered_bytes == (before + arrived if partial_rollouts else len(leases) * (40 + 96))
+
+
+def test_a_delivered_group_leaves_the_memory_and_comes_again_from_the_journal():
+    run = world(slots=12)
+    end_samples(run, group=0)
+    run.commit(100)
+    groups = run.core._components.groups
+    delivered = [group for group in groups if group.state is GroupState.DELIVERED]
+    assert delivered and not any(group.trajectories for group in delivered)
+    running = sum(sample.size_bytes for group in groups for sample in group.samples)
+    assert run.core.view().buffered_bytes == running + sum(len(one) for group in groups for one in group.trajectories)
+    run.start_trainer()
+    run.run_out()
 
 
 def test_a_groups_samples_share_their_prompts_tokens():

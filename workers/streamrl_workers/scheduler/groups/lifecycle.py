@@ -106,8 +106,8 @@ class SampleLifecycle:
         prompt_tokens = len(group.prompt_tokens) >> 2 or None
         return self.kv.size(group.prompt, prompt_tokens=prompt_tokens, tokens=tokens, context=context)
 
-    def issue(self, group: Group, generator: Generator) -> None:
-        """The group's next waiting sample goes to the generator."""
+    def issue(self, group: Group, generator: Generator) -> int:
+        """The group's next waiting sample goes to the generator. Returns the bytes of its prompt and tokens, about."""
         sample = group.samples[self._waiting.take(group)]
         if sample.issues:
             self.reissued += 1
@@ -117,6 +117,7 @@ class SampleLifecycle:
         lease = self._send(group, sample, generator, moves=0)
         if not sample.spans:
             self._groups.set_min_version(group, sample, to=lease.version_step)
+        return len(group.prompt) + len(sample.tokens)
 
     def move(self, lease: Lease, *, to: Generator) -> Lease:
         """A running sample goes on at another generator, from its tokens so far; its new lease.

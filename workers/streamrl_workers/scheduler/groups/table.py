@@ -48,7 +48,7 @@ class Group:
     prompt_tokens: bytes = b""
     """Once a generator has tokenized it. Its samples share this one copy."""
     trajectories: tuple[bytes, ...] = ()
-    """Once scored, until a step's record has the group: serialized, by sample index."""
+    """Once scored, until the group is delivered: serialized, by sample index."""
     size_bytes: int = 0
     stats: SampleStats | None = None
     serial: int | None = None
@@ -74,7 +74,7 @@ class GroupTable:
         self._groups: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
         self.buffered_bytes = 0
-        """Samples, running ones too, of groups that are in no step's record."""
+        """Samples, running ones too, of groups that have not been delivered."""
         self.dropped: Counter[str] = Counter()
         self._recorded = 0
         self.drops_in_a_row: Counter[str] = Counter()
@@ -119,16 +119,19 @@ class GroupTable:
         group.state = following
 
     def record(self, group: Group) -> None:
-        """The group is in the record of a step now; it no longer counts as waiting for the trainer.
-
-        Its samples leave the memory: the journal has them until a checkpoint covers the step, and whoever hands the
-        group over again reads them there.
-        """
+        """The group is in the record of a step now; it no longer counts as waiting for the trainer."""
         self._recorded += not group.recorded
         group.recorded = True
+        self.release(group)
+        group.samples, group.min_versions, group.prompt = [], {}, ""
+
+    def release(self, group: Group) -> None:
+        """The group's samples leave the memory, since the trainer has been sent them.
+
+        The journal has them until a checkpoint covers the step, and whoever delivers the group again reads them there.
+        """
         self.unbuffer(group)
         group.trajectories = ()
-        group.samples, group.min_versions, group.prompt = [], {}, ""
 
     def drop(self, group: Group, event: GroupEvent) -> None:
         """The group will never be trained; it leaves the memory."""

@@ -158,7 +158,7 @@ class JournalWriter:
 
     def samples_of(self, group_id: int) -> tuple[bytes, ...]:
         """Serialized samples of a group whose record is durable, by index. Called on the scheduler's loop: one group is
-        read within a millisecond, and only the steps that a new attempt repeats are read at all.
+        read within a millisecond for each megabyte, and only what a trainer is sent once more is read at all.
 
         Raises:
             JournalFaultError: the disk does not give them, or they are not what was written.

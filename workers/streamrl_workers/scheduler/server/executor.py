@@ -3,7 +3,7 @@
 Owns the order of effects, the answer to each journal commit, and the way to the task pool and back. Decides nothing.
 
 Task loop: consumes results of the pool; produces prompts, scores and turns' answers for the core, those that are there
-together as one event; waits for the pool, whose time limits bound every item.
+together as one event, scores in portions; waits for the pool, whose time limits bound every item.
 
 Invariants: effects of one event are carried out before the next event reaches the core. Once the process's exit is
 decided the core is called no more, nothing is appended to the journal and nothing is sent: a call is without effect.
@@ -11,6 +11,7 @@ The first exception, of the core or of an effect, decides it. What that call had
 records, as after a kill.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, Protocol
@@ -23,6 +24,9 @@ from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
+
+SCORES_PORTION = 32
+"""In one event: with the last score of a group its samples are serialized, milliseconds where they are long."""
 
 
 class TaskSource(Protocol):
@@ -55,6 +59,7 @@ class Executor:
         self._journal = journal
         self._connections = connections
         self._ending = ending
+        self._goes_on = False
         self._carry_out: dict[type, Callable[[Any], None]] = {
             fx.ToGenerator: lambda effect: connections.to_generator(effect.generator_id, effect.command),
             fx.ToTrainer: lambda effect: connections.to_trainer(effect.command),
@@ -77,10 +82,17 @@ class Executor:
             for effect in event(*args, **kwargs):
                 if self._ending.ending is None:
                     self._carry_out[type(effect)](effect)
+            if self._core.in_portions and not self._goes_on:
+                self._goes_on = True
+                asyncio.get_running_loop().call_soon(self._go_on)
         except BaseException as error:
             report(error, ending=self._ending)
             if not isinstance(error, Exception):
                 raise
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.call(self._core.go_on)
 
     async def run_tasks(self, pool: TaskSource) -> None:
         """The task loop."""
@@ -88,8 +100,10 @@ class Executor:
             results = await pool.results()
             if answers := [result for result in results if isinstance(result, TurnAnswer)]:
                 self.call(self._core.turns_answered, answers)
-            if scores := [result for result in results if isinstance(result, Score)]:
-                self.call(self._core.scores_arrived, scores)
+            scores = [result for result in results if isinstance(result, Score)]
+            for first in range(0, len(scores), SCORES_PORTION):
+                self.call(self._core.scores_arrived, scores[first : first + SCORES_PORTION])
+                await asyncio.sleep(0)
             if prompts := [result for result in results if isinstance(result, Prompt)]:
                 self.call(self._core.prompts_arrived, prompts)
 
@@ -107,7 +121,7 @@ class Executor:
         return effects
 
     def _deliver_group(self, effect: fx.DeliverGroup) -> None:
-        """The samples of a recorded step's group are in the journal only."""
+        """The samples of a group that was delivered before are in the journal only."""
         if not effect.trajectories:
             effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
         self._connections.deliver_group(effect)
