@@ -70,7 +70,7 @@ def _lost() -> list[Panel]:
         ),
         stacked(
             "Processes idle, by cause",
-            Query(expr=f"{_BY_CAUSE} (rate({_LOST}[{RANGE}]))", legend=_CAUSE),
+            Query(expr=f"{_BY_CAUSE} (rate({_LOST}[{RANGE}])) > 0", legend=_CAUSE),
             unit="short",
             says=Advice(
                 good="below one process for each ten.",

@@ -55,7 +55,7 @@ def _totals() -> list[Panel]:
             "Cost per hour",
             Query(expr=f"sum(streamrl_cost_per_hour{{{JOB}}})"),
             says=Advice(
-                good="within your budget; 0 where no job gives costPerHour.",
+                good="within your budget; a process counts 1 where its job gives no costPerHour.",
                 otherwise="suspend the job that is worth least.",
             ),
         ),
@@ -87,7 +87,7 @@ def _table() -> Panel:
         for name, expr in columns.items()
     ]
     return rows(
-        "Jobs",
+        "All jobs",
         *queries,
         units={"Trainer idle": "percentunit", "Generators idle": "percentunit"},
         opens="streamrl-job",
@@ -101,7 +101,7 @@ def _table() -> Panel:
 def _starved() -> list[Panel]:
     return [
         curves(
-            "Trainer idle",
+            "Trainer idle, by job",
             Query(expr=idle_share(_BY, _TRAINER), legend=_NAME),
             unit="percentunit",
             says=Advice(
@@ -110,7 +110,7 @@ def _starved() -> list[Panel]:
             ),
         ),
         curves(
-            "Generators idle",
+            "Generators idle, by job",
             Query(expr=idle_share(_BY, _GENERATORS), legend=_NAME),
             unit="percentunit",
             says=Advice(
@@ -119,14 +119,14 @@ def _starved() -> list[Panel]:
             ),
         ),
         curves(
-            "Trained tokens/s",
+            "Trained tokens/s, by job",
             Query(expr=f"sum by ({_BY}) (rate(streamrl_trained_tokens_total{{{JOB}}}[{RANGE}]))", legend=_NAME),
             says=Advice(
                 good="steady.", otherwise="a fall beside an idle trainer is a lack of samples: see Pools and links."
             ),
         ),
         curves(
-            "Processes idle",
+            "Processes idle, by job",
             Query(
                 expr=f"sum by ({_BY}) (rate({WALL}{{{JOB}}}[{RANGE}])) - "
                 f'sum by ({_BY}) (rate({BUBBLE}{{{JOB},part="busy"}}[{RANGE}]))',
@@ -143,13 +143,13 @@ def _starved() -> list[Panel]:
 def _cost() -> list[Panel]:
     return [
         stacked(
-            "Cost per hour",
+            "Cost per hour, by job",
             Query(expr=f"sum by ({_BY}) (streamrl_cost_per_hour{{{JOB}}})", legend=_NAME),
             unit="short",
             says=Advice(good="follows the replicas.", otherwise="look whether a pool at its maximum brings tokens/s."),
         ),
         stacked(
-            "Lost to idle, per hour",
+            "Lost to idle per hour, by job",
             Query(expr=_LOST_RATE, legend=_NAME),
             unit="short",
             says=Advice(
@@ -157,12 +157,12 @@ def _cost() -> list[Panel]:
             ),
         ),
         curves(
-            "Cost per million trained tokens",
+            "Cost per million trained tokens, by job",
             Query(expr=f"sum by ({_BY}) (streamrl_cost_per_million_tokens{{{JOB}}})", legend=_NAME),
             says=Advice(good="flat or falling.", otherwise="a rise is idle time, or longer answers: compare with Job."),
         ),
         curves(
-            "Cost per reward point",
+            "Cost per reward point, by job",
             Query(expr=f"sum by ({_BY}) (streamrl_cost_per_reward_point{{{JOB}}})", legend=_NAME),
             says=Advice(
                 good="still low: each .01 of held-out reward is worth it.",

@@ -169,7 +169,7 @@ def _cost() -> list[Panel]:
             unit="short",
             says=Advice(
                 good="follows the replicas; the series without a name is the trainer.",
-                otherwise="give costPerHour in the job where it is 0.",
+                otherwise="give costPerHour in the job: a process counts 1 where it has none.",
             ),
         ),
         curves(

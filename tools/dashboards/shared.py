@@ -43,6 +43,14 @@ RANGE = "$__rate_interval"
 _HEIGHT = 8
 _REFS = "ABCDEFGHIJ"
 TAG = "streamrl"
+_COLOURS = {
+    "busy": "green",
+    "pipeline no_samples": "red",
+    "pipeline staleness": "orange",
+    "weights": "blue",
+    "skew": "purple",
+}
+"""The same part has the same colour everywhere; of those that are rare Grafana chooses."""
 
 Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statushistory.Panel | table.Panel | timeseries.Panel
 _P = TypeVar("_P", bargauge.Panel, heatmap.Panel, stat.Panel, statushistory.Panel, table.Panel, timeseries.Panel)
@@ -71,12 +79,15 @@ def curves(title: str, *queries: Query, says: Advice, unit: str = "short", width
     """Lines over time."""
     panel = _common(timeseries.Panel(), title, *queries, says=says, unit=unit, width=width)
     panel.tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI)).fill_opacity(0).line_width(2)
-    return panel
+    return panel.axis_soft_min(0) if unit == "percentunit" else panel
 
 
 def shares(title: str, *queries: Query, says: Advice, width: int = 12) -> timeseries.Panel:
     """Shares of one whole, upon each other: they reach 100 %."""
     panel = stacked(title, *queries, says=says, unit="percentunit", width=width)
+    for part, colour in _COLOURS.items():
+        fixed = {"mode": "fixed", "fixedColor": colour}
+        panel.override_by_regexp(f"/^{part}/", [DynamicConfigValue(id_val="color", value=fixed)])
     return panel.min(0).max(1)
 
 
