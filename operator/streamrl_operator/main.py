@@ -86,8 +86,9 @@ def _controller(
             cluster.doubt(namespace)  # kopf would go on asking there
 
     cluster = CachedCluster(client, queue.add, namespaces=settings.planning.namespaces, reported=reported)
-    metrics.gauge("queue_depth", queue.depth)
-    metrics.gauge("objects", lambda: sum(cluster.counts().values()))
+    metrics.read("operator_queue_depth", queue.depth)
+    metrics.read("operator_objects", lambda: sum(cluster.counts().values()))
+    metrics.read("operator_kopf_restarts", lambda: sum(watch.restarts for watch in cluster.job_watches.values()))
     reconciler = Reconciler(
         cluster=cluster,
         events=Events(client=client, clock=clock, instance=settings.identity),
@@ -95,8 +96,9 @@ def _controller(
         lives=settings.lives,
         clock=clock,
         aside=lambda: aside(workers),
+        metrics=metrics,
     )
-    metrics.gauge("unreachable_jobs", reconciler.unreachable)
+    metrics.read("operator_unreachable_jobs", reconciler.unreachable)
     return Controller(cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics)
 
 

@@ -1,85 +1,110 @@
 """The operator's own pages, read-only: /healthz (the process answers), /readyz (it can do its work, or stands by while another does), and
-/metrics in Prometheus' text format. All metrics begin with `streamrl_operator_`; `METRICS` has each with its sentence.
+/metrics in Prometheus' text format. `streamrl.metrics.OPERATOR` has each metric with its sentence.
+
+What is said of a job is what its last reconcile wrote into its status; a job that is gone is forgotten.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-
+from streamrl.metrics import OPERATOR
+from streamrl_operator.kube.cache import Key
+from streamrl_pages.metrics import Labels, MetricSet
 from streamrl_pages.server import EndpointServer, health_response, metrics_response
 
-_PREFIX = "streamrl_operator"
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+@dataclass(slots=True)
+class _JobNumbers:
+    """Of one job."""
 
-METRICS = {
-    "api_request_seconds": "Time of a request that is no watch.",
-    "api_requests": "Requests to the API server.",
-    "leader": "1 while this process acts.",
-    "namespace_seen": "1 for a namespace that this process follows, 0 for one that the API server refuses to show. Empty name: all.",
-    "objects": "Objects in the caches.",
-    "queue_depth": "Jobs that are due and wait for a worker.",
-    "reconcile_errors": "Reconciles that failed, by reason.",
-    "reconcile_seconds": "Time of a reconcile.",
-    "reconciles": "Reconciles of jobs.",
-    "unreachable_jobs": "Jobs whose scheduler's numbers cannot be read for minutes.",
-}
-"""Name -> what it says."""
+    conditions: dict[str, bool] = field(default_factory=dict)
+    restarts: int = 0
+    desired: dict[str, int] = field(default_factory=dict)
+    ready: dict[str, int] = field(default_factory=dict)
+    scaled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(pool, direction) -> changes of `desired`."""
+    certificates: dict[str, float] = field(default_factory=dict)
 
 
 class OperatorMetrics:
     """What one operator counts."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call] # half of the page, and nobody looks at when a counter was made
-        self._registry = CollectorRegistry()
-        self._reconciles = self._counter("reconciles")
-        self._seconds = self._histogram("reconcile_seconds")
-        self._errors = self._counter("reconcile_errors", "reason")
-        self._requests = self._counter("api_requests", "verb", "resource", "code")
-        self._request_seconds = self._histogram("api_request_seconds", "verb")
-        self._leader = self._gauge("leader")
-        self._leader.set(0)
-        self._seen = self._gauge("namespace_seen", "watched")  # a scrape adds a `namespace` of its own
+        self._metrics = MetricSet(OPERATOR)
+        self._metrics.set("operator_leader", 0)
+        self._read: dict[str, Callable[[], float]] = {}
+        self._jobs: dict[Key, _JobNumbers] = {}
 
     def reconciled(self, error: str, *, seconds: float) -> None:
         """A reconcile has ended; `error`: why it failed, empty if it did not."""
-        self._reconciles.inc()
-        self._seconds.observe(seconds)
+        self._metrics.add("operator_reconciles", 1)
+        self._metrics.observe("operator_reconcile_seconds", seconds)
         if error:
-            self._errors.labels(error).inc()
+            self._metrics.add("operator_reconcile_errors", 1, error)
 
     def requested(self, verb: str, resource: str, status: int, seconds: float) -> None:
         """A request has ended."""
-        self._requests.labels(verb, resource, str(status)).inc()
+        self._metrics.add("operator_api_requests", 1, verb, resource, str(status))
         if verb != "watch":
-            self._request_seconds.labels(verb).observe(seconds)
+            self._metrics.observe("operator_api_request_seconds", seconds, verb)
 
     def leading(self, is_leader: bool) -> None:  # noqa: FBT001 - as it is told
         """Whether this process acts."""
-        self._leader.set(int(is_leader))
+        self._metrics.set("operator_leader", int(is_leader))
 
     def seen(self, namespace: str, is_whole: bool) -> None:  # noqa: FBT001 - as it is told
         """Whether all of a namespace is known."""
-        self._seen.labels(namespace).set(int(is_whole))
+        self._metrics.set("operator_namespace_seen", int(is_whole), namespace)
 
-    def gauge(self, name: str, read: Callable[[], float]) -> None:
-        """A number that is read when somebody asks."""
-        self._gauge(name).set_function(read)
+    def read(self, name: str, value: Callable[[], float]) -> None:
+        """A gauge, or a counter's total, that is read when somebody asks."""
+        self._read[name] = value
+
+    def job(self, key: Key, status: Mapping[str, Any]) -> None:
+        """The status of a job as it is written."""
+        numbers = self._jobs.setdefault(key, _JobNumbers())
+        numbers.conditions = {one["type"]: one["status"] == "True" for one in status.get("conditions", ())}
+        numbers.restarts = status.get("restarts", 0)
+        before, pools = numbers.desired, status.get("pools", ())
+        numbers.desired = {pool["name"]: pool["desired"] for pool in pools}
+        numbers.ready = {pool["name"]: pool["ready"] for pool in pools}
+        for name, desired in numbers.desired.items():
+            was = before.get(name, desired)
+            numbers.scaled[name, "up"] += desired > was
+            numbers.scaled[name, "down"] += desired < was
+
+    def certificates(self, key: Key, ends: Mapping[str, datetime]) -> None:
+        """When the certificates of a job end, by role."""
+        numbers = self._jobs.setdefault(key, _JobNumbers())
+        numbers.certificates = {role: end.timestamp() for role, end in ends.items()}
+
+    def forget(self, key: Key) -> None:
+        """The job is gone."""
+        self._jobs.pop(key, None)
 
     def page(self) -> bytes:
         """All of them, as text."""
-        return generate_latest(self._registry)
+        for name, value in self._read.items():
+            write = self._metrics.set if OPERATOR.specs[name].type == "gauge" else self._metrics.total
+            write(name, value())
+        self._of_jobs("job_condition", lambda job: {(kind,): holds for kind, holds in job.conditions.items()})
+        self._of_jobs("job_restarts", lambda job: {(): job.restarts})
+        self._of_jobs("pool_desired_replicas", lambda job: {(pool,): number for pool, number in job.desired.items()})
+        self._of_jobs("pool_ready_replicas", lambda job: {(pool,): number for pool, number in job.ready.items()})
+        self._of_jobs("pool_scale_events", lambda job: job.scaled)
+        ends = "job_certificate_expiry_timestamp_seconds"
+        self._of_jobs(ends, lambda job: {(role,): end for role, end in job.certificates.items()})
+        return self._metrics.render()
 
-    def _counter(self, name: str, *labels: str) -> Counter:
-        return Counter(name, METRICS[name], labels, namespace=_PREFIX, registry=self._registry)
-
-    def _gauge(self, name: str, *labels: str) -> Gauge:
-        return Gauge(name, METRICS[name], labels, namespace=_PREFIX, registry=self._registry)
-
-    def _histogram(self, name: str, *labels: str) -> Histogram:
-        return Histogram(name, METRICS[name], labels, namespace=_PREFIX, registry=self._registry, buckets=_BUCKETS)
+    def _of_jobs(self, name: str, values: Callable[[_JobNumbers], Mapping[Any, float]]) -> None:
+        found: dict[Labels, float] = {}
+        for key, numbers in self._jobs.items():
+            found |= {(*key, *by): value for by, value in values(numbers).items()}
+        self._metrics.replace(name, found)
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from streamrl_operator.kube.answers import RequestRefusedError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
+from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.observe import Memory, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
@@ -62,6 +63,7 @@ class Reconciler:
     clock: OperatorClock
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Entered while a reconcile waits for a pod (`controller.aside`)."""
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     _memories: dict[Key, Memory] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
@@ -85,6 +87,7 @@ class Reconciler:
         await self._warn(raw, reported)
         stored = raw.get("status") or {}
         status = termination.with_blocked_condition(raw, reported, status=stored, now=self.clock.now())
+        self.metrics.job(key, status)
         await apply.write_status(self.cluster, raw, status)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
@@ -119,6 +122,7 @@ class Reconciler:
         raw = self.cluster.known(RLJOB, *key)
         if raw is None:
             self._memories.pop(key, None)
+            self.metrics.forget(key)
             return None
         if pods.is_leaving(raw):
             return raw if apply.holds_finalizer(raw) else None
@@ -230,6 +234,7 @@ class Reconciler:
             }
             made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives)
             if not made:
+                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known))
                 return next_check
             found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]
             if any(
@@ -242,6 +247,7 @@ class Reconciler:
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
+        self.metrics.job(observed.key, decision.status)
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():

@@ -214,6 +214,17 @@ def due(
     return made, wanted.next_check
 
 
+def ends(job: str, secrets: Secrets) -> dict[str, datetime]:
+    """Role, or `ca` -> when its certificate ends; what cannot be read is left out."""
+    places = {"ca": (names.ca_secret(job), _CA_KEYS["present"][0])}
+    places |= {role: (names.tls_secret(job, role), _CERTIFICATE) for role in ROLES}
+    found: dict[str, datetime] = {}
+    for role, (name, key) in places.items():
+        for certificate in read_trusted(_data(secrets.get(name), key)):
+            found[role] = certificate.not_valid_after_utc
+    return found
+
+
 def observe_certificates(plan: JobPlan, secrets: Secrets) -> Seen:
     """The certificates in the Secrets, as far as they are sound."""
     ca = secrets.get(names.ca_secret(plan.name))

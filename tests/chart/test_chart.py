@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 import streamrl
 from streamrl import names
+from streamrl.metrics import TABLES
 from streamrl_operator.kube import kinds
 from support.chart import CHART, Helm, Objects
 
@@ -236,18 +237,17 @@ def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects
 
 
 def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> None:
+    specs = [spec for table in TABLES for spec in table.specs.values()]
     (rules,) = _of(objects("--set", "metrics.rules.enabled=true"), "PrometheusRule")
-    scheduler = (ROOT / "workers/streamrl_workers/scheduler/server/status_endpoint.py").read_text()
-    operator = "".join((ROOT / f"operator/streamrl_operator/{name}.py").read_text() for name in ("metrics", "main"))
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions = " ".join(alert["expr"] for alert in alerts)
     assert "OPERATOR_JOB" not in json.dumps(rules)
     assert 'job="streamrl-system/streamrl"' in expressions
-    found = {name.removesuffix("_total") for name in re.findall(r"\bstreamrl_(\w+)", expressions)}
-    assert {"operator_leader", "step", "score_failures"} <= found
-    for name in found:
-        source = operator if name.startswith("operator_") else scheduler
-        assert f'"{name.removeprefix("operator_")}"' in source, name
+    found = set(re.findall(r"\bstreamrl_\w+", expressions))
+    assert {"streamrl_operator_leader", "streamrl_step", "streamrl_score_failures_total"} <= found
+    histograms = {spec.name for spec in specs if spec.type == "histogram"}
+    known = {spec.name for spec in specs} | {f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")}
+    assert found <= known
     (jobs,) = (group["rules"] for group in rules["spec"]["groups"] if group["name"] == "streamrl-jobs")
     assert all("{{ $labels.rljob }}" in alert["annotations"]["summary"] for alert in jobs)
 

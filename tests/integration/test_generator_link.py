@@ -301,12 +301,13 @@ def _link(address: str, *, lost_after_s: float) -> GeneratorLink:
     recorder = Recorder(sink=None, metrics=None)
     outbox = GeneratorOutbox()
     loop = EngineLoop(engine, pull=_no_pull, outbox=outbox, recorder=recorder)
-    spec = parse_job(simulated_job()).spec
+    job = parse_job(simulated_job())
     settings = GeneratorSettings(
         run_dir=Path(),
         process=NAME,
-        pool=spec.generators[0],
-        spec=spec,
+        pool=job.spec.generators[0],
+        spec=job.spec,
+        metadata=job.metadata,
         scheduler_address=address,
         signals_port=0,
         model_path=None,

@@ -22,6 +22,7 @@ from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import World
+from support.jobs import parsed_job
 
 EVENTS = tuple(
     name for name, value in vars(Core).items() if not name.startswith("_") and callable(value) and name != "view"
@@ -152,7 +153,7 @@ class ShellWorld(World):
         faulty, outside = Faulty(core, self.fault), Outside(self)
         self.ending = FaultyEnding(self.fault)
         self.fault.armed = False
-        status = StatusEndpoint(faulty, connections=Connections(), run_dir=self.folder)
+        status = StatusEndpoint(faulty, job=parsed_job(), connections=Connections(), run_dir=self.folder)
         executor = Executor(faulty, journal=outside, connections=outside, status=status, ending=self.ending)
         executor.attach(outside, ranker=outside)
         self.status = status

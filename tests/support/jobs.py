@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from streamrl.spec import RLJob, parse_job
+
 LINES = 200
 """Prompts in the data set of `simulated_job`."""
 
@@ -43,6 +45,11 @@ def simulated_job(
             "failurePolicy": {"maxRestarts": 100},
         },
     }
+
+
+def parsed_job(**changes: Any) -> RLJob:
+    """The same, validated."""
+    return parse_job(simulated_job(**changes))
 
 
 def write_prompts(path: Any) -> None:

@@ -35,6 +35,7 @@ from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from support import core_faults
 from support.core_world import World
+from support.jobs import parsed_job
 
 LEASE_S = 10.0
 
@@ -52,7 +53,7 @@ class PeerWorld(World):
     def make_core(self) -> Any:
         core = Core(self.job, load(self._tables), first_lease=self.lives * 1_000_000)
         self.connections, self.ending = Connections(), ExitDecision()
-        self.status = StatusEndpoint(core, connections=self.connections, run_dir=self._folder)
+        self.status = StatusEndpoint(core, job=parsed_job(), connections=self.connections, run_dir=self._folder)
         executor = Executor(core, journal=self, connections=self.connections, status=self.status, ending=self.ending)
         executor.attach(self, ranker=self)
         door = Door(

@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
+from streamrl.metrics import TABLES
 from streamrl.proto import stream_pb2
-from support.tree import PACKAGES, ROOT, calls, sources, syntax
+from support.tree import PACKAGES, ROOT, sources, syntax
 
-_METRICS = frozenset(("Counter", "Gauge", "Histogram", "counter", "counts", "gauge", "_counter", "_gauge"))
-"""Calls whose first argument is a metric's name."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -22,7 +21,7 @@ def public_names() -> dict[str, set[str]]:
     return {
         "modules": set(_modules()),
         "classes": {name.lstrip("_") for name, _ in classes()},
-        "metrics": set(_metrics()),
+        "metrics": {name for table in TABLES for name in table.specs},
         "protocol": set(_protocol()),
         "crd": {
             name
@@ -49,14 +48,6 @@ def _modules() -> Iterator[str]:
     for package in PACKAGES:
         for path in sources(package):
             yield from path.relative_to(ROOT / package).with_suffix("").parts
-
-
-def _metrics() -> Iterator[str]:
-    for path in sources(*PACKAGES):
-        for name, call in calls(path):
-            if name in _METRICS and call.args:
-                texts = [node for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
-                yield from (text.value for text in texts if isinstance(text.value, str))
 
 
 def _protocol() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from streamrl.spec import RLJobSpec
+from streamrl.spec.rljob import Metadata
 from streamrl_workers.trainer.settings import TrainerSettings
 
 
@@ -13,6 +14,7 @@ def trainer_settings(spec: RLJobSpec) -> TrainerSettings:
         store=Path(),
         process="trainer-0",
         spec=spec,
+        metadata=Metadata(name="job"),
         scheduler_address="",
         grpc_port=0,
         signals_port=0,

@@ -52,6 +52,12 @@ class JobWatch(Reflector):
     """The jobs are to be compared with a list."""
     _asked_s: float = 0.0
     """Monotonic clock: kopf's latest request, or its begin."""
+    _begins: int = 0
+
+    @property
+    def restarts(self) -> int:
+        """Times that kopf was begun again."""
+        return max(0, self._begins - 1)
 
     def doubt(self) -> None:
         """A job may be gone without a word, or the namespace not be ours any more: compare what we know with a list."""
@@ -94,6 +100,7 @@ class JobWatch(Reflector):
         theirs = runner.get_loop()
         serving = theirs.create_task(self._serve(ours), name="kopf")
         self._asked_s = time.monotonic()
+        self._begins += 1
 
         def thread() -> None:
             why = "without an error"

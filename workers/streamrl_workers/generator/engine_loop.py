@@ -66,6 +66,9 @@ class EngineLoop:
         self._version: pb.VersionName | None = None
         self._active = 0
         self._connected = self._draining = self._swapping = self._queued = False
+        self.on_weights: Callable[[float, float], None] = lambda _fetch_s, _load_s: None
+        """The engine has taken a version."""
+        self.on_weights_failed: Callable[[], None] = lambda: None
         self.leaving = False
         """Everything accepted is finished, then this generator goes."""
         self._idle_cause = _DEFAULT_CAUSE
@@ -214,8 +217,9 @@ class EngineLoop:
         if fault:
             self._tell_failed(pulled.version, fault)
         else:
-            self._version = pulled.version
-            self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=time.monotonic() - begun_s)
+            self._version, load_s = pulled.version, time.monotonic() - begun_s
+            self.on_weights(pulled.fetch_s, load_s)
+            self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=load_s)
 
     def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
@@ -285,6 +289,7 @@ class EngineLoop:
 
     def _tell_failed(self, version: pb.VersionName, error: str) -> None:
         _log.error("weights of version (%d, %d) failed: %s", version.attempt, version.step, error)
+        self.on_weights_failed()
         self._outbox.post(
             pb.GeneratorEvent(weights_failed=pb.WeightsFailed(version=version, error=error[:ERROR_CHARS]))
         )

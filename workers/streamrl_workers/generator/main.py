@@ -29,6 +29,7 @@ from collections.abc import Callable
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
 from streamrl.liveness import liveness_s
+from streamrl.metrics import GENERATOR
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
@@ -40,7 +41,7 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings, read_settings
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
-from streamrl_workers.metrics.signals import ProcessMetrics, SignalsServer
+from streamrl_workers.metrics.signals import SignalsServer, WallMetrics
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import GracefulShutdown, first_of, serve_until_told, watch_parent
@@ -91,7 +92,7 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
     """The work, until the scheduler stops it or somebody asks for its end."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _end_before_work)
     instance = uuid.uuid4().hex
-    metrics = ProcessMetrics(role=_ROLE, process=settings.process)
+    metrics = WallMetrics(GENERATOR, common=settings.metric_labels)
     sink = BubbleSink(
         settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl",
         process=settings.process,

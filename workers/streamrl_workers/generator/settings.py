@@ -18,8 +18,10 @@ from streamrl.keys import (
     ENV_SIGNALS_PORT,
     ENV_THREADS,
 )
+from streamrl.metrics import worker_labels
 from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.rljob import Metadata
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
     integer,
@@ -38,11 +40,17 @@ class GeneratorSettings:
     process: str
     pool: GeneratorPool
     spec: RLJobSpec
+    metadata: Metadata  # of the job
     scheduler_address: str  # host:port
     signals_port: int  # 0 = any
     model_path: str | None
     threads: int | None
     variables: WorkerVariables = field(default_factory=WorkerVariables)
+
+    @property
+    def metric_labels(self) -> dict[str, str]:
+        """On every series."""
+        return worker_labels(self.metadata, role="generator", process=self.process, pool=self.pool.name)
 
 
 def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
@@ -52,13 +60,14 @@ def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
         UserError, UserErrors: something is missing or wrong.
     """
     run_dir = Path(required(environ, ENV_RUN_DIR))
-    spec = read_job(job_file(environ, run_dir=run_dir)).spec
+    job = read_job(job_file(environ, run_dir=run_dir))
     pool = required(environ, ENV_POOL)
     return GeneratorSettings(
         run_dir=run_dir,
         process=environ.get(ENV_PROCESS) or _name_in_pod(environ, pool=pool),
-        pool=_find_pool(spec, name=pool),
-        spec=spec,
+        pool=_find_pool(job.spec, name=pool),
+        spec=job.spec,
+        metadata=job.metadata,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
         signals_port=port(environ, ENV_SIGNALS_PORT),
         variables=worker_variables(environ),

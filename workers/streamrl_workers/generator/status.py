@@ -1,43 +1,42 @@
-"""What a generator shows on its signals port: names of its gauges, keys of its status. Does not own the server, the values."""
+"""What a generator shows on its signals port: its metrics, keys of its status. Does not own the server, the values."""
 
 from typing import Any
 
 from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.metrics.signals import ProcessMetrics, Signals
+from streamrl_workers.metrics.signals import Signals, WallMetrics
 
 
 class GeneratorStatus:
     """Reads loop, link and recorder when it is asked for; while the model is loaded there is only the recorder."""
 
-    def __init__(self, recorder: Recorder, *, metrics: ProcessMetrics) -> None:
+    def __init__(self, recorder: Recorder, *, metrics: WallMetrics) -> None:
         self._loop: EngineLoop | None = None
         self._link: GeneratorLink | None = None
         self._recorder = recorder
         self._metrics = metrics
-        self._gauges = {
-            name: metrics.gauge(f"generator_{name}", help_text=text)
-            for name, text in (
-                ("slots", "Requests that can be active at once."),
-                ("active", "Requests in a slot."),
-                ("waiting", "Requests accepted, not yet in a slot."),
-                ("weights_step", "Weight version in the engine; absent weights: 0."),
-            )
-        }
-        self._tokens = metrics.counter("generator_tokens", help_text="Tokens generated.")
-        self._told_tokens = 0
-        self._weights = metrics.counter("generator_weights_bytes", help_text="Bytes of weights that have arrived.")
         self._weights_bytes = 0
 
     def weights_arrived(self, size_bytes: int) -> None:
         """So many bytes more of a version on its way."""
-        self._weights.inc(size_bytes)
+        self._metrics.add("weights_pulled_bytes", size_bytes)
         self._weights_bytes += size_bytes
+
+    def weights_taken(self, fetch_s: float, load_s: float) -> None:
+        """The engine has a version that took so long to arrive and to load."""
+        self._metrics.add("weights_pulled_versions", 1)
+        self._metrics.observe("weights_pull_duration_seconds", fetch_s)
+        self._metrics.observe("weights_load_duration_seconds", load_s)
+
+    def weights_failed(self) -> None:
+        """A version did not arrive, or was refused."""
+        self._metrics.add("weights_failures", 1)
 
     def attach(self, loop: EngineLoop, *, link: GeneratorLink) -> None:
         """From now on there is something to show."""
         self._loop, self._link = loop, link
+        loop.on_weights, loop.on_weights_failed = self.weights_taken, self.weights_failed
 
     def signals(self) -> Signals:
         """The callbacks of the signals server."""
@@ -49,13 +48,11 @@ class GeneratorStatus:
     def _render(self) -> bytes:
         if self._loop is not None:
             now = self._loop.status()
-            step = now.version.step if now.version else 0
-            for gauge, value in zip(
-                self._gauges.values(), (self._loop.slots, now.active, now.waiting, step), strict=True
-            ):
-                gauge.set(value)
-            self._tokens.inc(now.tokens - self._told_tokens)
-            self._told_tokens = now.tokens
+            self._metrics.set("generator_slots", self._loop.slots)
+            self._metrics.set("generator_active", now.active)
+            self._metrics.set("generator_waiting", now.waiting)
+            self._metrics.set("generator_weights_step", now.version.step if now.version else 0)
+            self._metrics.total("generator_tokens", now.tokens)
         self._recorder.refresh()
         return self._metrics.render() + (b"" if self._loop is None else self._loop.engine_metrics())
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from streamrl_workers.metrics.jsonl import JsonlFile
 
 if TYPE_CHECKING:
-    from streamrl_workers.metrics.signals import ProcessMetrics
+    from streamrl_workers.metrics.signals import WallMetrics
 
 Part = Literal[
     "busy",
@@ -193,7 +193,7 @@ class Recorder:
         self,
         *,
         sink: BubbleSink | None,
-        metrics: "ProcessMetrics | None",
+        metrics: "WallMetrics | None",
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sink = sink

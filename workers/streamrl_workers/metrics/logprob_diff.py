@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from streamrl.spec.training import LogprobDiffBound
 
 MEASURES = {
-    "train_infer_logprob_diff_mean": "Mean of |trainer's - generator's log-prob| over the last step's tokens.",
-    "train_infer_logprob_diff_max": "Largest |trainer's - generator's log-prob| of the last step.",
-    "train_infer_logprob_diff_kl": "KL divergence of the generator's from the trainer's policy (K3) in the last step.",
-    "train_infer_logprob_diff_tokens": "Tokens of the last step that were compared.",
-    "clip_fraction": "Share of the last step's tokens that the clip left without a gradient.",
-    "sequence_clip_fraction": "Share of the last step's sequences whose ratio is outside the clip at every token.",
+    "train_infer_logprob_diff_mean": "train_infer_logprob_diff_mean_nats",
+    "train_infer_logprob_diff_max": "train_infer_logprob_diff_max_nats",
+    "train_infer_logprob_diff_kl": "train_infer_logprob_diff_kl_nats",
+    "train_infer_logprob_diff_tokens": "train_infer_logprob_diff_tokens",
+    "clip_fraction": "pool_clip_ratio",
+    "sequence_clip_fraction": "pool_sequence_clip_ratio",
 }
-"""What is said of each pair of pool and lag, with its help text; a gauge of the scheduler too."""
+"""What is said of each pair of pool and lag -> the scheduler's metric of it."""
 MEAN, CLIPPED = "train_infer_logprob_diff_mean", "sequence_clip_fraction"
 LAGS = ("0", "1", "2", "3", "4+")
 OTHER = "_other"

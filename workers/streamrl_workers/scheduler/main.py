@@ -78,6 +78,8 @@ class Pool(TaskSource, Protocol):
     """The task pool as the scheduler uses it."""
 
     held_out_size: int | None
+    reward_took: Callable[[str, float], None]
+    """Told of each reward that was asked: its name, and the seconds that it took."""
 
     async def start(self) -> None:
         """Start its processes."""
@@ -195,10 +197,12 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     connections = Connections()
     ports.status = status = StatusEndpoint(
         core,
+        job=run.job,
         connections=connections,
         run_dir=run.environment.run_dir,
-        bound=run.job.spec.trainer.train_infer_logprob_diff,
+        process=run.environment.process,
     )
+    run.pool.reward_took = status.reward_took
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
     base_dir, run_dir = run.environment.code_dir, run.environment.run_dir

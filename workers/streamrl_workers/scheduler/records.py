@@ -103,13 +103,22 @@ class SampleStats:
     reward_sum: float
     reward_count: int
     """Samples with a reward."""
-    tokens_sum: int
-    """Completion tokens."""
-    tokens_max: int
+    lengths: tuple[int, ...]
+    """Completion tokens of each sample."""
     turns_sum: int
     """Turns of the model; one for each sample without an environment."""
     part_sums: Mapping[str, float]
     """By the reward's name, before weights, over the samples that have a reward: each of these has all parts."""
+
+    @property
+    def tokens_sum(self) -> int:
+        """Completion tokens of all."""
+        return sum(self.lengths)
+
+    @property
+    def tokens_max(self) -> int:
+        """Of the longest."""
+        return max(self.lengths, default=0)
 
 
 def stats_of(samples: Iterable[pb.Sample]) -> SampleStats:
@@ -128,8 +137,7 @@ def _stats_of_one(sample: pb.Sample) -> SampleStats:
         samples=1,
         reward_sum=sample.reward if has_reward else 0.0,
         reward_count=int(has_reward),
-        tokens_sum=tokens,
-        tokens_max=tokens,
+        lengths=(tokens,),
         turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
         part_sums=dict(sample.reward_parts) if has_reward else {},
     )
@@ -146,8 +154,7 @@ def add_up(stats: Iterable[SampleStats]) -> SampleStats:
         samples=sum(one.samples for one in some),
         reward_sum=sum(one.reward_sum for one in some),
         reward_count=sum(one.reward_count for one in some),
-        tokens_sum=sum(one.tokens_sum for one in some),
-        tokens_max=max((one.tokens_max for one in some), default=0),
+        lengths=tuple(tokens for one in some for tokens in one.lengths),
         turns_sum=sum(one.turns_sum for one in some),
         part_sums=dict(sorted(part_sums.items())),
     )

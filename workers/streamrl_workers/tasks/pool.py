@@ -38,6 +38,7 @@ from streamrl_workers.tasks.worker_slots import (
     EndpointSlot,
     PoolProcess,
     StageLimit,
+    Took,
     WorkerDuties,
     WorkerSlot,
     WorkItem,
@@ -73,11 +74,17 @@ class TaskPool:
         """Failures by kind, since the pool began."""
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
+        self.reward_took: Took = lambda _name, _seconds: None
         self._endpoints: EndpointSlot | None = None
         if endpoints:
             longest_s = max(reward.timeout_seconds for reward in endpoints)
             client = PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server)
-            self._endpoints = EndpointSlot(client, timeout_s=longest_s, finish=self._on_row)
+            self._endpoints = EndpointSlot(
+                client,
+                timeout_s=longest_s,
+                finish=self._on_row,
+                took=self._on_endpoints,
+            )
 
     async def start(self) -> None:
         """Open the data set and the rewards in the fork server, and have one worker say hello.
@@ -98,6 +105,7 @@ class TaskPool:
             take=self._backlog.take,
             put_back=self._backlog.put_back,
             finish=self._on_row,
+            took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
         if self._endpoints is not None:
@@ -140,6 +148,12 @@ class TaskPool:
             case {"kind": kind}:
                 self.failures[kind] += 1
         self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+
+    def _on_endpoints(self, seconds: float) -> None:
+        """They are asked at once and answer together."""
+        for reward in self._rewards:
+            if reward.http is not None:
+                self.reward_took(reward.name, seconds)
 
     async def _keep(self, run: Coroutine[Any, Any, None]) -> None:
         """Run a slot; if its process cannot be had, the pool fails as a whole."""

@@ -13,6 +13,7 @@ fork goes on.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,10 @@ class WorkItem:
 
 Finish = Callable[[WorkItem, Any], None]
 """Takes the checked row of an item."""
+
+
+Took = Callable[[str, float], None]
+"""Told of the name of a reward, and of the seconds that it took for one sample, also where it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +130,7 @@ class WorkerDuties:
     put_back: Callable[[WorkItem], None]
     """Takes an item that another worker shall try."""
     finish: Finish
+    took: Took
 
 
 class WorkerSlot:
@@ -174,7 +180,12 @@ class WorkerSlot:
             if stage not in self._duties.limits:
                 raise ForeignBytesError("a message names no stage")
             self._stage = self._duties.limits[stage]
-            message = await connection.frames.read(limit_s=self._stage.timeout_s)
+            begun_s = time.monotonic()
+            try:
+                message = await connection.frames.read(limit_s=self._stage.timeout_s)
+            finally:
+                if 0 <= stage < len(self._duties.rewards):
+                    self._duties.took(self._stage.name, time.monotonic() - begun_s)
             if not isinstance(message, int):
                 break
             stage = message
@@ -211,8 +222,11 @@ class EndpointSlot:
     Loop: consumes its answers; produces rows; waits for the process; unblocked by an answer, by its end and by the longest time limit.
     """
 
-    def __init__(self, process: PoolProcess, *, timeout_s: float, finish: Finish) -> None:
-        """`timeout_s`: the longest time limit of an endpoint."""
+    def __init__(
+        self, process: PoolProcess, *, timeout_s: float, finish: Finish, took: Callable[[float], None]
+    ) -> None:
+        """`timeout_s`: the longest time limit of an endpoint. `took`: told of the seconds until all endpoints of a sample had answered."""
+        self._took = took
         self._process = process
         self._silence_s = timeout_s + GRACE_S
         self._finish = finish
@@ -264,13 +278,18 @@ class EndpointSlot:
     def _answered(self, message: Any) -> None:  # noqa: ANN401 - JSON
         match message:
             case [int(number), {"kind": str(), "error": str()} as row] if number in self._asked:
-                self._finish(self._asked.pop(number).work, row)
+                self._finish(self._answered_sample(number).work, row)
             case [int(number), list(values)] if number in self._asked and self._asked[number].takes(values):
-                sample, rest = self._asked.pop(number), iter(values)
+                sample, rest = self._answered_sample(number), iter(values)
                 whole = [next(rest) if value is None else value for value in sample.values]
                 self._finish(sample.work, [whole, None])
             case _:
                 raise ForeignBytesError("a message is no answer to what was asked")
+
+    def _answered_sample(self, number: int) -> AskedSample:
+        sample = self._asked.pop(number)
+        self._took(asyncio.get_running_loop().time() - sample.since_s)
+        return sample
 
     def _on_exit(self) -> None:
         for number, sample in list(self._asked.items()):

@@ -26,6 +26,7 @@ from dataclasses import replace
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
+from streamrl.metrics import TRAINER
 from streamrl.proto import stream_pb2 as pb
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import pin_to_cpus
@@ -43,7 +44,7 @@ from streamrl_workers.trainer.follower import run_follower
 from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
 from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
-from streamrl_workers.trainer.status import STEP_GAUGES, TrainerStatus
+from streamrl_workers.trainer.status import TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
 from streamrl_workers.weights.server import WeightsService, WeightStore
 
@@ -112,8 +113,13 @@ async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
     weights = WeightStore(newest_kept=settings.versions_kept)
     server = make_server(settings.token, tls=settings.variables.tls)
-    serve(server, WEIGHTS, WeightsService(weights))
-    async with TrainerStatus(settings, gauges=STEP_GAUGES) as status:
+    service = WeightsService(weights)
+    serve(server, WEIGHTS, service)
+    async with TrainerStatus(settings, table=TRAINER) as status:
+        status.totals = lambda: {
+            "weights_published_versions": weights.published,
+            "weights_served_bytes": service.served_bytes,
+        }
         try:
             host = settings.variables.bind_host
             address = bind(server, port=settings.grpc_port, host=host, tls=settings.variables.tls)

@@ -23,7 +23,9 @@ from streamrl.keys import (
     ENV_WEIGHTS_ADDRESS,
     ENV_WORLD_SIZE,
 )
+from streamrl.metrics import worker_labels
 from streamrl.spec import RLJobSpec, read_job
+from streamrl.spec.rljob import Metadata
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
     integer,
@@ -54,6 +56,7 @@ class TrainerSettings:
     store: Path  # what holds checkpoints and the model
     process: str
     spec: RLJobSpec
+    metadata: Metadata  # of the job
     scheduler_address: str  # host:port; "" on ranks above 0, which do not speak with it
     grpc_port: int  # 0 = any
     signals_port: int  # 0 = any
@@ -63,6 +66,11 @@ class TrainerSettings:
     env: RankEnvironment = field(default_factory=RankEnvironment)
     weights_address: str | None = None  # host:port that generators are told; None: where the service is bound
     variables: WorkerVariables = field(default_factory=WorkerVariables)
+
+    @property
+    def metric_labels(self) -> dict[str, str]:
+        """On every series."""
+        return worker_labels(self.metadata, role="trainer", process=self.process)
 
     @property
     def rendezvous(self) -> Rendezvous:
@@ -96,11 +104,13 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
     run_dir = Path(required(environ, ENV_RUN_DIR))
     env = read_rank_environment(environ)
     variables = worker_variables(environ)
+    job = read_job(job_file(environ, run_dir=run_dir))
     return TrainerSettings(
         run_dir=run_dir,
         store=store_dir(environ, run_dir=run_dir),
         process=environ.get(ENV_PROCESS) or f"trainer-{env.rank}",
-        spec=read_job(job_file(environ, run_dir=run_dir)).spec,
+        spec=job.spec,
+        metadata=job.metadata,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if env.rank == 0 else "",
         grpc_port=port(environ, ENV_GRPC_PORT),
         signals_port=port(environ, ENV_SIGNALS_PORT),

@@ -16,38 +16,33 @@ from typing import Any, Self
 
 from streamrl.errors import UserError
 from streamrl.keys import DIR_METRICS
+from streamrl.metrics import TRAINER_RANK, MetricTable
 from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
-from streamrl_workers.metrics.signals import ProcessMetrics, Signals, SignalsServer
+from streamrl_workers.metrics.signals import Signals, SignalsServer, WallMetrics
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.settings import TrainerSettings
 
 _ROLE = "trainer"
+_GAUGE = "trainer_"
 LOADING = "the model is being loaded"
 """Why a trainer that has just started is not healthy."""
-STEP_GAUGES = {
-    "step": "Steps that the weights have taken.",
-    "attempt": "Number of this trainer's attempt; before the first welcome: 0.",
-    "waiting_groups": "Groups received, not yet taken by the step loop.",
-}
-"""Of rank 0, as `trainer_<name>`, with their help texts."""
-
 log = logging.getLogger(__name__)
 
 
 class TrainerStatus:
     """Measures and shows while the context lasts."""
 
-    def __init__(self, settings: TrainerSettings, *, gauges: Mapping[str, str] | None = None) -> None:
-        """`gauges`: names of numbers that are metrics too, with their help texts."""
+    def __init__(self, settings: TrainerSettings, *, table: MetricTable = TRAINER_RANK) -> None:
+        """`table`: of this rank; its gauges `trainer_<number>` are set from the numbers of that name."""
         self.instance = uuid.uuid4().hex  # new at every process start
         self._settings = settings
-        self._numbers: Callable[[], Mapping[str, Any]] = lambda: dict.fromkeys(self._gauges, 0)
+        self._gauges = [name for name in table.specs if name.startswith(_GAUGE)]
+        self._numbers: Callable[[], Mapping[str, Any]] = lambda: {name.removeprefix(_GAUGE): 0 for name in self._gauges}
         self._fault: Callable[[], str] = lambda: LOADING
-        self._metrics = ProcessMetrics(role=_ROLE, process=settings.process)
-        self._gauges = {
-            name: self._metrics.gauge(f"trainer_{name}", help_text=text) for name, text in (gauges or {}).items()
-        }
+        self.totals: Callable[[], Mapping[str, float]] = dict
+        """Counters of the table, cumulative."""
+        self._metrics = WallMetrics(table, common=settings.metric_labels)
         sink = BubbleSink(
             settings.run_dir / DIR_METRICS / f"{settings.process}.jsonl",
             process=settings.process,
@@ -91,8 +86,10 @@ class TrainerStatus:
 
     def _render(self) -> bytes:
         numbers = self._numbers()
-        for name, gauge in self._gauges.items():
-            gauge.set(numbers[name])
+        for name in self._gauges:
+            self._metrics.set(name, numbers[name.removeprefix(_GAUGE)])
+        for name, total in self.totals().items():
+            self._metrics.total(name, total)
         self.recorder.refresh()
         return self._metrics.render()
 

@@ -47,6 +47,8 @@ class WeightStore:
         self._newest_kept = newest_kept
         self._lock = threading.Lock()
         self._kept: dict[_Key, _KeptVersion] = {}
+        self.published = 0
+        """Versions, since the process began."""
 
     def publish(self, *, attempt: int, step: int, tensors: Mapping[str, TensorBytes]) -> pb.VersionName:
         """Keep `tensors` as version (attempt, step) and return its name with the hash."""
@@ -59,6 +61,7 @@ class WeightStore:
             self._kept.pop(_key(version), None)  # published again: it is the newest now
             self._kept[_key(version)] = kept
             self._evict()
+            self.published += 1
         return version
 
     def versions(self) -> list[pb.VersionName]:
@@ -111,6 +114,8 @@ class WeightsService:
 
     def __init__(self, store: WeightStore) -> None:
         self._store = store
+        self.served_bytes = 0
+        """Of tensors, since the process began."""
 
     async def GetManifest(  # noqa: N802 - the RPC's name
         self, request: pb.ManifestRequest, context: "grpc.aio.ServicerContext[pb.ManifestRequest, pb.Frame]"
@@ -149,6 +154,7 @@ class WeightsService:
             if not data:
                 return
             yield pb.Chunk(data=data)
+            self.served_bytes += len(data)
             offset += len(data)
 
     def _gone(self, version: pb.VersionName) -> str:

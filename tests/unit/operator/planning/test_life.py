@@ -17,6 +17,7 @@ from streamrl_operator.planning.values import JobDecision, Observed
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import World, settings
+from support.jobs import parsed_job
 from support.observed_jobs import (
     JOB,
     NOW,
@@ -265,7 +266,7 @@ def test_warnings_of_odd_shape_break_nothing(warnings: object) -> None:
 
 def test_the_page_of_a_real_scheduler_is_understood(tmp_path: Path) -> None:
     world = World(settings(steps=2, evaluation_prompts=0))
-    numbers = StatusEndpoint(world.core, connections=Connections(), run_dir=tmp_path)
+    numbers = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
     world.run_out()
     numbers.observe()
     status = with_progress(

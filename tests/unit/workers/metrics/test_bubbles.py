@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
+from streamrl.metrics import GENERATOR, TRAINER_RANK, worker_labels
+from streamrl.spec.rljob import Metadata
 from streamrl_workers.metrics.bubbles import (
     CAUSES,
     PARTS,
@@ -25,8 +27,10 @@ from streamrl_workers.metrics.bubbles import (
     idle,
 )
 from streamrl_workers.metrics.jsonl import read_jsonl
-from streamrl_workers.metrics.signals import ProcessMetrics
+from streamrl_workers.metrics.signals import WallMetrics
+from support.metric_pages import series
 
+LABELS = worker_labels(Metadata(name="job"), role="generator", process="g", pool="p")
 SLOTS = 64
 
 _states = st.one_of(
@@ -148,7 +152,7 @@ def test_a_full_disk_is_the_users_error():
 
 def test_recorder_writes_cumulative_seconds_to_file_and_counters(tmp_path: Path):
     now = [1000.0]
-    metrics = ProcessMetrics(role="generator", process="g")
+    metrics = WallMetrics(GENERATOR, common=LABELS)
     sink = opened(tmp_path / "g.jsonl")
     recorder = Recorder(sink=sink, metrics=metrics, clock_s=lambda: now[0])
     now[0] += 2.0
@@ -161,14 +165,13 @@ def test_recorder_writes_cumulative_seconds_to_file_and_counters(tmp_path: Path)
     first, last = read_jsonl(tmp_path / "g.jsonl")
     assert (first["wall_s"], first["parts"]["busy"], first["parts"]["other"]) == (5.0, 3.0, 2.0)
     assert (last["wall_s"], last["parts"]["pipeline_staleness"]) == (9.0, 4.0)
-    page = metrics.render().decode()
-    labels = '{cause="staleness",part="pipeline",process="g",role="generator"}'
-    assert f"streamrl_bubble_seconds_total{labels} 4.0" in page
-    assert 'streamrl_wall_seconds_total{process="g",role="generator"} 9.0' in page
+    page = metrics.render()
+    assert series(page, "streamrl_bubble_seconds_total", part="pipeline", cause="staleness", **LABELS) == 4
+    assert series(page, "streamrl_wall_seconds_total", **LABELS) == 9
 
 
 def test_counters_show_all_parts_from_the_start():
-    page = ProcessMetrics(role="trainer", process="t").render().decode()
+    page = WallMetrics(TRAINER_RANK, common=LABELS).render().decode()
     assert sum(line.startswith("streamrl_bubble_seconds_total{") for line in page.splitlines()) == len(PARTS)
 
 

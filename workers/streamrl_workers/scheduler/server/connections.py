@@ -14,7 +14,7 @@ for the peer, which must take each frame within `STALL_S`.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,11 +43,33 @@ class SlowPeerError(RuntimeError):
     """The peer does not read what it is sent."""
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of messages, over all connections of a pool."""
+
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+
+class CountedFrames:
+    """What a peer sends, counted."""
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        self._frames = frames
+        self.traffic = Traffic()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for frame in self._frames:
+            self.traffic.received_bytes += len(frame)
+            yield frame
+
+
 class PeerLink:
     """Commands to one peer."""
 
     def __init__(self, peer: str, *, limit_bytes: int = LIMIT_BYTES) -> None:
         self.peer = peer
+        self.traffic = Traffic()
         self._limit_bytes = limit_bytes
         self._queue: deque[tuple[int, Callable[[], Iterable[bytes]]]] = deque()
         self._queued_bytes = 0
@@ -110,8 +132,10 @@ class PeerLink:
     async def _write_one(self, write: Callable[[bytes], Awaitable[None]], message: bytes) -> None:
         try:
             for frame in frames(message):
+                data = frame.SerializeToString()
                 async with asyncio.timeout(STALL_S):
-                    await write(frame.SerializeToString())
+                    await write(data)
+                self.traffic.sent_bytes += len(data)
         except TimeoutError:
             raise SlowPeerError(f"{self.peer} took nothing for {STALL_S:g} s") from None
 
@@ -139,6 +163,11 @@ class GeneratorEntry:
         """One connection of a name at a time."""
         return self.hello.generator_id
 
+    @property
+    def pool(self) -> str:
+        """Of the generator."""
+        return self.hello.pool
+
 
 TRAINER = "the trainer"
 """Whatever its name: there is one. No generator may be called so."""
@@ -155,6 +184,8 @@ class TrainerEntry:
     """As a generator's."""
     heartbeat: pb.TrainerHeartbeat = field(default_factory=pb.TrainerHeartbeat)
     name: str = TRAINER
+    pool: str = ""
+    """It is of none."""
 
 
 Entry = GeneratorEntry | TrainerEntry
@@ -168,6 +199,17 @@ class Connections:
         self._stop: str | None = None
         self._trainer_told = False
         self._changed = asyncio.Event()
+        self._traffic: dict[str, Traffic] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Somebody has come or gone."""
+
+    def pools(self) -> Counter[str]:
+        """Pool -> its connected generators; the trainer stands under ""."""
+        return Counter(entry.pool for entry in self._entries.values())
+
+    def traffic(self, pool: str) -> Traffic:
+        """Of all generators of a pool since the start; of the trainer: pool ""."""
+        return self._traffic.setdefault(pool, Traffic())
 
     @property
     def generators(self) -> dict[str, GeneratorEntry]:
@@ -200,6 +242,7 @@ class Connections:
         if old is not None:
             old.link.end()
         self._entries[entry.name] = entry
+        self.on_change()
         return old
 
     def remove(self, entry: Entry) -> bool:
@@ -207,6 +250,7 @@ class Connections:
         if self._entries.get(entry.name) is not entry:
             return False
         del self._entries[entry.name]
+        self.on_change()
         self._changed.set()
         return True
 

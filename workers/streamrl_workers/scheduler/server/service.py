@@ -32,6 +32,7 @@ from streamrl_workers.scheduler.dispatch.speeds import Reading
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.server.connections import (
     Connections,
+    CountedFrames,
     Events,
     GeneratorEntry,
     PeerHandler,
@@ -155,11 +156,11 @@ class SchedulerService:
 
     async def generate(self, frames: Frames, context: Context) -> None:
         """One generator's connection."""
-        await self._serve(_Generator, self.door.generator_events(frames), context, kind="generator")
+        await self._serve(_Generator, frames, self.door.generator_events, context, kind="generator")
 
     async def train(self, frames: Frames, context: Context) -> None:
         """The trainer's connection."""
-        await self._serve(_Trainer, self.door.trainer_events(frames), context, kind="trainer")
+        await self._serve(_Trainer, frames, self.door.trainer_events, context, kind="trainer")
 
     async def get_model(self, _request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.ModelFile]:
         """The model's files, read when somebody asks: that is rare, and they are small."""
@@ -177,12 +178,21 @@ class SchedulerService:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the model cannot be read: {error}")
 
     async def _serve(
-        self, make: Callable[["SchedulerService", Any], PeerHandler], events: Events, context: Context, *, kind: str
+        self,
+        make: Callable[["SchedulerService", Any], PeerHandler],
+        frames: Frames,
+        parse: Callable[[Frames], Events],
+        context: Context,
+        *,
+        kind: str,
     ) -> None:
+        counted = CountedFrames(frames)
+        events = parse(aiter(counted))
         hello = await greeting(events, context, kind=kind)
         peer = make(self, hello)
         if refusal := peer.refusal():
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, refusal)
+        counted.traffic = peer.entry.link.traffic = self.connections.traffic(peer.entry.pool)
         await serve_peer(peer, events, context=context, ending=self.ending)
 
 

@@ -1,31 +1,31 @@
 """What the scheduler tells people and machines: step and evaluation lines, the signals' pages.
 
-Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl`, the scheduler's gauges and `/status`.
+Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl` and `/status`; what Prometheus is told has a file of its own (`metrics_endpoint.py`).
 Decides nothing and computes only rates and means.
 """
 
 import json
 import logging
-import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from streamrl.keys import DIR_METRICS
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.training import LogprobDiffBound
+from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
-from streamrl_workers.metrics.signals import ProcessMetrics
 from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, PoolView, StepSummary
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.records import Evaluated
+from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
-from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
+from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
+from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
 
@@ -33,6 +33,7 @@ STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
+_COST_DIGITS = 6
 log = logging.getLogger(__name__)
 
 
@@ -40,22 +41,27 @@ class StatusEndpoint:
     """The scheduler's numbers."""
 
     def __init__(
-        self, core: Core, *, connections: Connections, run_dir: Path, bound: LogprobDiffBound | None = None
+        self, core: Core, *, job: RLJob, connections: Connections, run_dir: Path, process: str = "scheduler"
     ) -> None:
         directory = run_dir / DIR_METRICS
         last = last_line(directory / STEPS_FILE)
         self._core = core
         self._connections = connections
-        self._bound = bound or LogprobDiffBound()
+        self._bound = job.spec.trainer.train_infer_logprob_diff
         self._begun_s = time.monotonic() - float(last.get("elapsed_s", 0.0))
         self._steps = JsonlFile(directory / STEPS_FILE)
         self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
         self._seen_step: StepSummary | None = core.last_step
         self._seen_evaluation: Evaluated | None = core.last_evaluation
         self._last_line: dict[str, Any] = last
+        self._step_cost: float | None = None
+        self._first_evaluation: dict[str, Any] = first_line(directory / EVALUATIONS_FILE)
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
+        self._cost = cost.CostMeter(cost.rates(job.spec), spent=last.get("cost", {}), now_s=time.monotonic())
         self._step_clock = StepClock(now_s=time.monotonic())
-        self._gauges = _Gauges()
+        connections.on_change = self._look_at_cost
+        self._metrics = SchedulerMetrics(job, process=process)
+        self.reward_took = self._metrics.reward_took
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
 
@@ -82,29 +88,47 @@ class StatusEndpoint:
         before = self._last_line.get("above_bound", {})
         above = logprob_diff.steps_above(step.trainer_metrics, bound=self._bound, before=before)
         line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
+        before_cost = cost.total(self._last_line) or 0.0
         self._last_line = line | {"above_bound": above}
+        self._step_cost = (cost.total(line) or 0.0) - before_cost
+        self._metrics.step_recorded(step)
         self._steps.append(self._last_line)
         for warning in logprob_diff.new_warnings(self._last_line, bound=self._bound):
             log.warning("step %d: %s", step.step, warning.message)
 
     def _write_evaluation(self, evaluation: Evaluated) -> None:
         self._last_evaluation = asdict(evaluation) | self._instants()
+        self._first_evaluation = self._first_evaluation or self._last_evaluation
         self._evaluations.append(self._last_evaluation)
 
-    def _instants(self) -> dict[str, float]:
-        return {"time_s": round(time.time(), 3), "elapsed_s": round(self.elapsed_s, 3)}
+    def _instants(self) -> dict[str, Any]:
+        self._look_at_cost()
+        spent = {pool: round(value, _COST_DIGITS) for pool, value in self._cost.spent.items()}
+        return {"time_s": round(time.time(), 3), "elapsed_s": round(self.elapsed_s, 3), "cost": spent}
+
+    def _look_at_cost(self) -> None:
+        self._cost.look(self._connections.pools(), now_s=time.monotonic())
 
     def _warnings(self) -> list[dict[str, str]]:
         return [asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound)]
 
     def metrics(self) -> bytes:
         """`/metrics`"""
-        self._gauges.training.set(self._last_line, warnings={one["type"] for one in self._warnings()})
-        return self._gauges.render(self._core.view(), self._last_line, self._last_evaluation, ranker=self.ranker())
+        metrics, view = self._metrics, self._core.view()
+        self._look_at_cost()
+        metrics.core(view)
+        metrics.links(self._connections, announced_step=view.announced_step)
+        warnings = {one["type"] for one in self._warnings()}
+        metrics.last_step(self._last_line, warnings=warnings, cost_per_step=self._step_cost)
+        metrics.evaluations(self._first_evaluation, self._last_evaluation)
+        metrics.costs(self._cost)
+        metrics.lengths(view.lengths, self.ranker())
+        return metrics.render()
 
     def status(self) -> Mapping[str, Any]:
         """What `/status` shows (also at `/numbers`)."""
         view = self._core.view()
+        self._look_at_cost()
         entries, trainer = list(self._connections.generators.values()), self._connections.trainer
         return {
             "attempt": view.attempt,
@@ -112,6 +136,7 @@ class StatusEndpoint:
             "steps": view.steps,
             "ended": view.ended,
             "elapsed_s": round(self.elapsed_s, 3),
+            "cost": round(self._cost.total, _COST_DIGITS),
             "queue": view.waiting_samples,
             "running": view.active_leases,
             "buffered_bytes": view.buffered_bytes,
@@ -191,6 +216,16 @@ def whole(counts: Mapping[str, int], keys: Sequence[str]) -> dict[str, int]:
     return dict.fromkeys(keys, 0) | dict(counts)
 
 
+def first_line(path: Path) -> dict[str, Any]:
+    """The first JSON line of a file; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.readline(_TAIL_BYTES))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 def last_line(path: Path) -> dict[str, Any]:
     """The last whole JSON line of a file; empty if there is none."""
     try:
@@ -245,85 +280,6 @@ def _trainer(entry: TrainerEntry | None) -> dict[str, Any] | None:
         return None
     beat = entry.heartbeat
     return {"id": entry.hello.trainer_id, "bubbles": dict(beat.bubble_seconds), "wall_s": beat.wall_seconds}
-
-
-_GAUGES: Mapping[str, tuple[str, Callable[[CoreView], float]]] = {
-    "step": ("Training steps done.", lambda view: view.step),
-    "queue_samples": ("Samples that wait for a slot.", lambda view: view.waiting_samples),
-    "running_samples": ("Samples that are being generated.", lambda view: view.active_leases),
-    "buffered_bytes": ("Finished samples that wait for the trainer, in bytes.", lambda view: view.buffered_bytes),
-    "generators": ("Generators that are alive.", lambda view: view.fleet.generators),
-    "generators_leaving": (
-        "Generators that finish what they hold and take nothing more.",
-        lambda view: view.fleet.leaving,
-    ),
-    "free_slots": ("Slots without a sample at generators that take one.", lambda view: view.fleet.free_slots),
-    "reissued_samples": ("Samples issued again since the scheduler started.", lambda view: view.reissued_samples),
-    "moved_samples": (
-        "Samples that went on at an emptier generator since the scheduler started.",
-        lambda view: view.moved_samples,
-    ),
-}
-"""Name -> what it says, and where it stands."""
-
-
-class _TrainingGauges:
-    """The trainer's against the generators' log-probs, and what a person should look at."""
-
-    def __init__(self, metrics: ProcessMetrics) -> None:
-        self._measures = {
-            name: metrics.gauges(name, keys=("pool", "lag"), help_text=text)
-            for name, text in logprob_diff.MEASURES.items()
-        }
-        self._warnings = metrics.gauges("warning", keys=("type",), help_text="1 while the warning holds, else 0.")
-
-    def set(self, line: Mapping[str, Any], *, warnings: Collection[str]) -> None:
-        """Take over the last step's line."""
-        for name, take in self._measures.items():
-            values = logprob_diff.read(line.get("trainer", {}), measure=name)
-            take({(at.pool, at.lag): value for at, value in values.items()})
-        self._warnings({(name,): name in warnings for name in logprob_diff.WARNINGS})
-
-
-class _Gauges:
-    """The scheduler's page for Prometheus."""
-
-    def __init__(self) -> None:
-        self._metrics = ProcessMetrics(role="scheduler", process="scheduler")
-        gauge = self._metrics.gauge
-        self._state = {name: gauge(name, help_text=text) for name, (text, _) in _GAUGES.items()}
-        self._dropped = self._metrics.counts(
-            "dropped_groups", key="reason", keys=DROP_REASONS, help_text="Groups that will never be trained."
-        )
-        self._failures = self._metrics.counts(
-            "score_failures", key="kind", keys=FAILURE_KINDS, help_text="Samples that got no reward, held-out ones too."
-        )
-        self._reward = gauge("reward_mean", help_text="Mean reward of the last step.")
-        self._staleness = gauge("staleness_max", help_text="Largest staleness of the last step, in steps.")
-        self._held_out = gauge(
-            "evaluation_reward_mean",
-            help_text="Mean reward of the last evaluation's greedy answers; NaN while there is none.",
-        )
-        self._held_out_sampled = gauge(
-            "evaluation_sampled_reward_mean", help_text="Mean reward of its sampled answers; NaN while there are none."
-        )
-        self._prediction = PredictionGauges(self._metrics)
-        self.training = _TrainingGauges(self._metrics)
-
-    def render(
-        self, view: CoreView, step: Mapping[str, Any], evaluation: Mapping[str, Any], *, ranker: RankerStatus
-    ) -> bytes:
-        for name, (_, read) in _GAUGES.items():
-            self._state[name].set(read(view))
-        self._dropped(view.dropped_groups)
-        self._failures(view.score_failures)
-        self._reward.set(step.get("reward_mean", 0.0))
-        self._staleness.set(step.get("staleness_max", 0))
-        self._prediction.set(view.lengths, ranker)
-        for held_out, name in ((self._held_out, "mean_reward"), (self._held_out_sampled, "sampled_reward")):
-            value = evaluation.get(name)
-            held_out.set(math.nan if value is None else value)
-        return self._metrics.render()
 
 
 _GENERATING = ("busy", "skew")

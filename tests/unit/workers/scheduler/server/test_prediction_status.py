@@ -6,16 +6,18 @@ from random import Random
 import pytest
 
 from streamrl.latency import LatencyCurve
-from streamrl_workers.metrics.signals import ProcessMetrics
 from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from streamrl_workers.scheduler.server.connections import Connections
-from streamrl_workers.scheduler.server.prediction_status import PredictionGauges, dispatch_status, length_status
+from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
+from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import STEEP, World, settings
+from support.jobs import parsed_job
+from support.metric_pages import series
 
 NONE = RankerStatus()
 UNUSED = Lengths(LengthHistory(), signals=())
@@ -54,33 +56,20 @@ def test_numbers() -> None:
 
 
 def test_gauges() -> None:
-    metrics = ProcessMetrics(role="scheduler", process="scheduler")
-    gauges = PredictionGauges(metrics)
-    gauges.set(UNUSED, NONE)
-    before = values(metrics)
-    gauges.set(learnt(), NONE)
-    after = values(metrics)
-    assert set(before) == set(after)
-    assert before["streamrl_length_trusted"] == 0
-    assert math.isnan(before["streamrl_length_ranker_recall_lower"])
-    assert after["streamrl_length_trusted"] == after["streamrl_length_ranker_trusted"] == 1
-    assert after["streamrl_length_history_trusted"] == 0
-    assert after["streamrl_length_ranker_pairs"] == 288
-    assert after["streamrl_length_ranker_rank_correlation"] > 0.9
-    assert after['streamrl_length_predictions_total source="Ranker"'] == 300
-    assert after['streamrl_length_predictions_total source="Nothing"'] == 0
-
-
-def values(metrics: ProcessMetrics) -> dict[str, float]:
-    """Name (and source) of each length metric -> value."""
-    found = {}
-    for line in metrics.render().decode().splitlines():
-        if line.startswith("streamrl_length_") and "_created" not in line:
-            name, _, rest = line.partition("{")
-            labels, _, value = rest.rpartition("} ")
-            source = [label for label in labels.split(",") if label.startswith("source=")]
-            found[" ".join([name, *source])] = float(value)
-    return found
+    metrics = SchedulerMetrics(parsed_job(), process="scheduler")
+    metrics.lengths(UNUSED, NONE)
+    before = metrics.render()
+    metrics.lengths(learnt(), NONE)
+    after = metrics.render()
+    assert series(before, "streamrl_length_trusted") == 0
+    assert math.isnan(series(before, "streamrl_length_recall_lower_ratio", signal="Ranker"))
+    assert series(after, "streamrl_length_trusted") == 1
+    assert series(after, "streamrl_length_signal_trusted", signal="Ranker") == 1
+    assert series(after, "streamrl_length_signal_trusted", signal="History") == 0
+    assert series(after, "streamrl_length_pairs", signal="Ranker") == 288
+    assert series(after, "streamrl_length_rank_correlation", signal="Ranker") > 0.9
+    assert series(after, "streamrl_length_predictions_total", source="Ranker") == 300
+    assert series(after, "streamrl_length_predictions_total", source="Nothing") == 0
 
 
 def test_the_rankers_process_in_numbers_and_gauges() -> None:
@@ -107,15 +96,11 @@ def test_the_rankers_process_in_numbers_and_gauges() -> None:
         "rounds": 4,
         "cpu_s": 9.5,
     }
-    metrics = ProcessMetrics(role="scheduler", process="scheduler")
-    PredictionGauges(metrics).set(UNUSED, done)
-    text = metrics.render().decode()
-    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_rounds")] == [
-        "4.0"
-    ]
-    assert [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("streamrl_ranker_ready")] == [
-        "1.0"
-    ]
+    metrics = SchedulerMetrics(parsed_job(), process="scheduler")
+    metrics.lengths(UNUSED, done)
+    text = metrics.render()
+    assert series(text, "streamrl_ranker_rounds_total") == 4
+    assert series(text, "streamrl_ranker_ready") == 1
 
 
 # ---- dispatch
@@ -143,7 +128,7 @@ def test_a_scheduler_says_it(tmp_path):
     world = World(settings())
     world.join_generator("g0")
     world.join_generator("g1", pool="q")
-    status = StatusEndpoint(world.core, connections=Connections(), run_dir=tmp_path)
+    status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
     page = status.status()["dispatch"]
     status.close()
     assert page["why"].startswith("in the order of planning")

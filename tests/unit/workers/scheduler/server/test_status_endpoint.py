@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.training import LogprobDiffBound
+from streamrl.spec import parse_job
 from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
@@ -16,6 +16,8 @@ from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
+from support.jobs import parsed_job, simulated_job
+from support.metric_pages import series
 
 Fails = Callable[[int, int], bool]
 """Whether the score of (group, sample) fails."""
@@ -32,7 +34,7 @@ def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, StatusEndpoi
         job = {"group_size": 3, "batch_groups": 2, "staleness": 0, "steps": 2, "evaluation_prompts": 0}
         world = World(settings(**{**job, **changes}), slots=(12,))
         world.reward = lambda _, sample_index: rewards[sample_index]
-        status = StatusEndpoint(world.core, connections=Connections(), run_dir=tmp_path)
+        status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
         opened.append(status)
         score, commit = world.score, world.commit
 
@@ -112,22 +114,21 @@ def test_bubbles_are_summed_by_role() -> None:
 def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:
     _, status = observed(lambda group_id, sample_index: group_id == 0 and sample_index > 0)
     for _ in range(2):  # looking twice counts once
-        page = status.metrics().decode()
-    process = 'process="scheduler"'
+        page = status.metrics()
     for kind in get_args(FailureKind):
         count = 2.0 if kind == "timeout" else 0.0
-        assert f'streamrl_score_failures_total{{kind="{kind}",{process},role="scheduler"}} {count}' in page
+        assert series(page, "streamrl_score_failures_total", kind=kind) == count
     for reason in DROP_REASONS:
         count = 1.0 if reason == "reward_failed" else 0.0
-        assert f'streamrl_dropped_groups_total{{{process},reason="{reason}",role="scheduler"}} {count}' in page
+        assert series(page, "streamrl_dropped_groups_total", reason=reason) == count
 
 
 def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
     world = World(settings(group_size=2, batch_groups=2, steps=6, evaluation_prompts=0))
     metrics = {"train_infer_logprob_diff_mean/p/0": 0.3, "train_infer_logprob_diff_mean/p/1": 0.5}
-    status = StatusEndpoint(
-        world.core, connections=Connections(), run_dir=tmp_path, bound=LogprobDiffBound(maxMean=0.2, steps=3)
-    )
+    job = simulated_job()
+    job["spec"]["trainer"]["trainInferLogprobDiff"] = {"maxMean": 0.2, "steps": 3}
+    status = StatusEndpoint(world.core, job=parse_job(job), connections=Connections(), run_dir=tmp_path)
     commit, step_done = world.commit, world.core.step_done
 
     def committed(count: int) -> None:
@@ -144,15 +145,12 @@ def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_schedul
     assert above == [1, 2, 3, 4, 5, 6]
     assert len([record for record in caplog.records if "log-prob difference" in record.message]) == 1
     status.close()
-    again = StatusEndpoint(
-        world.core, connections=Connections(), run_dir=tmp_path, bound=LogprobDiffBound(maxMean=0.2, steps=3)
-    )
+    again = StatusEndpoint(world.core, job=parse_job(job), connections=Connections(), run_dir=tmp_path)
     for one in (status, again):
         (warning,) = one.status()["warnings"]
         assert warning["type"] == "TrainInferLogprobDiffHigh"
-        page = one.metrics().decode()
-        process = 'process="scheduler"'
-        assert f'streamrl_train_infer_logprob_diff_mean{{lag="1",pool="p",{process},role="scheduler"}} 0.5' in page
-        assert f'streamrl_warning{{{process},role="scheduler",type="TrainInferLogprobDiffHigh"}} 1.0' in page
-        assert f'streamrl_warning{{{process},role="scheduler",type="SequencesClipped"}} 0.0' in page
+        page = one.metrics()
+        assert series(page, "streamrl_train_infer_logprob_diff_mean_nats", pool="p", lag="1") == 0.5
+        assert series(page, "streamrl_warning", type="TrainInferLogprobDiffHigh") == 1
+        assert series(page, "streamrl_warning", type="SequencesClipped") == 0
     again.close()
