@@ -11,7 +11,7 @@ from support.dashboards import OPERATOR_JOB
 from support.jobs import simulated_job
 from support.prometheus import Prometheus, scraping
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 JOB = "simulated"
 

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 
 from ruamel.yaml import YAML
 
+from streamrl.metrics import OPERATOR
 from support.chart import CHART
 from support.prometheus import SCRAPE_S, Prometheus
 
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))}
 OPERATOR_JOB = "streamrl-system/streamrl"
-_OPERATORS = (
-    "streamrl_operator_",
-    "streamrl_job_",
-    "streamrl_pool_desired",
-    "streamrl_pool_ready",
-    "streamrl_pool_scale",
-)
-DATA_S = 120.0
+DATA_S = 240.0
 FOREIGN = {"up", "vllm:kv_cache_usage_perc"}
 """What Prometheus itself and vLLM export."""
 ONLY_WHEN = {
@@ -43,7 +37,7 @@ class Asked:
     @property
     def of_operator(self) -> bool:
         """Whether it reads what the operator exports, or asks about its target."""
-        return OPERATOR_JOB in self.expr or any(one in self.expr for one in _OPERATORS)
+        return OPERATOR_JOB in self.expr or any(spec.name in self.expr for spec in OPERATOR.specs.values())
 
     @property
     def may_be_empty(self) -> bool:
