@@ -13,6 +13,8 @@ ENV_GRPC_PORT = "STREAMRL_GRPC_PORT"
 """Integer, 0 = any: port that a server binds. Read by the scheduler and the trainer."""
 ENV_SIGNALS_PORT = "STREAMRL_SIGNALS_PORT"
 """Integer, 0 = any: port of the read-only signals (metrics, health, numbers). Read by every worker."""
+ENV_RANK_SIGNALS_PORT = "STREAMRL_RANK_SIGNALS_PORT"
+"""Integer, 0 = any: signals port of the second rank of a node, one more for each further one. Read by the trainer's launcher."""
 ENV_TOKEN = "STREAMRL_TOKEN"  # noqa: S105 - the variable's name, no secret
 """Secret of the run, sent as gRPC metadata by every client. Never logged, never stored in metrics."""
 ENV_MODEL_PATH = "STREAMRL_MODEL_PATH"

@@ -36,6 +36,8 @@ PORT_GRPC, PORT_SIGNALS, PORT_WEIGHTS, PORT_TRAINER_SIGNALS = 50051, 8080, 50052
 """Scheduler's gRPC and signals; trainer's Weights service and signals. A generator's signals port is PORT_SIGNALS too."""
 PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weights"
 PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
+PORT_RANK_SIGNALS = PORT_TRAINER_SIGNALS + 1
+"""Signals of a node's second rank, one more for each further one; their ports are called `rank-signals-<n>`."""
 PORT_RANKS = 50053
 """Rendezvous of the trainer's ranks, where there are several nodes; the collectives that follow choose their own ports."""
 

@@ -16,7 +16,9 @@ import streamrl
 from streamrl import names
 from streamrl.metrics import TABLES
 from streamrl_operator.kube import kinds
+from streamrl_operator.planning.objects.containers import rank_ports
 from support.chart import CHART, Helm, Objects
+from support.jobs import parsed_job, with_ranks
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -230,8 +232,11 @@ def test_selectors_do_not_take_in_hooks_or_jobs_pods(objects: Callable[..., Obje
 
 def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects]) -> None:
     (monitor,) = _of(objects("--set", "metrics.podMonitor.enabled=true"), "PodMonitor", "-jobs")
-    ports = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
-    assert ports == {names.PORT_NAME_SIGNALS, names.PORT_NAME_TRAINER_SIGNALS}
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (kept,) = (one["regex"] for one in endpoint["relabelings"] if one.get("action") == "keep")
+    ports = {names.PORT_NAME_SIGNALS, names.PORT_NAME_TRAINER_SIGNALS, *rank_ports(with_ranks(parsed_job(), 3))}
+    assert {name for name in (*ports, names.PORT_NAME_GRPC) if re.fullmatch(kept, name)} == ports
+    assert len(ports) == 4
     (expression,) = monitor["spec"]["selector"]["matchExpressions"]
     assert expression == {"key": names.LABEL_JOB, "operator": "Exists"}
 
@@ -246,7 +251,9 @@ def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> N
     found = set(re.findall(r"\bstreamrl_\w+", expressions))
     assert {"streamrl_operator_leader", "streamrl_step", "streamrl_score_failures_total"} <= found
     histograms = {spec.name for spec in specs if spec.type == "histogram"}
-    known = {spec.name for spec in specs} | {f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")}
+    known = {spec.name for spec in specs} | {
+        f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")
+    }
     assert found <= known
     (jobs,) = (group["rules"] for group in rules["spec"]["groups"] if group["name"] == "streamrl-jobs")
     assert all("{{ $labels.rljob }}" in alert["annotations"]["summary"] for alert in jobs)

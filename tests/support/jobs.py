@@ -52,6 +52,12 @@ def parsed_job(**changes: Any) -> RLJob:
     return parse_job(simulated_job(**changes))
 
 
+def with_ranks(job: RLJob, ranks: int) -> RLJob:
+    """With so many processes of the trainer on its node."""
+    trainer = job.spec.trainer.model_copy(update={"processes_per_node": ranks})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
+
+
 def write_prompts(path: Any) -> None:
     """The data set that `simulated_job` names; the simulated engine is right when it answers with the prompt."""
     path.write_text("".join(f'{{"prompt": "question {n}", "answer": "question {n}"}}\n' for n in range(LINES)))

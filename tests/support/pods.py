@@ -140,6 +140,8 @@ class Pods:
             "trainer": {keys.ENV_GRPC_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
         }.get(container, {})
         changed = {key: str(self.ports[name]) for key, name in ports.items()}
+        if keys.ENV_RANK_SIGNALS_PORT in given:
+            changed[keys.ENV_RANK_SIGNALS_PORT] = "0"
         if keys.ENV_MASTER_PORT in given:
             changed[keys.ENV_MASTER_PORT] = str(self.ports["ranks"])
         if pod:

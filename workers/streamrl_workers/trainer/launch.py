@@ -37,7 +37,7 @@ if __name__ == "__main__":  # before imports that take a while
 from streamrl.spec import read_job
 from streamrl.spec.training import Trainer
 from streamrl.text import say
-from streamrl_workers.process.environment_variables import integer, job_file, required
+from streamrl_workers.process.environment_variables import integer, job_file, port, required
 from streamrl_workers.process.heartbeat import beat_from, child_environment, kill_when_frozen, start_heartbeat
 from streamrl_workers.stream.auth import LOOPBACK
 from streamrl_workers.stream.tls import FILE_KEY
@@ -138,18 +138,23 @@ def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[d
         keys.ENV_WORLD_SIZE: str(trainer.ranks),
         **(_local_rendezvous(environ) if trainer.nodes == 1 else _rendezvous_of_nodes(environ)),
     }
-    others = {keys.ENV_SIGNALS_PORT: "0", keys.ENV_GRPC_PORT: "0"}
+    second_port = port(environ, keys.ENV_RANK_SIGNALS_PORT)
     first = count * _node(trainer, environ=environ)
     return [
         {
             **shared,
-            **(others if local else {}),
+            **(_own_ports(local, second_port=second_port) if local else {}),
             keys.ENV_RANK: str(first + local),
             keys.ENV_LOCAL_RANK: str(local),
             keys.ENV_PROCESS: f"trainer-{first + local}",
         }
         for local in range(count)
     ]
+
+
+def _own_ports(local: int, *, second_port: int) -> dict[str, str]:
+    """Of a rank above the node's first, whose ports are not to be taken; without a second port any."""
+    return {keys.ENV_SIGNALS_PORT: str(second_port and second_port + local - 1), keys.ENV_GRPC_PORT: "0"}
 
 
 def _node(trainer: Trainer, *, environ: Mapping[str, str]) -> int:

@@ -55,7 +55,7 @@ def trainer_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_RUN_DIR: names.DIR_RUN,
         keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
         keys.ENV_GRPC_PORT: str(names.PORT_WEIGHTS),
-        keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
+        **_signals(job),
         keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
         **_SERVING,
         **({} if job.spec.trainer.nodes == 1 else _meeting({"fieldRef": {"fieldPath": "status.podIP"}})),
@@ -68,11 +68,23 @@ def trainer_worker_variables(job: RLJob, *, uid: str) -> Variables:
     return _trainer_pod(job, uid=uid) | {
         keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
         keys.ENV_RUN_DIR: names.DIR_RUN,
-        keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS),
+        **_signals(job),
         keys.ENV_NODE_ORDINAL: {"fieldRef": {"fieldPath": f"metadata.labels['{_LABEL_ORDINAL}']"}},
         **_SERVING,
         **_meeting(f"{trainer}-0.{trainer}"),
     }
+
+
+def _signals(job: RLJob) -> Variables:
+    """Ports of a node's ranks; of several each has its own."""
+    ranks = {keys.ENV_RANK_SIGNALS_PORT: str(names.PORT_RANK_SIGNALS)}
+    several = job.spec.trainer.processes_per_node > 1
+    return {keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS), **(ranks if several else {})}
+
+
+def rank_ports(job: RLJob) -> dict[str, int]:
+    """Name -> signals port of the ranks of a node, its first one left out."""
+    return {f"rank-signals-{n}": names.PORT_RANK_SIGNALS + n - 1 for n in range(1, job.spec.trainer.processes_per_node)}
 
 
 def _meeting(host: str | dict[str, Any]) -> Variables:

@@ -166,7 +166,7 @@ def trainer_policies(plan: JobPlan) -> list[Built]:
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
     ingress: list[Built] = [
         {"from": [pods_of_job], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
-        {"ports": [_tcp(names.PORT_SIGNALS), _tcp(names.PORT_TRAINER_SIGNALS)]},
+        {"ports": [_tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
     ]
     first = names.trainer(plan.name)
     if plan.job.spec.trainer.nodes == 1:
@@ -174,11 +174,18 @@ def trainer_policies(plan: JobPlan) -> list[Built]:
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
     ranks = {"podSelector": {**pods_of_job["podSelector"], "matchExpressions": [roles]}}
     from_ranks: Built = {"from": [ranks]}  # on any port: collectives choose theirs as they start
-    further = [{"ports": [_tcp(names.PORT_TRAINER_SIGNALS)]}, from_ranks]
+    further = [{"ports": [_rank_signals(plan)]}, from_ranks]
     return [
         _policy(plan, first, role=ROLE_TRAINER, ingress=[*ingress, from_ranks]),
         _policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=further),
     ]
+
+
+def _rank_signals(plan: JobPlan) -> Built:
+    """Of all ranks of a node."""
+    several = plan.job.spec.trainer.processes_per_node - 1
+    end = {"endPort": names.PORT_TRAINER_SIGNALS + several} if several else {}
+    return {**_tcp(names.PORT_TRAINER_SIGNALS), **end}
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:

@@ -192,6 +192,10 @@ def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[s
         variables=variables,
         mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_TRAINER} | shm,
         read_only=_READ_ONLY,
-        ports={**ports, names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS},
+        ports={
+            **ports,
+            names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS,
+            **containers.rank_ports(plan.job),
+        },
         signals_port=names.PORT_TRAINER_SIGNALS,
     )
