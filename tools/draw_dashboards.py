@@ -122,8 +122,15 @@ def _traces(panel: Mapping[str, Any], source: Source) -> Iterator[Any]:
         return
     stacked = panel["fieldConfig"]["defaults"]["custom"].get("stacking") is not None
     for name, at, values in series:
-        dates = [1000 * instant for instant in at]
-        yield go.Scatter(x=dates, y=values, name=name or "value", mode="lines", stackgroup="all" if stacked else None)
+        look = {"stackgroup": "all" if stacked else None, "line": {"color": _colour(panel, name)}}
+        yield go.Scatter(x=[1000 * one for one in at], y=values, name=name or "value", mode="lines", **look)
+
+
+def _colour(panel: Mapping[str, Any], name: str) -> str | None:
+    for one in panel["fieldConfig"]["overrides"]:
+        if one["matcher"]["id"] == "byRegexp" and re.match(one["matcher"]["options"].strip("/"), name):
+            return str(one["properties"][0]["value"]["fixedColor"])
+    return None
 
 
 def _cells(panel: Mapping[str, Any], series: list[tuple[str, list[float], list[float]]]) -> Any:  # noqa: ANN401 - plotly has no types

@@ -8,7 +8,7 @@ BUBBLE, WALL = "streamrl_bubble_seconds_total", "streamrl_wall_seconds_total"
 def where_time_goes(role: str) -> Query:
     """The share of each part that there is, and of each cause, in the wall time of all processes of a role; they add up to 1."""
     who = f'{JOB},role="{role}"'
-    parts = f"sum by (part, cause) (rate({BUBBLE}{{{who}}}[{RANGE}]))"
+    parts = f"(sum by (part, cause) (rate({BUBBLE}{{{who}}}[{RANGE}])) > 0)"
     return Query(expr=f"{parts} / on () group_left () sum(rate({WALL}{{{who}}}[{RANGE}]))", legend="{{part}} {{cause}}")
 
 
