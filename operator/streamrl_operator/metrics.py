@@ -18,7 +18,7 @@ from streamrl_pages.server import EndpointServer, health_response, metrics_respo
 
 
 @dataclass(slots=True)
-class _JobNumbers:
+class _JobSeries:
     """Of one job."""
 
     conditions: dict[str, bool] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class OperatorMetrics:
         self._metrics = MetricSet(OPERATOR)
         self._metrics.set("operator_leader", 0)
         self._read: dict[str, Callable[[], float]] = {}
-        self._jobs: dict[Key, _JobNumbers] = {}
+        self._jobs: dict[Key, _JobSeries] = {}
 
     def reconciled(self, error: str, *, seconds: float) -> None:
         """A reconcile has ended; `error`: why it failed, empty if it did not."""
@@ -66,7 +66,7 @@ class OperatorMetrics:
 
     def job(self, key: Key, status: Mapping[str, Any]) -> None:
         """The status of a job as it is written."""
-        numbers = self._jobs.setdefault(key, _JobNumbers())
+        numbers = self._jobs.setdefault(key, _JobSeries())
         numbers.conditions = {one["type"]: one["status"] == "True" for one in status.get("conditions", ())}
         numbers.restarts = status.get("restarts", 0)
         before, pools = numbers.desired, status.get("pools", ())
@@ -79,7 +79,7 @@ class OperatorMetrics:
 
     def certificates(self, key: Key, ends: Mapping[str, datetime]) -> None:
         """When the certificates of a job end, by role."""
-        numbers = self._jobs.setdefault(key, _JobNumbers())
+        numbers = self._jobs.setdefault(key, _JobSeries())
         numbers.certificates = {role: end.timestamp() for role, end in ends.items()}
 
     def forget(self, key: Key) -> None:
@@ -100,7 +100,7 @@ class OperatorMetrics:
         self._of_jobs(ends, lambda job: {(role,): end for role, end in job.certificates.items()})
         return self._metrics.render()
 
-    def _of_jobs(self, name: str, values: Callable[[_JobNumbers], Mapping[Any, float]]) -> None:
+    def _of_jobs(self, name: str, values: Callable[[_JobSeries], Mapping[Any, float]]) -> None:
         found: dict[Labels, float] = {}
         for key, numbers in self._jobs.items():
             found |= {(*key, *by): value for by, value in values(numbers).items()}

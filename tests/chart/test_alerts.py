@@ -1,14 +1,17 @@
 """The chart's alerts, evaluated by Prometheus' own `promtool` over made-up time series (`alerts.yaml`)."""
 
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
 from support.chart import Objects
+from support.tree import ROOT
 
 HERE = Path(__file__).parent
 TESTS = HERE / "alerts.yaml"
@@ -35,8 +38,34 @@ def test_alerts_fire_when_they_should_and_not_before(promtool: Path, rules: Path
 
 
 def test_each_alert_has_a_case_in_which_it_fires(rules: Path) -> None:
-    yaml = YAML(typ="safe")
-    alerts = {rule["alert"] for group in yaml.load(rules)["groups"] for rule in group["rules"]}
-    checks = [check for one in yaml.load(TESTS)["tests"] for check in one["alert_rule_test"]]
-    assert {check["alertname"] for check in checks if check["exp_alerts"]} == alerts
-    assert {check["alertname"] for check in checks if not check["exp_alerts"]} == alerts
+    names = {rule["alert"] for rule in alerts(rules)}
+    checks = [check for one in YAML(typ="safe").load(TESTS)["tests"] for check in one["alert_rule_test"]]
+    assert {check["alertname"] for check in checks if check["exp_alerts"]} == names
+    assert {check["alertname"] for check in checks if not check["exp_alerts"]} == names
+
+
+def test_each_alert_clears_after_it_has_fired(rules: Path) -> None:
+    cleared: set[str] = set()
+    for one in YAML(typ="safe").load(TESTS)["tests"]:
+        checks = [
+            (check["alertname"], minutes(check["eval_time"]), check["exp_alerts"]) for check in one["alert_rule_test"]
+        ]
+        fired = {name: at for name, at, expected in checks if expected}
+        cleared |= {name for name, at, expected in checks if not expected and at > fired.get(name, at)}
+    assert cleared == {rule["alert"] for rule in alerts(rules)}
+
+
+def test_each_alert_has_its_section_in_the_runbooks(rules: Path) -> None:
+    page = (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\w+)$", page, flags=re.MULTILINE)
+    assert sorted(sections) == sorted(rule["alert"] for rule in alerts(rules))
+    for rule in alerts(rules):
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{rule['alert'].lower()}"
+
+
+def minutes(text: str) -> int:
+    return int(text.removesuffix("m"))
+
+
+def alerts(rules: Path) -> list[dict[str, Any]]:
+    return [rule for group in YAML(typ="safe").load(rules)["groups"] for rule in group["rules"]]

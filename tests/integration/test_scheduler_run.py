@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import Metric
 
+from streamrl.metrics import GENERATOR, SCHEDULER, TRAINER
 from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
+from support.metric_pages import families, mistakes
 from support.runs import DEADLINE_S, streamrl, wait_for
 from support.worker_processes import Workers
 
@@ -34,6 +37,25 @@ def workers(tmp_path: Path, gate: Gate) -> Iterator[Workers]:
     started.close()
 
 
+MOVES = (
+    *("streamrl_step_duration_seconds", "streamrl_sample_tokens", "streamrl_reward_duration_seconds"),
+    *("streamrl_link_received_bytes_total", "streamrl_link_sent_bytes_total", "streamrl_trained_samples_total"),
+    *("streamrl_cost_total", "streamrl_cost_per_hour", "streamrl_cost_per_step", "streamrl_generators"),
+    *("streamrl_weights_published_versions_total", "streamrl_weights_served_bytes_total"),
+    *("streamrl_weights_pulled_versions_total", "streamrl_weights_pulled_bytes_total", "streamrl_wall_seconds_total"),
+    *("streamrl_weights_pull_duration_seconds", "streamrl_weights_load_duration_seconds"),
+)
+"""What any run has some of after two steps."""
+
+
+def pages(workers: Workers) -> dict[str, Metric]:
+    """The metrics of all kinds of processes."""
+    found: dict[str, Metric] = {}
+    for process in ("scheduler", "trainer-0", "generator-sim-0"):
+        found |= families(workers.page("metrics", process=process).encode())
+    return found
+
+
 def assert_exact(workers: Workers) -> str:
     check = streamrl("journal", "check", str(workers.folder))
     assert check.returncode == 0, check.stdout + check.stderr + workers.text("scheduler")
@@ -51,7 +73,10 @@ def test_whole_run(workers: Workers, gate: Gate) -> None:
     numbers = workers.numbers()
     assert len(numbers["generators"]) == 2
     assert numbers["steps"] == STEPS
-    assert "streamrl_step" in workers.page("metrics")
+    for process, table in (("scheduler", SCHEDULER), ("trainer-0", TRAINER), ("generator-sim-0", GENERATOR)):
+        assert list(mistakes(workers.page("metrics", process=process).encode(), table)) == []
+    counted = {name: sum(sample.value for sample in one.samples) for name, one in pages(workers).items()}
+    assert {name for name in MOVES if not counted[name] > 0} == set()
     live = streamrl("journal", "check", str(workers.folder))
     assert "verdict" in live.stdout
     gate.open()

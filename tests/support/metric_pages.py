@@ -1,5 +1,6 @@
 """Pages for Prometheus, read."""
 
+import math
 from collections.abc import Iterator
 
 from prometheus_client import Metric
@@ -19,6 +20,11 @@ def series(page: bytes, name: str, **labels: str) -> float:
     samples = (sample for one in families(page).values() for sample in one.samples)
     (value,) = (one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
     return float(value)
+
+
+def unset(page: bytes) -> set[str]:
+    """Metrics without a value yet."""
+    return {name for name, one in families(page).items() if all(math.isnan(sample.value) for sample in one.samples)}
 
 
 def mistakes(page: bytes, table: MetricTable) -> Iterator[str]:

@@ -117,11 +117,11 @@ class Workers:
         document: dict[str, Any] = json.loads(self.page("numbers"))
         return document
 
-    def page(self, name: str) -> str:
-        """A page of the scheduler's signals port."""
+    def page(self, name: str, *, process: str = "scheduler") -> str:
+        """A page of a worker's signals port."""
         try:
             with urllib.request.urlopen(
-                f"http://{self.endpoint('scheduler')['signals']}/{name}", timeout=DEADLINE_S
+                f"http://{self.endpoint(process)['signals']}/{name}", timeout=DEADLINE_S
             ) as response:
                 return str(response.read().decode())
         except urllib.error.HTTPError as error:

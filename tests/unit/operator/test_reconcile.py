@@ -17,6 +17,7 @@ from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import Reconciler, ReconcileResult
 from support.api_server import ApiServer, Doc
+from support.metric_pages import series
 from support.observed_jobs import JOB, NOW, SETTINGS, container, job_document, page, pod, trainer
 
 LAB = "default"
@@ -167,6 +168,16 @@ async def rests(world: World) -> None:
     done = len(world.server.writes)
     await world.look(2)
     assert [line for line in world.server.writes[done:] if not line.endswith((" 422", " 403"))] == []
+
+
+async def test_what_is_known_of_a_job_is_on_the_operators_page(running: World) -> None:
+    page = running.reconciler.metrics.page()
+    labels = {"namespace": LAB, "rljob": JOB}
+    assert series(page, "streamrl_job_condition", type="Ready", **labels) == 1
+    assert series(page, "streamrl_pool_desired_replicas", pool="one", **labels) == 2
+    for role, life_s in {"ca": LIVES.ca_s, "scheduler": LIVES.leaf_s, "trainer": LIVES.leaf_s}.items():
+        ends = series(page, "streamrl_job_certificate_expiry_timestamp_seconds", role=role, **labels)
+        assert 0 < ends - NOW.timestamp() - life_s < 3600, role
 
 
 async def test_a_running_job_goes_on_beside_a_pool_that_is_refused(refused: World) -> None:

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from streamrl.metrics import SCHEDULER
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
 from streamrl_workers.scheduler.components import DROP_REASONS
@@ -17,7 +18,7 @@ from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _w
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
 from support.jobs import parsed_job, simulated_job
-from support.metric_pages import series
+from support.metric_pages import mistakes, series, unset
 
 Fails = Callable[[int, int], bool]
 """Whether the score of (group, sample) fails."""
@@ -121,6 +122,33 @@ def test_prometheus_has_a_counter_for_each_kind_and_reason(observed) -> None:
     for reason in DROP_REASONS:
         count = 1.0 if reason == "reward_failed" else 0.0
         assert series(page, "streamrl_dropped_groups_total", reason=reason) == count
+
+
+def test_the_page_is_what_the_table_says_and_all_of_it_is_set(observed, tmp_path: Path) -> None:
+    _, status = observed(lambda _, __: False, evaluation_prompts=2, evaluation_interval=1)
+    assert list(mistakes(status.metrics(), SCHEDULER)) == []
+    assert unset(status.metrics()) == {f"streamrl_{name}" for name in UNMEASURED}
+    assert series(status.metrics(), "streamrl_trained_samples_total") == 12
+    tokens = sum(line["tokens"] for line in step_lines(tmp_path))
+    assert series(status.metrics(), "streamrl_sample_tokens_sum") == tokens > 0
+    assert series(status.metrics(), "streamrl_group_staleness_steps_count") == 4
+
+
+UNMEASURED = {
+    *("loss", "value_loss", "entropy_nats", "behaviour_kl_nats", "reference_kl_nats", "clip_ratio", "masked_ratio"),
+    *(
+        "gradient_norm",
+        "learning_rate",
+        "reward_std",
+        "zero_variance_groups_ratio",
+        "pool_clip_ratio",
+        "pool_sequence_clip_ratio",
+    ),
+    *(f"train_infer_logprob_diff_{name}" for name in ("mean_nats", "max_nats", "kl_nats", "tokens")),
+    *("length_recall_ratio", "length_recall_lower_ratio", "length_rank_correlation"),
+    *("evaluation_sampled_reward_mean", "cost_per_reward_point"),
+}
+"""The world's trainer tells no numbers, its few prompts say nothing of lengths, its rewards do not rise."""
 
 
 def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
