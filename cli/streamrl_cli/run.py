@@ -118,6 +118,10 @@ class _Run:
         self.supervisor: Supervisor | None = None
         self.interrupts = 0
         self.stopper: asyncio.Task[None] | None = None
+        self.is_dear = False
+        """Whether it was said that the run costs too much."""
+        self.ends_for_cost = ""
+        """What is to be done first, where it ends for that."""
 
     def _make_view(self) -> PlainView | LiveView:
         if self.args.plain or not sys.stdout.isatty():
@@ -142,7 +146,7 @@ class _Run:
         except RunFailedError as failure:
             console.err(f"streamrl: {failure}")
             return failure.exit_code
-        if self.interrupts and not self.folder.has_succeeded:
+        if self.stopper is not None and not self.folder.has_succeeded:
             return self._interrupted()
         if not self.folder.has_succeeded:
             result = read_json(self.folder.file(keys.FILE_RESULT), beneath=self.folder.path)
@@ -205,19 +209,38 @@ class _Run:
         self.view.update(steps, evaluations)
         for text in self.progress.warnings(steps):
             self.view.say(text)
+        self._look_at_cost()
+
+    def _look_at_cost(self) -> None:
+        """Once the run has cost what it may: say so, and end it where the job says that."""
+        bound = self.folder.job.spec.max_cost
+        cost = self.progress.status.get("cost")
+        if self.is_dear or bound is None or cost is None or cost < float(bound.amount):
+            return
+        self.is_dear = True
+        line = f"the run has cost {format_number(cost)}, spec.maxCost.amount is {bound.amount}"
+        if bound.action == "Warn":
+            self.view.say(f"warning: {line}")
+        else:
+            self.ends_for_cost = f"{line}; raise it in {self.folder.file(keys.FILE_JOB)}, then "
+            self._stop(f"{line}; stopping: the trainer writes a checkpoint")
 
     def _interrupt(self, task: asyncio.Task[int]) -> None:
         self.interrupts += 1
         if self.supervisor is None or self.interrupts > 1:
             task.cancel()
-        elif self.stopper is None:
-            self.view.say("stopping: the trainer writes a checkpoint (Ctrl-C again to kill)")
+        else:
+            self._stop("stopping: the trainer writes a checkpoint (Ctrl-C again to kill)")
+
+    def _stop(self, line: str) -> None:
+        if self.supervisor is not None and self.stopper is None:
+            self.view.say(line)
             self.stopper = asyncio.create_task(self.supervisor.stop(), name="stop the run")
 
     def _interrupted(self) -> int:
         kept = sorted(self.folder.file(keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))
         where = f"checkpoint at step {int(kept[-1].name.removeprefix('step-'))}" if kept else "no checkpoint yet"
-        console.out(f"stopped ({where}); go on with: streamrl run --resume {self.folder.path}")
+        console.out(f"stopped ({where}); {self.ends_for_cost}go on with: streamrl run --resume {self.folder.path}")
         return console.EXIT_INTERRUPTED
 
     def _summarise(self) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, SpecModel, map_by, repeated
+from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
@@ -30,6 +30,18 @@ class Metadata(SpecModel):
     annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
 
 
+class MaxCost(SpecModel):
+    """A bound on what a job costs."""
+
+    amount: CostQuantity = Field(
+        description="By `costPerHour` of the trainer and of generators while they are connected, since the job began."
+    )
+    action: Literal["Suspend", "Warn"] = Field(
+        default="Suspend",
+        description="Above it: the trainer writes a checkpoint and all processes end, until the amount is raised; or a warning.",
+    )
+
+
 class RLJobSpec(SpecModel):
     """What is trained, on what, how, and with which resources."""
 
@@ -52,6 +64,7 @@ class RLJobSpec(SpecModel):
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
+    max_cost: MaxCost | None = Field(default=None, description="What the job may cost; absent = anything.")
     suspend: bool = Field(
         default=False, description="On Kubernetes: no pods; volumes stay, and the job goes on from there later."
     )
@@ -115,6 +128,7 @@ class RLJobSpec(SpecModel):
     may_change: ClassVar[dict[str, Any]] = {
         "generators": {"__all__": {"scaling": True, "pod": True}},
         "failure_policy": True,
+        "max_cost": True,
         "suspend": True,
         "active_deadline_seconds": True,
         "ttl_seconds_after_finished": True,

@@ -5,8 +5,9 @@
     Succeeded  all steps are done
     Failed     the job cannot go on, and will not be tried again
     TrainInferLogprobDiffHigh  the generators' log-probs are too far from the trainer's; the job goes on
+    CostAboveMax  the job has cost more than `maxCost.amount`
 
-A job has the first four from the first visit, the last from the first page of numbers that speaks of it. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, CostAboveMax where it has `maxCost`. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does.
 """
 
@@ -21,8 +22,10 @@ from streamrl_operator.planning.values import JobEvent, stamp
 READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
 LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 """A warning of the scheduler's page by the same name."""
+COST_ABOVE_MAX = "CostAboveMax"
 REASONS = {
     "AboveBound": "The train-infer log-prob difference is above `trainer.trainInferLogprobDiff`; the message says what to do.",
+    "AboveMaxCost": "The job has cost more than `maxCost.amount`; the message says what follows.",
     "AllReady": "All pods of the pool are ready.",
     "Completed": "All steps are done.",
     "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
@@ -58,6 +61,7 @@ REASONS = {
     "TrainerPending": "A StatefulSet of the trainer has not made its pods yet.",
     "Unschedulable": "A pod finds no node.",
     "UserError": "A container was given something that a person must change.",
+    "WithinMaxCost": "The job has cost no more than `maxCost.amount`.",
     "WithinBound": "The train-infer log-prob difference is within `trainer.trainInferLogprobDiff`.",
 }
 """Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""

@@ -18,9 +18,10 @@ from streamrl import keys, names
 from streamrl.spec import RLJobSpec
 from streamrl.spec.base import SpecModel
 from streamrl.spec.pod import Pod
+from streamrl.spec.rljob import MaxCost
 from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
 from streamrl_operator.planning import conditions, pods
-from streamrl_operator.planning.conditions import LOGPROB_DIFF_HIGH, Aspect
+from streamrl_operator.planning.conditions import COST_ABOVE_MAX, LOGPROB_DIFF_HIGH, Aspect
 from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
 
 _Status = TypeVar("_Status", bound=SpecModel)
@@ -115,7 +116,10 @@ def with_progress(
     since_s = seconds_since(before.progress_time, now=now)
     if page is None or (since_s is not None and 0 <= since_s < resync_s):
         return before
-    after = before.model_copy(update=_numbers(page, spec=spec, store=store))
+    numbers = _numbers(page, spec=spec, store=store)
+    if before.cost is not None and "cost" in numbers:  # a scheduler that was killed forgets its last minutes
+        numbers["cost"] = max(before.cost, numbers["cost"])
+    after = before.model_copy(update=numbers)
     return before if after == before else after.model_copy(update={"progress_time": stamp(now)})
 
 
@@ -132,6 +136,17 @@ def logprob_diff(before: RLJobStatus, page: Mapping[str, Any] | None) -> Aspect 
     if was is not None and was.holds:  # its figures change with each step, what is to be done does not
         return was
     return Aspect(type=LOGPROB_DIFF_HIGH, holds=True, reason="AboveBound", message=text(warning.get("message")))
+
+
+def cost_above_max(status: RLJobStatus, *, bound: MaxCost | None) -> Aspect | None:
+    """Whether the job has cost too much; None: it may cost anything."""
+    if bound is None:
+        return None
+    if (status.cost or 0.0) < float(bound.amount):
+        return Aspect(type=COST_ABOVE_MAX, holds=False, reason="WithinMaxCost")
+    then = "the job is suspended; raise the amount to go on" if bound.action == "Suspend" else "the job goes on"
+    message = f"the job has cost at least maxCost.amount {bound.amount}: {then}"
+    return Aspect(type=COST_ABOVE_MAX, holds=True, reason="AboveMaxCost", message=message)
 
 
 def checkpoint_path(store: str, path: object) -> str | None:
@@ -169,13 +184,14 @@ def _number(value: object) -> float | None:
 
 def _numbers(page: Mapping[str, Any], *, spec: RLJobSpec, store: str) -> dict[str, Any]:
     """Field of the status -> value; what the page does not say is left out."""
-    rate = rounded(_at(page, "scaling", "all", "tokens_per_s"))
+    rate, cost = rounded(_at(page, "scaling", "all", "tokens_per_s")), rounded(page.get("cost"))
     found = {
         "attempt": whole_number(page.get("attempt")),
         "step": whole_number(page.get("step")),
         "reward": rounded(_at(page, "last_evaluation", "mean_reward")),
         "queue": whole_number(page.get("queue")),
         "tokens_per_second": None if rate is None else max(rate, 0.0),
+        "cost": None if cost is None else max(cost, 0.0),
         "bubbles": bubbles(page, spec=spec),
         "checkpoint_path": checkpoint_path(store, _at(page, "checkpoint", "path")),
     }

@@ -2,7 +2,7 @@
 
     ended before ─▶ no pods, for ever; deleted when its time is over
     being deleted ─▶ no pods       result is there ─▶ ended now
-    invalid ─▶ what runs stays     suspended ─▶ no pods; the clock stands
+    invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
 Level-triggered: only what is observed counts, and the stored status is part of it. The same observation, with the verdict's
@@ -16,7 +16,7 @@ from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, failures, job_status, pods, readiness, replicas, termination
-from streamrl_operator.planning.conditions import FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
+from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
 from streamrl_operator.planning.values import (
@@ -73,7 +73,11 @@ def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     if observed.job is None:
         return _invalid(view)
     if observed.job.spec.suspend:
-        return _suspended(view)
+        return _suspended(view, why="the job is suspended")
+    bound = observed.job.spec.max_cost
+    above = job_status.cost_above_max(view.before, bound=bound)
+    if bound is not None and above is not None and above.holds and bound.action == "Suspend":
+        return _suspended(view, why=f"the job has cost maxCost.amount {bound.amount}")
     return _running(view)
 
 
@@ -158,11 +162,12 @@ def _invalid(view: _JobView) -> JobDecision:
     )
 
 
-def _suspended(view: _JobView) -> JobDecision:
+def _suspended(view: _JobView, *, why: str) -> JobDecision:
     """No pods, all at once: the scheduler is a sidecar of the trainer's pod and outlives the trainer's last checkpoint."""
     observed, before = view.observed, view.before
     left = sorted(pods.name(pod) for pod in observed.pods)
     message = f"waits for {len(left)} pods to end, the first is {left[0]}" if left else "no pods; volumes stay"
+    message = message if view.job.spec.suspend else f"{why}: {message}"
     suspended = Aspect(type=SUSPENDED, holds=not left, reason="Suspending" if left else "Suspended", message=message)
     status = before.model_copy(
         update={
@@ -172,12 +177,12 @@ def _suspended(view: _JobView) -> JobDecision:
             "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods),
         }
     )
-    plans = replicas.plan(observed, before=before, halted="the job is suspended")
+    plans = replicas.plan(observed, before=before, halted=why)
     ready = Aspect(type=READY, holds=False, reason=suspended.reason, message=suspended.message)
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready, suspended=suspended), running=False)
     was = conditions.kept(before.conditions, SUSPENDED)
     is_news = suspended.holds and not (was is not None and was.holds)
-    reported = (JobEvent(kind="Normal", reason="Suspended", message="the job is suspended: no pods; volumes stay"),)
+    reported = (JobEvent(kind="Normal", reason="Suspended", message=f"{why}: no pods; volumes stay"),)
     return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())))
 
 
@@ -218,7 +223,7 @@ def _running(view: _JobView) -> JobDecision:
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=True)
     return replace(
         decision,
-        events=(*_started(before), *_scaled(plans), *reported, *unreadable),
+        events=(*_started(before), *_scaled(plans), *reported, *unreadable, *_dear(view, status)),
         delete_pods=counted.delete_pods,
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
@@ -242,6 +247,14 @@ def _started(before: RLJobStatus) -> Sequence[JobEvent]:
     if suspended is not None and suspended.reason in _SUSPEND_REASONS:
         return (JobEvent(kind="Normal", reason="Resumed", message="the job goes on"),)
     return (JobEvent(kind="Normal", reason="Started", message="pods are made"),)
+
+
+def _dear(view: _JobView, status: RLJobStatus) -> Sequence[JobEvent]:
+    """Said once, when the cost goes beyond its bound."""
+    above = job_status.cost_above_max(status, bound=view.job.spec.max_cost)
+    was = conditions.kept(view.before.conditions, COST_ABOVE_MAX)
+    is_news = above is not None and above.holds and not (was is not None and was.holds)
+    return (conditions.warning(above.reason, above.message),) if above is not None and is_news else ()
 
 
 def _scaled(plans: Sequence[PoolPlan]) -> Sequence[JobEvent]:
@@ -272,7 +285,13 @@ def _decision(
     about = present if generation is None else generation
     page = None if termination.end_of_status(view.before) else view.observed.numbers  # an end is final
     diff = job_status.logprob_diff(view.before, page)
-    all_aspects = aspects if diff is None else (*aspects, diff)
+    job = view.observed.job
+    cost = (
+        conditions.kept(view.before.conditions, COST_ABOVE_MAX)
+        if job is None
+        else job_status.cost_above_max(status, bound=job.spec.max_cost)
+    )
+    all_aspects = (*aspects, *(one for one in (diff, cost) if one is not None))
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={

@@ -207,9 +207,13 @@ class Connections:
         """Pool -> its connected generators; the trainer stands under ""."""
         return Counter(entry.pool for entry in self._entries.values())
 
+    def count(self, pools: Iterable[str]) -> None:
+        """Count the traffic of these pools; a peer may name any other."""
+        self._traffic = {pool: Traffic() for pool in pools}
+
     def traffic(self, pool: str) -> Traffic:
         """Of all generators of a pool since the start; of the trainer: pool ""."""
-        return self._traffic.setdefault(pool, Traffic())
+        return self._traffic.get(pool, Traffic())
 
     @property
     def generators(self) -> dict[str, GeneratorEntry]:

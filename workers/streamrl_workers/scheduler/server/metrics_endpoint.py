@@ -4,6 +4,7 @@ Owns which value stands under which name of `streamrl.metrics.SCHEDULER`. Does n
 `steps.jsonl` and `evaluations.jsonl`, and what the connections have counted.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -39,6 +40,11 @@ _FORWARD = {
 """The same, of what only a forward pass measures."""
 
 
+def _amount(value: float | None) -> float | None:
+    """What can be counted; a trainer may tell any number."""
+    return value if value is not None and math.isfinite(value) and value >= 0 else None
+
+
 class SchedulerMetrics:
     """Everything on the page."""
 
@@ -59,9 +65,9 @@ class SchedulerMetrics:
         for staleness, groups in step.staleness_histogram.items():
             for _ in range(groups):
                 metrics.observe("group_staleness_steps", staleness)
-        if (seconds := step.trainer_metrics.get("step_seconds")) is not None:
+        if (seconds := _amount(step.trainer_metrics.get("step_seconds"))) is not None:
             metrics.observe("step_duration_seconds", seconds)
-        metrics.add("skipped_nonfinite_updates", step.trainer_metrics.get("skipped_nonfinite_steps", 0.0))
+        metrics.add("skipped_nonfinite_updates", _amount(step.trainer_metrics.get("skipped_nonfinite_steps")) or 0.0)
 
     def reward_took(self, name: str, seconds: float) -> None:
         """Count how long a reward took."""
@@ -99,7 +105,8 @@ class SchedulerMetrics:
             self._metrics.set("free_slots", pool.free_slots if pool else 0, name)
 
     def _speeds(self, view: CoreView) -> None:
-        known = {pool: curve for pool, curve in view.speeds.items() if not isinstance(curve, Guess)}
+        curves = view.speeds.items()
+        known = {pool: curve for pool, curve in curves if pool in self._pools and not isinstance(curve, Guess)}
         points: dict[Labels, float] = {
             (pool, str(batch)): seconds
             for pool, curve in known.items()
@@ -126,8 +133,8 @@ class SchedulerMetrics:
         metrics, trainer = self._metrics, line.get("trainer", {})
         metrics.set("reward_mean", line.get("reward_mean"))
         metrics.set("staleness_max_steps", line.get("staleness_max"))
-        groups = trainer.get("groups")
-        metrics.set("zero_variance_groups_ratio", trainer["zero_variance_groups"] / groups if groups else None)
+        groups, equal = trainer.get("groups"), trainer.get("zero_variance_groups")
+        metrics.set("zero_variance_groups_ratio", equal / groups if groups and equal is not None else None)
         for key, name in _TRAINING.items():
             metrics.set(name, trainer.get(key))
         for key, name in _FORWARD.items():  # without tokens nothing was measured

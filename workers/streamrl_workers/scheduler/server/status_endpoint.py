@@ -59,6 +59,7 @@ class StatusEndpoint:
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
         self._cost = cost.CostMeter(cost.rates(job.spec), spent=last.get("cost", {}), now_s=time.monotonic())
         self._step_clock = StepClock(now_s=time.monotonic())
+        connections.count(cost.rates(job.spec))
         connections.on_change = self._look_at_cost
         self._metrics = SchedulerMetrics(job, process=process)
         self.reward_took = self._metrics.reward_took

@@ -1,6 +1,7 @@
 """What the scheduler tells of rewards, failed scores and dropped groups: step lines, `/numbers`, Prometheus."""
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -9,7 +10,7 @@ import pytest
 
 from streamrl.metrics import SCHEDULER
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import parse_job
+from streamrl.spec import RLJob, parse_job
 from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
@@ -35,7 +36,7 @@ def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, StatusEndpoi
         job = {"group_size": 3, "batch_groups": 2, "staleness": 0, "steps": 2, "evaluation_prompts": 0}
         world = World(settings(**{**job, **changes}), slots=(12,))
         world.reward = lambda _, sample_index: rewards[sample_index]
-        status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
+        status = StatusEndpoint(world.core, job=of_pool_p(), connections=Connections(), run_dir=tmp_path)
         opened.append(status)
         score, commit = world.score, world.commit
 
@@ -51,6 +52,13 @@ def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, StatusEndpoi
     yield run
     for status in opened:
         status.close()
+
+
+def of_pool_p() -> RLJob:
+    """A job with the pool of the world's generators."""
+    document = simulated_job()
+    document["spec"]["generators"][0]["name"] = "p"
+    return parse_job(document)
 
 
 def step_lines(tmp_path: Path) -> list[dict]:
@@ -132,6 +140,36 @@ def test_the_page_is_what_the_table_says_and_all_of_it_is_set(observed, tmp_path
     tokens = sum(line["tokens"] for line in step_lines(tmp_path))
     assert series(status.metrics(), "streamrl_sample_tokens_sum") == tokens > 0
     assert series(status.metrics(), "streamrl_group_staleness_steps_count") == 4
+    assert series(status.metrics(), "streamrl_generators", pool="p") == 2
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e308])
+def test_whatever_a_trainer_tells_the_page_is_made(tmp_path: Path, number: float) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=2, evaluation_prompts=0))
+    status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
+    step_done = world.core.step_done
+
+    def with_metrics(done: pb.StepDone) -> list[Effect]:
+        names = (
+            "step_seconds",
+            "skipped_nonfinite_steps",
+            "groups",
+            "zero_variance_groups",
+            "loss",
+            "forward_tokens",
+            "entropy",
+        )
+        done.metrics.update(dict.fromkeys(names, number))
+        return step_done(done)
+
+    world.core.step_done = with_metrics
+    world.run_out()
+    status.observe()
+    assert list(mistakes(status.metrics(), SCHEDULER)) == []
+    status.close()
+    again = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
+    assert list(mistakes(again.metrics(), SCHEDULER)) == []
+    again.close()
 
 
 UNMEASURED = {
