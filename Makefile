@@ -125,9 +125,8 @@ images: ## build and look at the container images with buildah or docker (IMAGES
 sbom: install ## a software bill of materials for each image, in dist/: CycloneDX, from the locked requirements
 	PYTHON=$(CURDIR)/$(BIN)/python tools/sbom.sh
 
-chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts; builds helm and promtool with Go where there are none
-	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build helm >/dev/null
-	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build promtool >/dev/null
+chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts, ask every query of its dashboards; builds helm, promtool and prometheus with Go where there are none
+	@set -e; for tool in helm promtool prometheus; do PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build $$tool >/dev/null; done
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/chart $(ARGS)
 
 clean: ## remove caches and builds; keeps .venv and runs/

@@ -27,6 +27,13 @@ def promtool() -> Path:
     return tools.tool("promtool")
 
 
+@pytest.fixture(scope="session")
+def prometheus() -> Path:
+    """Prometheus itself."""
+    _have("prometheus")
+    return tools.tool("prometheus")
+
+
 def _have(name: str) -> None:
     """Go on only where the program is there already."""
     if name not in tools.missing(tools.TOOLS[name].level):

@@ -12,8 +12,10 @@ CASES = sorted(path.stem for path in (HERE / "values").glob("*.yaml"))
 
 
 def _shortened(text: str) -> str:
-    """Without the CRDs and the hooks' script, which stand elsewhere in the repository."""
-    documents = re.sub(r'\[python, -c, ".*", ', "[python, -c, <files/hooks.py>, ", text).split("\n---\n")
+    """Without the CRDs, the hooks' script and the dashboards, which stand elsewhere in the repository."""
+    text = re.sub(r'\[python, -c, ".*", ', "[python, -c, <files/hooks.py>, ", text)
+    text = re.sub(r'^(  (streamrl-\S+\.json): )".*"$', r"\1<files/dashboards/\2>", text, flags=re.MULTILINE)
+    documents = text.split("\n---\n")
     return "\n---\n".join(one for one in documents if "kind: CustomResourceDefinition" not in one).rstrip() + "\n"
 
 

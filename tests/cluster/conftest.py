@@ -22,7 +22,7 @@ from cluster.operators import Lab, Operator, refused
 
 LONGEST_STEM = 40
 ACCOUNT_S = 120.0
-OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
+OURS = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm", "prometheus")
 LACK = pytest.StashKey[str]()
 
 

@@ -42,7 +42,7 @@ class Tool:
     package: str
     version: str
     level: int
-    """1: control plane and clients; 2: a node; 3: scale tests, and those of the chart's alerts."""
+    """1: control plane and clients; 2: a node; 3: scale tests, and those of alerts and dashboards."""
     stamps: tuple[str, ...] = ()
     """Go variables that the linker sets to the version."""
     tags: tuple[str, ...] = ()
@@ -54,6 +54,18 @@ class Tool:
 def _kubernetes(name: str, level: int, fits: str = "") -> Tool:
     package = f"k8s.io/kubernetes/cmd/{name}"
     return Tool(name=name, module="kubernetes", package=package, version=KUBERNETES, level=level, fits=fits)
+
+
+def _prometheus(name: str) -> Tool:
+    return Tool(
+        name=name,
+        module="prometheus",
+        package=f"github.com/prometheus/prometheus/cmd/{name}",
+        version="v0.310.0",
+        level=3,
+        stamps=("github.com/prometheus/common/version.Version",),
+        tags=("remove_all_sd",),
+    )
 
 
 TOOLS = {
@@ -84,15 +96,8 @@ TOOLS = {
             level=3,
             stamps=("sigs.k8s.io/kwok/pkg/consts.Version",),
         ),
-        Tool(
-            name="promtool",
-            module="promtool",
-            package="github.com/prometheus/prometheus/cmd/promtool",
-            version="v0.310.0",
-            level=3,
-            stamps=("github.com/prometheus/common/version.Version",),
-            tags=("remove_all_sd",),
-        ),
+        _prometheus("promtool"),
+        _prometheus("prometheus"),
     )
 }
 """In the order in which they are needed."""

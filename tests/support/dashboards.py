@@ -1,0 +1,102 @@
+"""The dashboards and alerts of the chart as a test asks them: every query, its variables expanded, and what may be without data."""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ruamel.yaml import YAML
+
+from streamrl.metrics import OPERATOR
+from support.chart import CHART
+from support.prometheus import SCRAPE_S, Prometheus
+
+BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))}
+OPERATOR_JOB = "streamrl-system/streamrl"
+DATA_S = 240.0
+FOREIGN = {"up", "vllm:kv_cache_usage_perc"}
+"""What Prometheus itself and vLLM export."""
+ONLY_WHEN = {
+    "vllm:kv_cache_usage_perc": "the engine is vLLM",
+    "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
+    "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
+}
+"""Metric -> when it has data; a healthy run may give it none."""
+_HISTOGRAM = re.compile("_(bucket|sum|count)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A query of a panel, or an alert's expression."""
+
+    board: str
+    title: str
+    expr: str
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether it reads what the operator exports, or asks about its target."""
+        return OPERATOR_JOB in self.expr or any(spec.name in self.expr for spec in OPERATOR.specs.values())
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether it reads what a healthy run may not have."""
+        return any(metric in self.expr for metric in ONLY_WHEN)
+
+    def __str__(self) -> str:
+        return f"{self.board}, {self.title}: {self.expr}"
+
+
+def panel_queries(variables: Mapping[str, str]) -> Iterator[Asked]:
+    """All queries of all panels."""
+    for uid, board in BOARDS.items():
+        for panel in board["panels"]:
+            for target in panel.get("targets", ()):
+                yield Asked(board=uid, title=panel["title"], expr=expanded(target["expr"], variables))
+
+
+def alerts() -> Iterator[Asked]:
+    """All alerts."""
+    text = (CHART / "files/rules.yaml").read_text().replace("OPERATOR_JOB", OPERATOR_JOB)
+    for group in YAML(typ="safe").load(text)["groups"]:
+        for rule in group["rules"]:
+            yield Asked(board=group["name"], title=rule["alert"], expr=rule["expr"])
+
+
+def expanded(expr: str, variables: Mapping[str, str]) -> str:
+    """As Grafana sends it. The windows are longer than the tests' run: all that was scraped counts."""
+    own = {"__rate_interval": "5m", "__range": "5m"} | variables
+    for name in sorted(own, key=len, reverse=True):
+        expr = expr.replace(f"${name}", own[name])
+    return expr
+
+
+def told(prometheus: Prometheus, *, asked: Sequence[Asked], alerts: Sequence[Asked]) -> list[str]:
+    """What is wrong: queries without data, alerts whose metrics have none, and names that are on no page.
+
+    An alert that gives data is one that fires: what it reads is asked instead.
+    """
+    by_expr = {one.expr: str(one) for one in asked if not one.may_be_empty}
+    by_expr |= {
+        read.text: str(one) for one in alerts if not one.may_be_empty for read in prometheus.selectors(one.expr)
+    }
+    found = [f"no data for {expr}, of {by_expr[expr]}" for expr in _without_data(prometheus, list(by_expr))]
+    return found + list(_unknown(prometheus, (*asked, *alerts)))
+
+
+def _without_data(prometheus: Prometheus, left: list[str]) -> list[str]:
+    """Those that never have any before the deadline."""
+    end = time.monotonic() + DATA_S
+    while left and time.monotonic() < end:
+        left = [expr for expr in left if not prometheus.has_data(expr)]
+        time.sleep(SCRAPE_S)  # nothing is new before the next scrape
+    return left
+
+
+def _unknown(prometheus: Prometheus, asked: Iterable[Asked]) -> Iterator[str]:
+    known = prometheus.exported() | FOREIGN
+    for one in asked:
+        for name in {read.name for read in prometheus.selectors(one.expr)}:
+            if name not in known and _HISTOGRAM.sub("", name) not in known:
+                yield f"{name} is exported by nobody: {one}"

@@ -1,0 +1,94 @@
+"""A real Prometheus for tests: it scrapes what a test tells it, and answers PromQL."""
+
+import json
+import math
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.harness import tools
+from cluster.harness.processes import Server
+from support.ports import free_port
+
+READY_S = 120.0
+ANSWER_S = 30.0
+SCRAPE_S = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """A metric that an expression reads, with its matchers."""
+
+    name: str
+    text: str
+
+
+class Prometheus:
+    """What a running one answers."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        """Whether it serves."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=ANSWER_S) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def has_data(self, expr: str) -> bool:
+        """Whether an expression gives a number now; NaN is none, but says that nothing was measured."""
+        result = self._get("query", query=expr)["result"]
+        return any(math.isfinite(float(one["value"][1])) for one in result)
+
+    def selectors(self, expr: str) -> list[Selector]:
+        """All that an expression reads."""
+        return list(_selectors(self._get("parse_query", query=expr)))
+
+    def exported(self) -> set[str]:
+        """Names of the metrics on the pages of what is scraped, those without a series too."""
+        return {one["metric"] for one in self._get("targets/metadata")}
+
+    def _get(self, path: str, **query: str) -> Any:
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            return json.load(answer)["data"]
+
+
+@contextmanager
+def scraping(targets: Mapping[str, Sequence[str]], *, folder: Path) -> Iterator[Prometheus]:
+    """A Prometheus, as long as the block lasts; `targets`: name of a scrape job -> addresses."""
+    port = free_port()
+    jobs = [{"job_name": name, "static_configs": [{"targets": list(them)}]} for name, them in targets.items()]
+    interval = f"{SCRAPE_S}s"
+    settings = {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": jobs}
+    config = folder / "prometheus.yaml"
+    config.write_text(json.dumps(settings))  # YAML reads JSON
+    command = (tools.tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}")
+    bound = (f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn")
+    server = Server("prometheus", (*command, *bound), log=folder / "prometheus.log", mark=f"prometheus-{port}")
+    server.start()
+    try:
+        made = Prometheus(port)
+        server.wait(made.ready, deadline_s=READY_S)
+        yield made
+    finally:
+        server.stop()
+
+
+def _selectors(node: Any) -> Iterator[Selector]:
+    """Every vector selector below a node of a parsed expression."""
+    if isinstance(node, list):
+        for one in node:
+            yield from _selectors(one)
+    elif isinstance(node, dict):
+        if node.get("type") in ("vectorSelector", "matrixSelector"):
+            matchers = ",".join(f"{one['name']}{one['type']}{json.dumps(one['value'])}" for one in node["matchers"])
+            yield Selector(name=node["name"], text=f"{{{matchers}}}")
+        for value in node.values():
+            yield from _selectors(value)

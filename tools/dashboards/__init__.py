@@ -1,0 +1,1 @@
+"""The Grafana dashboards, one module each; `shared` has what they are made of."""

@@ -1,0 +1,26 @@
+"""PromQL that several dashboards share: shares of wall time, speeds, quantiles."""
+
+from dashboards.shared import JOB, RANGE, Query
+
+BUBBLE, WALL = "streamrl_bubble_seconds_total", "streamrl_wall_seconds_total"
+
+
+def where_time_goes(role: str) -> Query:
+    """The share of each part that there is, and of each cause, in the wall time of all processes of a role; they add up to 1."""
+    who = f'{JOB},role="{role}"'
+    parts = f"(sum by (part, cause) (rate({BUBBLE}{{{who}}}[{RANGE}])) > 0)"
+    return Query(expr=f"{parts} / on () group_left () sum(rate({WALL}{{{who}}}[{RANGE}]))", legend="{{part}} {{cause}}")
+
+
+def idle_share(by: str, who: str) -> str:
+    """The share of wall time that is not `busy`, for each value of the labels `by`."""
+    busy = f'sum by ({by}) (rate({BUBBLE}{{{who},part="busy"}}[{RANGE}]))'
+    return f"1 - {busy} / sum by ({by}) (rate({WALL}{{{who}}}[{RANGE}]))"
+
+
+def quantiles(name: str, who: str, *, by: str = "") -> tuple[Query, Query]:
+    """Median and 95th percentile of a histogram."""
+    legend = "".join(f" {{{{{label}}}}}" for label in by.split())
+    rate = f"sum by ({', '.join(['le', *by.split()])}) (rate({name}_bucket{{{who}}}[{RANGE}]))"
+    median, high = (f"histogram_quantile({at}, {rate})" for at in (0.5, 0.95))
+    return Query(expr=median, legend=f"median{legend}"), Query(expr=high, legend=f"95 %{legend}")
