@@ -119,7 +119,7 @@ cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with
 cluster-down: ## take it down
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up down
 
-images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu; RELEASE=1 takes nothing without a digest)
+images: ## build and look at the container images with buildah or docker (IMAGES=operator picks; BASE_IMAGE, IMAGE_PREFIX, IMAGE_TAG, TORCH_BACKEND=cpu, VLLM=gpu; RELEASE=1 takes nothing without a digest)
 	tools/images.sh $(IMAGES)
 
 sbom: install ## a software bill of materials for each image, in dist/: CycloneDX, from the locked requirements

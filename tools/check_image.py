@@ -1,4 +1,4 @@
-"""Run inside an image: is it what docs/install.md promises? Usage: python -I - ROLE "MODULE, MODULE" < check_image.py
+"""Run inside an image: is it what docs/install.md promises? Usage: python -I - ROLE "MODULE, MODULE" [compiler] < check_image.py
 
 Every failure is a line; the exit status says whether there was one.
 """
@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 UID = 10001
+COMPILER = ("cc", "gcc", "ld", "as")
+"""Triton needs one when it runs."""
 BUILD_TOOLS = ("cc", "gcc", "g++", "c++", "clang", "ld", "as", "make", "cmake", "cargo", "rustc", "go", "uv", "git")
 HEAVY = ("torch", "transformers", "vllm", "numpy", "datasets")
 """The operator has none of these."""
@@ -54,7 +56,9 @@ role, modules = sys.argv[1], sys.argv[2].split(", ")
 wrong: list[str] = []
 if os.getuid() != UID or os.getgid() != UID:
     wrong.append(f"user: must be {UID}:{UID}; got {os.getuid()}:{os.getgid()}")
-wrong += [f"build tool: {path}" for name in BUILD_TOOLS if (path := shutil.which(name))]
+needed = COMPILER if "compiler" in sys.argv[3:] else ()
+wrong += [f"build tool: {path}" for name in BUILD_TOOLS if name not in needed and (path := shutil.which(name))]
+wrong += [f"missing: {name}" for name in needed if shutil.which(name) is None]
 for name in modules:
     try:
         importlib.import_module(name)

@@ -8,6 +8,7 @@
 #   IMAGE_TAG      absent = the version of the package
 #   RELEASE        1 = everything by digest or hash: BASE_IMAGE must have one, TORCH_BACKEND must not be given; writes dist/streamrl-*.cdx.json
 #   TORCH_BACKEND  cpu = the small CPU build of torch          absent = the package index's (CUDA)
+#   VLLM           gpu | cpu = the generator with vLLM, or with its CPU build   absent = without
 #   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, SSL_CERT_FILE, UV_HTTP_TIMEOUT, http(s)_proxy, no_proxy are handed to the build, not to the image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,7 +37,7 @@ build() {
     local args=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision") name
     [ -z "${BASE_IMAGE:-}" ] || args+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")
     # By name alone: the value is taken from the environment, and is not in the list of processes.
-    for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL SSL_CERT_FILE UV_HTTP_TIMEOUT TORCH_BACKEND http_proxy https_proxy no_proxy; do
+    for name in PIP_INDEX_URL PIP_EXTRA_INDEX_URL SSL_CERT_FILE UV_HTTP_TIMEOUT TORCH_BACKEND VLLM http_proxy https_proxy no_proxy; do
         [ -z "${!name:-}" ] || args+=(--build-arg "$name")
     done
     case "$builder" in
@@ -60,14 +61,30 @@ inside() {
 }
 
 check() {
-    local image="$prefix/$1:$tag" modules
+    local image="$prefix/$1:$tag" modules compiler=""
     case "$1" in
     operator) modules="streamrl_operator.main" ;;
     generator) modules="streamrl_workers.generator.main, torch, transformers" ;;
     trainer) modules="streamrl_workers.trainer.launch, streamrl_workers.models.prepare, streamrl_workers.scheduler.main, torch, transformers" ;;
     esac
-    inside "$image" python -I - "$1" "$modules" <tools/check_image.py
+    if [ "$1" = generator ] && [ "${VLLM:-none}" != none ]; then
+        modules+=", vllm"
+        [ "$VLLM" = cpu ] || compiler="compiler"
+    fi
+    inside "$image" python -I - "$1" "$modules" ${compiler:+"$compiler"} <tools/check_image.py
 }
+
+case "${VLLM:-none}" in
+none | gpu | cpu) ;;
+*)
+    echo "images.sh: VLLM: must be none, gpu or cpu; got '$VLLM'" >&2
+    exit 2
+    ;;
+esac
+if [ "${VLLM:-none}" = gpu ] && [ -n "${TORCH_BACKEND:-}" ]; then
+    echo "images.sh: TORCH_BACKEND: must not be given with VLLM=gpu, which needs the torch of its lock; got '$TORCH_BACKEND'" >&2
+    exit 2
+fi
 
 # What a release is made of can be made again: no name that means something else tomorrow.
 if [ -n "${RELEASE:-}" ]; then

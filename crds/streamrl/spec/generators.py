@@ -21,6 +21,47 @@ class HfEngineSpec(SpecModel):
     )
 
 
+DraftTokens = Annotated[int, Field(ge=1, le=64)]
+
+
+class NgramSpeculation(SpecModel):
+    """Drafts are what followed the last tokens where they stood before, in the same prompt and completion."""
+
+    draft_tokens: DraftTokens = Field(default=4, description="Tokens of a draft at most.")
+    min_match_tokens: int = Field(default=2, ge=1, le=64, description="Last tokens that must be found again, at least.")
+    max_match_tokens: int = Field(default=5, ge=1, le=64, description="As many as this are looked for first.")
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "minMatchTokens must be at most maxMatchTokens",
+            "self.minMatchTokens <= self.maxMatchTokens",
+            lambda ngram: (
+                ngram.min_match_tokens > ngram.max_match_tokens
+                and f"{ngram.min_match_tokens} and {ngram.max_match_tokens}"
+            ),
+        ),
+    )
+
+
+class SuffixSpeculation(SpecModel):
+    """Suffix decoding (arXiv 2411.04975): drafts come from earlier completions too; needs the package arctic-inference."""
+
+    draft_tokens: DraftTokens = Field(default=24, description="Tokens of a draft at most.")
+    cached_completions: int = Field(
+        default=10_000, ge=0, le=10_000_000, description="Completions that drafts come from; 0 = its own prompt alone."
+    )
+    min_probability_percent: int = Field(
+        default=10, ge=0, le=100, description="Tokens that followed less often than this are not drafted."
+    )
+
+
+class Speculation(OneOf):
+    """Drafts that the model checks several tokens at once; they change how fast it generates, not what is likely."""
+
+    ngram: NgramSpeculation | None = Field(default=None, description="From the sample itself.")
+    suffix: SuffixSpeculation | None = Field(default=None, description="From earlier completions too.")
+
+
 class VllmEngineSpec(SpecModel):
     """vLLM: on GPUs, or its CPU build."""
 
@@ -37,6 +78,7 @@ class VllmEngineSpec(SpecModel):
         default=None, description="Method by vLLM's name, as fp8; weights are quantized at each update."
     )
     prefix_caching: bool = Field(default=True, description="Samples of a group share the prompt's keys and values.")
+    speculative: Speculation | None = Field(default=None, description="Speculative decoding; absent = none.")
     extra_args: dict[str, ArgumentValue] = Field(
         default_factory=dict,
         max_length=32,

@@ -107,8 +107,72 @@ def test_an_image_installs_by_hash_alone(name: str) -> None:
     lines = (ROOT / f"Dockerfile.{name}").read_text().splitlines()
     assert all("--require-hashes" in line for line in lines if "pip install" in line and "uv pip" not in line)
     assert all("--no-deps" in line for line in lines if "uv pip install" in line)
-    assert any(
-        "tools/install.sh" in line and f"requirements/{'operator' if name == 'operator' else 'worker'}.txt" in line
-        for line in lines
-    )
     assert [line for line in lines if "://" in line] == []
+    locks = {"operator": {"none": "operator"}, "trainer": {"none": "worker"}}.get(name, VLLM_LOCKS)
+    for vllm, lock in locks.items():
+        lines = chain(stages(name, vllm=vllm), "dependencies")
+        told = next((line.removeprefix("ENV LOCK=") for line in lines if line.startswith("ENV LOCK=")), "")
+        (installed,) = (line for line in lines if "tools/install.sh /opt" in line)
+        assert installed.replace("${LOCK}", told).endswith(f" requirements/{lock}.txt")
+        assert (ROOT / "requirements" / f"{lock}.txt").exists()
+
+
+VLLM_LOCKS = {"none": "worker", "gpu": "vllm", "cpu": "vllm-cpu"}
+
+
+def stages(name: str, *, vllm: str = "none") -> dict[str, tuple[str, list[str]]]:
+    """Stage -> (what it is from, its instructions without comments); the last one is ""."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    text = (ROOT / f"Dockerfile.{name}").read_text().replace("${VLLM}", vllm).replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.startswith("FROM "):
+            _, parent, *rest = line.split()
+            found[rest[1] if rest else ""] = (parent, current := [])
+        elif found and line and not line.startswith("#"):
+            current.append(line)
+    return found
+
+
+def chain(found: dict[str, tuple[str, list[str]]], stage: str) -> list[str]:
+    """All instructions of a stage, those that it is from first."""
+    parent, lines = found[stage]
+    return [*(chain(found, parent) if parent in found else []), *lines]
+
+
+@pytest.mark.parametrize(("name", "vllm"), [("operator", "none"), ("trainer", "none"), *(("generator", v) for v in VLLM_LOCKS)])  # fmt: skip
+def test_code_and_dependencies_are_layers_of_their_own(name: str, vllm: str) -> None:
+    """A change of code reaches neither the stage nor the layer of the dependencies."""
+    found = stages(name, vllm=vllm)
+    copied = [line for line in chain(found, "dependencies") if line.startswith(("COPY", "ADD"))]
+    assert all(line.split()[1].startswith(("requirements/", "tools/install.sh")) for line in copied), copied
+    last = [line for line in found[""][1] if line.startswith("COPY")]
+    assert last == ["COPY --from=dependencies /opt/venv /opt/venv", "COPY --from=code /opt/code /opt/venv"]
+    assert not any("/opt/venv" in line and "--prefix /opt/code" not in line for line in found["code"][1])
+
+
+def test_both_worker_images_share_their_layers() -> None:
+    trainer, generator = stages("trainer"), stages("generator", vllm="none")
+    for stage in ("build", "dependencies", "code"):
+        assert chain(trainer, stage) == chain(generator, stage), stage
+    first = next(at for at, line in enumerate(trainer[""][1]) if line.startswith("LABEL"))
+    assert trainer[""][1][:first] == chain(generator, "")[:first]
+
+
+def test_a_compiler_is_where_triton_needs_one_and_nowhere_else() -> None:
+    for name, vllm in (("operator", "none"), ("trainer", "none"), *(("generator", vllm) for vllm in VLLM_LOCKS)):
+        installs = [line for line in chain(stages(name, vllm=vllm), "") if "gcc" in line]
+        assert bool(installs) == (vllm == "gpu"), (name, vllm)
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"VLLM": "tpu"}, "VLLM: must be none, gpu or cpu; got 'tpu'"),
+        ({"VLLM": "gpu", "TORCH_BACKEND": "cpu"}, "TORCH_BACKEND: must not be given with VLLM=gpu"),
+    ],
+)
+def test_what_vllm_an_image_has_is_checked_first(environ: dict[str, str], told: str) -> None:
+    done = run("tools/images.sh", "build", "generator", **environ)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1

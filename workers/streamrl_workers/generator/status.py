@@ -44,7 +44,9 @@ class GeneratorStatus:
         return Signals(metrics=self._render, status=self._status, fault=self._fault)
 
     def _fault(self) -> str:
-        return "the model is being loaded" if self._link is None else self._link.ill()
+        if self._loop is None or self._link is None:
+            return "the model is being loaded"
+        return self._link.ill() or ("" if self._loop.status().version else "no weights have been loaded yet")
 
     def _render(self) -> bytes:
         if self._loop is not None:

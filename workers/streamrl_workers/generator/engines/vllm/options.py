@@ -4,6 +4,7 @@ Some are fixed, because what the rest of the product promises rests on them; `sp
 """
 
 import dataclasses
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.spec.base import parse_bytes
+from streamrl.spec.generators import Speculation
 from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.vllm.plugin import PLUGIN, WEIGHT_ENGINE
@@ -64,6 +66,7 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,
         "weight_transfer_config": {"backend": WEIGHT_ENGINE},
+        "speculative_config": _speculative(spec.speculative),
     }
     chosen: dict[str, Any] = {"max_model_len": limit_tokens, "gpu_memory_utilization": spec.gpu_memory_percent / 100}
     if spec.kv_cache_bytes is not None:
@@ -78,6 +81,41 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
             "max_num_batched_tokens": max(limit_tokens, _PREFILL_TOKENS_CPU),
         }
     return chosen | _extra(spec, fixed=fixed) | fixed
+
+
+def _speculative(chosen: Speculation | None) -> dict[str, Any] | None:
+    """vLLM's `SpeculativeConfig`."""
+    if chosen is None:
+        return None
+    refuse_drafts_on_cpus(chosen)
+    if chosen.ngram is not None:
+        ngram = chosen.ngram
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": ngram.draft_tokens,
+            "prompt_lookup_min": ngram.min_match_tokens,
+            "prompt_lookup_max": ngram.max_match_tokens,
+        }
+    assert chosen.suffix is not None
+    if importlib.util.find_spec("arctic_inference") is None:
+        field = "engine.vllm.speculative.suffix"
+        raise UserError(field=field, rule="needs the package arctic-inference", fix="install it, or take ngram")
+    return {
+        "method": "suffix",
+        "num_speculative_tokens": chosen.suffix.draft_tokens,
+        "suffix_decoding_max_cached_requests": chosen.suffix.cached_completions,
+        "suffix_decoding_min_token_prob": chosen.suffix.min_probability_percent / 100,
+    }
+
+
+def refuse_drafts_on_cpus(_: Speculation) -> None:
+    """vLLM's CPU build, 0.32, divides the logits of drafted tokens by memory that it never writes (`_expand_kernel_impl` fills a copy)."""
+    if not torch.cuda.is_available():
+        raise UserError(
+            field="engine.vllm.speculative",
+            rule="must be absent on CPUs: with drafts vLLM's CPU build gives wrong log-probs of sampled tokens",
+            fix="leave it out",
+        )
 
 
 _PREFILL_TOKENS_CPU = 4096
