@@ -5,7 +5,7 @@ What a layer keeps for the backward pass was counted on Qwen2, Qwen3 and Llama: 
 layer a token, in float32; in bfloat16 the former stay (norms compute in float32).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from streamrl.spec.training import Trainer
 
@@ -44,7 +44,7 @@ class RankMemory:
     parameters: int
     gradients: int
     optimiser: int
-    gathered: int  # layers that several ranks share, while one of them computes with them
+    gathered: int  # layers whose weights are elsewhere, while a rank computes with them
     logits: int  # of a chunk, and the gradient of the head
     publishing: int  # one tensor in full, in both formats
     activations: int  # of one micro-batch
@@ -58,6 +58,10 @@ class RankMemory:
     def all(self) -> int:
         """At the peak."""
         return sum(asdict(self).values())
+
+    def without_states(self) -> "RankMemory":
+        """What is on the GPU where the rest lies in main memory."""
+        return replace(self, parameters=0, gradients=0, optimiser=0)
 
     def shortage(self, free_bytes: int) -> str | None:
         """The first part that does not fit beside those before it; None if all fit."""
@@ -81,7 +85,7 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, reference: bool, critic:
         parameters=weights * _FLOAT32 // trainer.ranks,
         gradients=trained * _FLOAT32 // trainer.ranks,
         optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.ranks,
-        gathered=gathered if trainer.ranks > 1 else 0,
+        gathered=gathered if trainer.ranks > 1 or trainer.cpu_offload else 0,
         logits=(_LOGIT_COPIES * min(CHUNK_LOGITS, trainer.micro_batch_tokens * sizes.vocabulary) + largest) * _FLOAT32,
         publishing=largest * (_FLOAT32 + number),
         activations=trainer.micro_batch_tokens * _token_bytes(sizes, trainer=trainer),

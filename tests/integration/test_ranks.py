@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from streamrl_workers.trainer.engines.engine import EngineSetup, TrainEngine
@@ -14,7 +15,7 @@ from streamrl_workers.trainer.engines.torch_engine import create
 from support.rank0 import act
 from support.rank_team import RankTeam, tensors_in
 from support.tiny_folder import tiny_folder
-from support.trainer_groups import trainer_spec
+from support.trainer_groups import make_group, trainer_spec
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch: seconds alone, a minute on a busy machine
 
@@ -68,6 +69,40 @@ def test_two_ranks_equal_one(
     for name, tensor in tensors_in(tmp_path / "one", act(one, {"do": "tensors", "folder": tmp_path / "one"})).items():
         torch.testing.assert_close(tensors.pop(name), tensor, rtol=1e-4, atol=1e-4)
     assert not tensors
+
+
+def test_two_ranks_with_cpu_offload_equal_one(tmp_path: Path, model: Path) -> None:
+    one = _one(model, **SMALL)
+    expected = _steps(one)
+    with RankTeam(tmp_path / "two", size=2, model=model, cpuOffload=True, **SMALL) as team:
+        assert team.answer() == "ready"
+        metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("two")
+        assert team.leave() == [0, 0], team.log(1)
+    assert metrics[-1] == pytest.approx(expected[-1], rel=1e-4, abs=1e-4)
+    (tmp_path / "one").mkdir()
+    for name, tensor in tensors_in(tmp_path / "one", act(one, {"do": "tensors", "folder": tmp_path / "one"})).items():
+        torch.testing.assert_close(tensors[name], tensor, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # looks at the blocks' inputs
+@pytest.mark.timeout(1800)  # half a minute of compiling on a core of its own
+def test_compiled_blocks_compute_the_same(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    plain, compiled = (_one(model, activationCheckpointing=True, compile=compile_it) for compile_it in (False, True))
+    before = counters["stats"]["unique_graphs"]
+    for step in range(2):
+        metrics = []
+        for engine in (plain, compiled):
+            engine.begin_step(step, attempt=1)
+            engine.add([make_group(number) for number in range(GROUPS)])
+            metrics.append(engine.finish_step())
+        assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-5)
+    assert counters["stats"]["unique_graphs"] > before  # or nothing was compiled
+    expected, found = plain.tensors(), compiled.tensors()
+    for name, tensor in expected.items():
+        numbers = [torch.frombuffer(bytearray(part.data), dtype=torch.float32) for part in (found[name], tensor)]
+        torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-6)
 
 
 def test_two_ranks_in_bf16_publish_what_one_does_up_to_its_rounding(tmp_path: Path, model: Path) -> None:

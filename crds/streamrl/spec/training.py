@@ -344,6 +344,14 @@ class Trainer(SpecModel):
     activation_checkpointing: bool = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more time."
     )
+    cpu_offload: bool = Field(
+        default=False,
+        description="Keep weights, gradients and optimiser in main memory; a block is on the GPU while it computes. Slower: the optimiser runs on the processor.",
+    )
+    compile: bool = Field(
+        default=False,
+        description="Compile each transformer block (torch.compile); needs a C++ compiler, and Triton on a GPU. Each new kind of shape costs a minute.",
+    )
     train_infer_logprob_diff: LogprobDiffBound = Field(
         default=LogprobDiffBound(), description="When to warn of generators that compute another policy."
     )

@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from streamrl.memory import ModelSizes, number_bytes, published_bytes, rank_memory
+from streamrl.memory import ModelSizes, RankMemory, number_bytes, published_bytes, rank_memory
 from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
@@ -88,7 +88,7 @@ class ResourceEstimate:
     bytes_per_rank: int | None
     """Of the device and of the process; None: the model's size is not known."""
     device_bytes_per_rank: int | None
-    """Of the device alone."""
+    """Of the device alone: a GPU, where weights may lie elsewhere."""
     trainer_cost_per_hour: Decimal
     pools: tuple[PoolEstimate, ...]
 
@@ -120,14 +120,16 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
     simulated = job.spec.trainer.engine.simulated is not None
     trainer = job.spec.trainer
     sizes = None if architecture is None else _sizes(job, architecture)
-    device = _SIMULATED_BYTES if simulated else None if sizes is None else _device_bytes(job, sizes)
+    need = None if simulated or sizes is None else _rank_memory(job, sizes)
+    whole = _SIMULATED_BYTES if simulated else None if need is None else need.all
+    device = whole if need is None or not trainer.cpu_offload else need.without_states().all
     published = 0 if simulated or sizes is None else published_bytes(sizes, trainer=trainer)
     process = 0 if simulated else _PROCESS_BYTES
     return ResourceEstimate(
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
         ranks=trainer.ranks,
-        bytes_per_rank=None if device is None else device + published + process,
+        bytes_per_rank=None if whole is None else whole + published + process,
         device_bytes_per_rank=device,
         trainer_cost_per_hour=Decimal(trainer.cost_per_hour),
         pools=tuple(_pool(job, pool=pool, architecture=architecture) for pool in job.spec.generators),
@@ -210,11 +212,11 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
     )
 
 
-def _device_bytes(job: RLJob, sizes: ModelSizes) -> int:
+def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
     """Of one rank: its share of what lasts, all of its pass."""
     algorithm = job.spec.algorithm
     reference = getattr(algorithm.value, "reference_kl", None) is not None
-    return rank_memory(sizes, trainer=job.spec.trainer, reference=reference, critic=algorithm.ppo is not None).all
+    return rank_memory(sizes, trainer=job.spec.trainer, reference=reference, critic=algorithm.ppo is not None)
 
 
 def _trained(job: RLJob, architecture: Architecture) -> int:

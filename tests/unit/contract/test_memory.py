@@ -49,6 +49,7 @@ def memory(
         ({"processesPerNode": 8}, "parameters", 3.5),
         ({"processesPerNode": 4, "nodes": 2}, "optimiser", 7.1),
         ({"processesPerNode": 8, "precision": "BF16"}, "gathered", 5.4),
+        ({"cpuOffload": True, "precision": "BF16"}, "gathered", 5.4),
         ({"critic": True}, "parameters", 56.7),
         ({"critic": True}, "optimiser", 113.5),
         ({"reference": True}, "parameters", 56.7),
@@ -57,6 +58,12 @@ def memory(
 )
 def test_parts_of_a_7b_model(trainer: dict[str, Any], part: str, gib: float) -> None:
     assert getattr(memory(**trainer), part) / GIB == pytest.approx(gib, abs=0.06)
+
+
+def test_with_cpu_offload_the_gpu_has_all_but_the_states() -> None:
+    found = memory(cpuOffload=True)
+    assert found.without_states().states == 0
+    assert found.without_states().all == found.all - found.states
 
 
 ADAPTED = replace(QWEN25_7B, parameters=WEIGHTS + ADAPTERS, trained=ADAPTERS)

@@ -99,6 +99,19 @@ def test_what_saves_memory_saves_memory(less: dict[str, Any], more: dict[str, An
     assert rank_bytes(**less) < rank_bytes(**more)
 
 
+def test_cpu_offload_moves_states_from_the_device_to_the_process() -> None:
+    document = full_document()
+    document["spec"]["trainer"] |= {"processesPerNode": 2}
+    plain = estimate(parse_job(document), config=QWEN3_8B)
+    document["spec"]["trainer"]["cpuOffload"] = True
+    offloaded = estimate(parse_job(document), config=QWEN3_8B)
+    assert plain.bytes_per_rank == offloaded.bytes_per_rank
+    assert plain.device_bytes_per_rank is not None
+    assert offloaded.device_bytes_per_rank is not None
+    states = 16 * 8_190_735_360 / 2
+    assert plain.device_bytes_per_rank - offloaded.device_bytes_per_rank == pytest.approx(states, rel=0.001)
+
+
 def test_critic_and_reference_need_their_own() -> None:
     kinds = ({"grpo": {}}, {"grpo": {"referenceKl": {}}}, {"ppo": {}})
     plain, reference, critic = (rank_bytes(algorithm=kind, processesPerNode=1) for kind in kinds)

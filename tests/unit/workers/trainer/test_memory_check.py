@@ -10,6 +10,7 @@ from streamrl.errors import UserError
 from streamrl.memory import RankMemory, rank_memory
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_model
+from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines import memory
 from streamrl_workers.trainer.engines.torch_engine import build_models
 from support.tiny_folder import tiny_folder
@@ -67,6 +68,29 @@ def test_what_may_not_fit_is_warned_of(caplog: pytest.LogCaptureFixture, free: i
     memory.complain(NEED, free=free, device="cuda:0")
     assert told in caplog.text
     assert bool(caplog.text) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("main", "gpu", "told"),
+    [
+        (0, GIB, "needs more memory than main memory has free (0.0 GiB): its parameters do not fit"),
+        (GIB, 0, "its gathered may not fit the 0.0 GiB free on cuda"),
+    ],
+)
+def test_with_cpu_offload_both_memories_are_looked_at(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, model: Path, main: int, gpu: int, told: str
+) -> None:
+    free = {"cpu": main, "cuda": gpu}
+    monkeypatch.setattr(memory, "free_bytes", lambda device, *, ranks: free[device.type])
+    spec = trainer_spec(cpuOffload=True)
+    said = ""
+    try:
+        memory.check_memory(
+            str(model), trainer=spec.trainer, algorithm=create_algorithm(spec), device=torch.device("cuda")
+        )
+    except UserError as error:
+        said = str(error)
+    assert told in said + caplog.text
 
 
 def test_the_estimate_is_in_the_log_before_the_model_is_loaded(

@@ -118,9 +118,11 @@ def test_a_sample_that_does_not_fit_alone_is_the_users_error() -> None:
 
 
 def test_several_ranks_end_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "alone", lambda: False)
+    monkeypatch.setattr(worker_module, "sharded", lambda: True)
     worker = _narrow(trainer_spec(), rows=2)
-    with pytest.raises(UserError, match=r"did not fit, and several ranks cut none; lower it, or set"):
+    with pytest.raises(
+        UserError, match=r"did not fit, and none is cut with several ranks or cpuOffload; lower it, or set"
+    ):
         worker.accumulate(_samples(1))
-    with pytest.raises(UserError, match=r"several ranks cut none"):
+    with pytest.raises(UserError, match=r"none is cut with several ranks"):
         worker.prepare(_samples(1))

@@ -1,6 +1,8 @@
 """The models of one rank: bfloat16 where the hardware has it, activation checkpointing, adapters."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,47 @@ def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
     for name, gradient in plain.gradients().items():
         assert gradient.norm() > 0, name
         torch.testing.assert_close(gradients[name], gradient)
+
+
+@pytest.fixture
+def _left() -> Iterator[None]:
+    """A rank with CPU offload is a process group of one."""
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_left")
+@pytest.mark.parametrize(
+    "job", [{"rule": "ppo", "microBatchTokens": 32}, {"lora": {"rank": 4}, "algorithm": KL}], ids=["ppo", "lora"]
+)
+def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path, job: dict[str, Any]) -> None:
+    plain, offloaded = _engine(model, **job), _engine(model, cpuOffload=True, **job)
+    for step in range(3):
+        assert _step(offloaded, step) == pytest.approx(_step(plain, step), rel=1e-4, abs=1e-6)
+    offloaded.save(tmp_path)
+    plain.load(tmp_path)  # what one wrote the other reads
+    assert plain.tensors() == offloaded.tensors()
+    assert _step(plain, 3) == pytest.approx(_step(offloaded, 3), rel=1e-4, abs=1e-6)
+    theirs = offloaded.tensors()
+    for name, published in plain.tensors().items():
+        torch.testing.assert_close(as_tensor(published), as_tensor(theirs[name]), rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_compiler_compile_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError) as refused:
+        build_models(trainer_spec(compile=True), model_path=str(model), device=CPU)
+    (line,) = refused.value.lines
+    assert line.startswith("spec.trainer.compile: must be false where a C++ compiler is missing")
+
+
+@pytest.mark.parametrize(("hidden", "missing"), [("triton", "the package triton"), ("gcc", "a C compiler")])
+def test_a_gpu_needs_triton_and_a_compiler(monkeypatch: pytest.MonkeyPatch, hidden: str, missing: str) -> None:
+    found = None if hidden == "triton" else object()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=rf"^spec.trainer.compile: must be false where {missing} is missing"):
+        sharding.check_compiler(torch.device("cuda"))
 
 
 def _resident_bytes() -> int:

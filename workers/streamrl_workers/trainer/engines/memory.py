@@ -8,7 +8,7 @@ warned of. The first part that does not fit beside those before it is named.
 """
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -23,6 +23,7 @@ _GIB = 2**30
 _LASTING = ("parameters", "gradients", "optimiser")
 _LESS_ACTIVATIONS = "lower spec.trainer.microBatchTokens or set spec.trainer.activationCheckpointing"
 _LESS_OF_THE_REST = "raise spec.trainer.processesPerNode or nodes, or set spec.trainer.lora"
+_LESS_IN_MAIN_MEMORY = "raise spec.trainer.nodes or set spec.trainer.lora"
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def check_memory(model_path: str, *, trainer: Trainer, algorithm: Algorithm, dev
         critic=algorithm.critic is not None,
     )
     free = free_bytes(device, ranks=trainer.processes_per_node)
+    main = torch.device("cpu")
     log.info(
         "memory of a rank, about: %s; free on %s: %s; published versions in main memory: %s",
         _listed(need),
@@ -44,15 +46,25 @@ def check_memory(model_path: str, *, trainer: Trainer, algorithm: Algorithm, dev
         _gib(free),
         _gib(published_bytes(sizes, trainer=trainer)),
     )
-    complain(need, free=free, device=str(device))
+    if not trainer.cpu_offload or device == main:
+        complain(need, free=free, device=str(device))
+        return
+    complain(need.without_states(), free=free, device=str(device))
+    states = replace(need, gathered=0, logits=0, publishing=0, activations=0)
+    complain(
+        states,
+        free=free_bytes(main, ranks=trainer.processes_per_node),
+        device="main memory",
+        less=_LESS_IN_MAIN_MEMORY,
+    )
 
 
-def complain(need: RankMemory, *, free: int, device: str) -> None:
-    """Name the first part that does not fit: an error if it lasts, else a warning."""
+def complain(need: RankMemory, *, free: int, device: str, less: str = _LESS_OF_THE_REST) -> None:
+    """Name the first part that does not fit: an error if it lasts, else a warning. `less`: what makes the others smaller."""
     part = need.shortage(free)
     if part is None:
         return
-    fix = _LESS_ACTIVATIONS if part == "activations" else _LESS_OF_THE_REST
+    fix = _LESS_ACTIVATIONS if part == "activations" else less
     if part in _LASTING:
         raise UserError(
             field="spec.trainer",

@@ -1,4 +1,4 @@
-"""How a rank's model lies on its hardware: device, number format, shards, recomputed activations; torch's process group.
+"""How a rank's model lies on its hardware: device, number format, shards, recomputed activations, compiled blocks; torch's process group.
 
 Owns: torch's rendezvous (NCCL between GPUs, gloo between processors), FSDP2, how gradients are reduced (as sums: they are scaled
 once, in the update), bfloat16. Does not own: who the ranks are (`process_group.py`), files. The functions that make full tensors
@@ -10,11 +10,15 @@ are collectives: every rank calls them in the same order.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16.
 - Activation checkpointing: a block keeps its inputs and computes its activations again in the backward pass. transformers' own
   switch works in training mode only, which would bring dropout; torch's wrapper module changes the names of tensors. So the
-  blocks' `forward` is replaced: hooks of FSDP stay outside of it, names stay as they are.
+  blocks' `forward` is replaced: hooks of FSDP stay outside of it, names stay as they are. Compiled blocks are made the same way.
+- CPU offload: shards lie in main memory, and FSDP brings a block to the GPU when it is needed. One rank is a mesh of one. What ranks
+  tell each other of shards then goes by gloo, also between GPUs.
 """
 
 import functools
+import importlib.util
 import os
+import shutil
 import socket
 import sys
 import time
@@ -24,9 +28,9 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed shows it, where mypy sees it
+from torch._C._distributed_c10d import HashStore, TCPStore  # as torch.distributed shows it, where mypy sees it
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -42,11 +46,11 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     return list(largest)
 
 
-def shard_first(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
+def shard_first(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
     """Shard in env, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
-    shard(model, mesh=mesh, compute=compute)
+    shard(model, mesh=mesh, compute=compute, offload=offload)
     for number, tensor in enumerate(_lasting(model)):
         part = local(tensor.detach())
         given = torch.empty(tensor.shape, dtype=part.dtype, device=part.device) if whole is None else whole[number]
@@ -62,11 +66,16 @@ def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values())
 
 
-def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None) -> None:
-    """Shard in env, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32."""
+def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
+    """Shard in env, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32.
+
+    `offload`: shards, their gradients and so their optimiser lie in main memory.
+    """
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     if compute is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    if offload:
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in (*blocks_of(model), model):
         fully_shard(module, **settings)
     for module in model.modules():
@@ -111,9 +120,15 @@ def rank_of() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def alone() -> bool:
-    """Whether there are no other ranks."""
-    return not dist.is_initialized() or dist.get_world_size() == 1
+def sharded() -> bool:
+    """Whether FSDP gathers the weights: a pass that fails in its midst cannot be made again."""
+    return dist.is_initialized()
+
+
+def compute_device(model: torch.nn.Module) -> torch.device:
+    """Where passes run. With CPU offload the weights lie elsewhere."""
+    parameter = next(model.parameters())
+    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
 START_S = 600.0
@@ -164,6 +179,7 @@ def join_group(
     store: TCPStore,
     timeout_s: float,
     device: torch.device,
+    offload: bool,
     check: Callable[[], None] = lambda: None,
 ) -> DeviceMesh:
     """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError.
@@ -175,14 +191,27 @@ def join_group(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     spare_s = _NCCL_SPARE_S if device.type == "cuda" else 0.0
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
+        _backend(device, offload=offload),
         store=store,
         rank=env.rank,
         world_size=env.size,
         timeout=timedelta(seconds=timeout_s + spare_s),
-        device_id=device if device.type == "cuda" else None,
+        device_id=device if device.type == "cuda" and not offload else None,
     )
     return init_device_mesh(device.type, (env.size,))
+
+
+def mesh_of_one(device: torch.device) -> DeviceMesh:
+    """For a rank alone whose weights lie in main memory."""
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(device, offload=True), store=HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device.type, (1,))
+
+
+def _backend(device: torch.device, *, offload: bool) -> str:
+    if device.type != "cuda":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if offload else "nccl"
 
 
 def _meet(env: RankEnvironment, *, store: TCPStore, check: Callable[[], None]) -> None:
@@ -232,3 +261,33 @@ def recompute_blocks(model: torch.nn.Module) -> None:
     """From now on, in env. No randomness is restored for the second pass: there is no dropout."""
     for block in blocks_of(model):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def compile_blocks(model: torch.nn.Module) -> None:
+    """From now on, in env; blocks of one kind share what is compiled. Lengths of batches vary, so shapes are not compiled in."""
+    for block in blocks_of(model):
+        block.forward = torch.compile(block.forward, dynamic=True)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise UserError where nothing could be compiled, by what torch and Triton will call."""
+    gpu = device.type == "cuda"
+    missing = None
+    if gpu and importlib.util.find_spec("triton") is None:
+        missing = "the package triton"
+    elif not any(map(shutil.which, _compilers(gpu=gpu))):
+        missing = f"a {'C' if gpu else 'C++'} compiler"
+    if missing is not None:
+        raise UserError(
+            field="spec.trainer.compile",
+            rule=f"must be false where {missing} is missing",
+            got=True,
+            fix="leave it out, or run the trainer where there is one",
+        )
+
+
+def _compilers(*, gpu: bool) -> Sequence[str]:
+    """One of them is enough."""
+    if gpu:
+        return [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    return [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]

@@ -6,7 +6,7 @@ ranks are reached (`process_group.py`), the order of a step's work (`training_st
     step loop ─▶ TORCH ENGINE ─▶ training step (samples, rounds, updates) ─▶ Ranks ─▶ RankWorker on every rank
 
 Rank 0 loads the whole model into its memory; every rank gets its part from there (docs/decisions/0006-ranks.md). Models are made in one
-order: copies first, then adapters, activation checkpointing, number format, shards; each of these changes the model in place.
+order: copies first, then adapters, compiled blocks, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,10 @@ from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, 
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import (
     START_S,
+    compile_blocks,
     device_of,
     join_group,
+    mesh_of_one,
     open_store,
     rank_of,
     reach_store,
@@ -110,7 +112,9 @@ def create(setup: EngineSetup) -> TorchEngine:
     """The engine with the initial weights; with several ranks, once all of them have theirs."""
     _prepare_torch(setup)
     if setup.ranks is None:
-        ranks: Ranks = SingleRank(_worker_of(setup, device=device_of(RankEnvironment())))
+        device = device_of(RankEnvironment())
+        mesh = mesh_of_one(device) if setup.spec.trainer.cpu_offload else None
+        ranks: Ranks = SingleRank(_worker_of(setup, device=device, mesh=mesh))
     else:
         ranks = _several_ranks(setup, setup.ranks)
     return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
@@ -119,18 +123,27 @@ def create(setup: EngineSetup) -> TorchEngine:
 def create_follower(setup: EngineSetup, facts: Payload) -> RankWorker:
     """The worker of a rank above 0; `facts` are rank 0's."""
     _prepare_torch(setup)
-    device, timeout_s = device_of(setup.env), setup.spec.trainer.rank_timeout_seconds
+    device, trainer = device_of(setup.env), setup.spec.trainer
     store = reach_store(setup.env, port=facts[_STORE_PORT])
-    mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device)
+    mesh = join_group(
+        setup.env, store=store, timeout_s=trainer.rank_timeout_seconds, device=device, offload=trainer.cpu_offload
+    )
     return _worker_of(setup, device=device, mesh=mesh)
 
 
 def _several_ranks(setup: EngineSetup, ranks: ProcessGroup) -> Ranks:
-    device, timeout_s = device_of(setup.env), setup.spec.trainer.rank_timeout_seconds
+    device, trainer = device_of(setup.env), setup.spec.trainer
     store, port = open_store(setup.env)
 
     def build() -> RankWorker:
-        mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device, check=ranks.check_start)
+        mesh = join_group(
+            setup.env,
+            store=store,
+            timeout_s=trainer.rank_timeout_seconds,
+            device=device,
+            offload=trainer.cpu_offload,
+            check=ranks.check_start,
+        )
         return _worker_of(setup, device=device, mesh=mesh)
 
     ranks.build(build, facts={_STORE_PORT: port}, timeout_s=START_S)
@@ -155,6 +168,8 @@ def build_models(
     """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
+    if trainer.compile:
+        sharding.check_compiler(device)
     algorithm = create_algorithm(spec)
     check_memory(model_path, trainer=trainer, algorithm=algorithm, device=device)
     torch.manual_seed(spec.seed)
@@ -192,10 +207,14 @@ def _finish(
     """In place: what makes a loaded model one that this rank computes with."""
     dtype = sharding.published_dtype(trainer.precision)
     compute = None if dtype is torch.float32 else dtype
+    if trainer.compile:
+        compile_blocks(model)
     if trainer.activation_checkpointing and trained:
         recompute_blocks(model)
     if mesh is not None:
-        shard_first(model, mesh=mesh, compute=compute)  # moves it to the device, block by block
+        shard_first(
+            model, mesh=mesh, compute=compute, offload=trainer.cpu_offload
+        )  # moves it to the device, block by block
         return
     model.to(device)
     if compute is not None:

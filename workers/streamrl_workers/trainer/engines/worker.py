@@ -11,8 +11,8 @@ matter. They are zeroed, never dropped: a step in which nothing was learned stil
 gradients would. Above one rank each holds a part of every tensor; the norm is that of all parts, so all ranks clip and skip alike.
 
 A micro-step for which the memory does not suffice is computed in halves. Where its backward pass had begun to add, the update's
-micro-steps are computed again from its start: half a gradient is never kept. That is so on one rank: with several, one that fails
-within a pass has left the others in a collective, and the run ends with a line that says what to lower.
+micro-steps are computed again from its start: half a gradient is never kept. That is so where nothing is sharded. A pass that fails
+among shards has left other ranks in a collective, or its blocks gathered: the run ends with a line that says what to lower.
 
 The learning rate rises: step s < W takes (s + 1) / W of the peak (W = warm-up steps). Behind it, with x = (s - W) / (N - W) the
 share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 - x, Cosine (1 + cos(pi x)) / 2.
@@ -47,7 +47,7 @@ from streamrl_workers.trainer.engines.forward import (
 )
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.rank_link import Payload
-from streamrl_workers.trainer.engines.sharding import alone, global_norm, local
+from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, sharded
 from streamrl_workers.weights.hashing import TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -137,7 +137,7 @@ class RankWorker:
         self._pools = [pool.name for pool in spec.generators]
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
-        self._device = next(models.model.parameters()).device
+        self._device = compute_device(models.model)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
@@ -351,13 +351,13 @@ def _halves(samples: Sequence[PackedSample], error: BaseException) -> list[Seque
     """Of a micro-batch that was too large. Raises UserError where it cannot be cut, or not by this rank alone."""
     tokens = len(samples) * max((sample.inputs for sample in samples), default=0)
     what = f"a pass of {tokens} tokens ({len(samples)} samples with padding)"
-    if len(samples) > 1 and alone():
+    if len(samples) > 1 and not sharded():
         log.warning("%s did not fit the memory: computed in two; lower spec.trainer.microBatchTokens", what)
         middle = len(samples) // 2
         return [samples[:middle], samples[middle:]]
     raise UserError(
         field="spec.trainer.microBatchTokens",
-        rule=f"is more than the memory holds: {what} did not fit, and {'cannot be cut' if alone() else 'several ranks cut none'}",
+        rule=f"is more than the memory holds: {what} did not fit, and {'none is cut with several ranks or cpuOffload' if sharded() else 'cannot be cut'}",
         fix="lower it, or set spec.trainer.activationCheckpointing; a sample longer than it is a pass of its own",
     ) from error
 
