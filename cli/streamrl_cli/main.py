@@ -43,8 +43,11 @@ COMMANDS = {
 MODULES = {"profile": "profile_command", "resume": "suspend"}
 """Commands whose module has another name: that of the standard library is taken; two are one story."""
 
-ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
-"""Commands whose modules are in `streamrl_cli.cluster`."""
+PACKAGES = {
+    "streamrl_cli.cluster": ("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"),
+    "streamrl_cli.reporting": ("report", "samples", "compare"),
+}
+"""Where the modules of commands are that are not in `streamrl_cli` itself."""
 
 _USER_ERRNOS = frozenset(
     {
@@ -91,7 +94,7 @@ def _dispatch(argv: list[str]) -> int:
     name = argv[0]
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
-    package = "streamrl_cli.cluster" if name in ON_CLUSTERS else "streamrl_cli"
+    package = next((package for package, names in PACKAGES.items() if name in names), "streamrl_cli")
     command = importlib.import_module(f"{package}.{MODULES.get(name, name)}")
     parser = _Parser(
         prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -244,8 +244,8 @@ class _Run:
         return console.EXIT_INTERRUPTED
 
     def _summarise(self) -> None:
-        from streamrl_cli.report import bubbles_line, write_report
         from streamrl_cli.reporting.data import read_run
+        from streamrl_cli.reporting.report import bubbles_line, write_report
 
         data = read_run(self.folder.path)
         first, last = data.evaluations[0], data.evaluations[-1]

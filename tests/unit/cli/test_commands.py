@@ -76,10 +76,10 @@ def streamrl_with_failing_report(
     def fail(_args: object) -> int:
         raise error
 
-    command = ModuleType("streamrl_cli.report")
+    command = ModuleType("streamrl_cli.reporting.report")
     command.add_arguments = lambda parser: None  # type: ignore[attr-defined]
     command.run = fail  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "streamrl_cli.report", command)
+    monkeypatch.setitem(sys.modules, "streamrl_cli.reporting.report", command)
     return streamrl(capsys, "report")
 
 

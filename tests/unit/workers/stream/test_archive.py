@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream import archive
-from streamrl_workers.stream.archive import ArchiveWriter, Place, is_archived, read_archive, segment_path
+from streamrl_workers.stream.archive import ArchiveEnd, ArchiveWriter, is_archived, read_archive, segment_path
 
 SMALL = 20_000
 """Bytes of an archive whose segments hold a few groups each."""
@@ -28,8 +28,8 @@ def group(group_id: int, *, size_bytes: int = 300) -> tuple[pb.ArchivedGroup, pb
     return head, pb.ArchivedSamples(samples=[pb.Sample(group_id=group_id, tokens=data)])
 
 
-def write(folder: Path, groups: Sequence[int], *, at: Place | None = None, max_bytes: int = 2**20) -> Place:
-    writer = ArchiveWriter(folder, max_bytes=max_bytes, at=at or Place())
+def write(folder: Path, groups: Sequence[int], *, at: ArchiveEnd | None = None, max_bytes: int = 2**20) -> ArchiveEnd:
+    writer = ArchiveWriter(folder, max_bytes=max_bytes, at=at or ArchiveEnd())
     for group_id in groups:
         assert writer.append(*group(group_id))
     place = writer.sync()
@@ -37,7 +37,7 @@ def write(folder: Path, groups: Sequence[int], *, at: Place | None = None, max_b
     return place
 
 
-def read(folder: Path, end: Place | None = None) -> list[int]:
+def read(folder: Path, end: ArchiveEnd | None = None) -> list[int]:
     """Ids of the groups, each of which has the samples that were written."""
     entries = list(read_archive(folder, beneath=folder.parent, end=end))
     for entry in entries:
@@ -60,7 +60,7 @@ def test_each_group_that_was_synced_is_there_once_from_the_oldest_kept_on(
     """Processes come and go; what one had written behind its last place is lost with it, or torn; the bound holds."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "archive"
-        place, kept, number = Place(), list[int](), 0
+        place, kept, number = ArchiveEnd(), list[int](), 0
         for sizes, synced, torn in lives:
             writer = ArchiveWriter(folder, max_bytes=SMALL, at=place)
             for written, size_bytes in enumerate(sizes):
@@ -146,7 +146,7 @@ def test_an_archive_that_was_taken_away_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_too_large_is_left_out(tmp_path: Path) -> None:
-    writer = ArchiveWriter(tmp_path / "archive", max_bytes=SMALL, at=Place())
+    writer = ArchiveWriter(tmp_path / "archive", max_bytes=SMALL, at=ArchiveEnd())
     assert not writer.append(*group(0, size_bytes=SMALL))
     assert writer.append(*group(1))
     place = writer.sync()

@@ -29,11 +29,11 @@ from streamrl.errors import UserError
 from streamrl.keys import DIR_ARCHIVE, FILE_JOURNAL
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import parse_bytes
-from streamrl.spec.training import Archive
+from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError, DamagedSamplesError
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import read_samples, read_steps
-from streamrl_workers.stream.archive import ArchiveWriter, Place, is_archived
+from streamrl_workers.stream.archive import ArchiveEnd, ArchiveWriter, is_archived
 from streamrl_workers.stream.packing import count_32, unpack_int64
 
 _PORTION = 64
@@ -51,7 +51,7 @@ log = logging.getLogger("streamrl.scheduler.archive")
 class Account:
     """How far the archive goes, as the journal has it."""
 
-    place: Place = field(default_factory=Place)
+    place: ArchiveEnd = field(default_factory=ArchiveEnd)
     left_out: int = 0
     """Groups that it was to have, and has not."""
 
@@ -63,7 +63,7 @@ class Done:
     group_ids: tuple[int, ...]
     left_out: int
     """So many of them are not in the archive, and should be."""
-    place: Place | None = None
+    place: ArchiveEnd | None = None
     """Behind those that are; None: no more have come in."""
 
 
@@ -74,7 +74,7 @@ def read_account(connection: sqlite3.Connection) -> Account:
         return Account()
     try:
         said = json.loads(row[0])
-        place = Place(segment=int(said["segment"]), offset=int(said["offset"]), chain=bytes.fromhex(said["chain"]))
+        place = ArchiveEnd(segment=int(said["segment"]), offset=int(said["offset"]), chain=bytes.fromhex(said["chain"]))
         return Account(place=place, left_out=int(said["left_out"]))
     except (ValueError, KeyError, TypeError):
         raise DamagedJournalError("what it says of the archive is not what was written") from None
@@ -174,14 +174,14 @@ class Archiver:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._on_done: Callable[[Done], None] = lambda done: None
-        self._place = Place()
+        self._place = ArchiveEnd()
         self._opened: tuple[sqlite3.Connection, ArchiveWriter] | None = None
         self._fault = False
         self._is_behind = False
         self._step = 0
         """Groups settle in the order of their steps: no later one is of a step before this."""
 
-    def start(self, place: Place, *, on_done: Callable[[Done], None]) -> None:
+    def start(self, place: ArchiveEnd, *, on_done: Callable[[Done], None]) -> None:
         """Go on at `place`. Each group that `put` takes is in one `on_done`, which comes in the archive's thread or within `put`."""
         self._place, self._on_done = place, on_done
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
@@ -252,7 +252,7 @@ class Archiver:
                 log.exception("no more samples are archived until the next start")
         return Done(group_ids=tuple(portion), left_out=len(kept) - written, place=place)
 
-    def _archive(self, group_ids: Sequence[int]) -> tuple[Place, int]:
+    def _archive(self, group_ids: Sequence[int]) -> tuple[ArchiveEnd, int]:
         """The place behind these groups, and how many of them had samples and stand there, or had none."""
         connection, writer = self._opened = self._opened or self._open()
         consumed = consumptions(connection, first=self._step, wanted=frozenset(group_ids))

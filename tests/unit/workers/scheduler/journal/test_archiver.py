@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.training import Archive
+from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal import archiver as archiving
 from streamrl_workers.scheduler.journal.archiver import Archiver
