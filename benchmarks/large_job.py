@@ -50,6 +50,8 @@ CHUNK_TOKENS, INTERVAL_S = 2_048, 1.0
 """What a running sample gains between two messages: a generator tells of it each second."""
 KV_TOKENS_PER_SLOT = 10_000
 BUFFER_BYTES = 2**30
+WINDOW_BYTES = 64 * 2**20
+"""Of groups on their way to the trainer."""
 SHOWN_TICKS = 5
 PORTION = 32
 """Results of the task pool that come at once."""
@@ -193,7 +195,8 @@ class StreamingGenerator:
 
 async def run_clients(address: str, generators: int, slots: int) -> None:
     """Role `clients`: all generators, each with a connection, and the trainer."""
-    trainer = FakeTrainer(client(await connect(address, timeout_s=CONNECT_S, who="the scheduler"), SCHEDULER))
+    stub = client(await connect(address, timeout_s=CONNECT_S, who="the scheduler"), SCHEDULER)
+    trainer = FakeTrainer(stub, window_bytes=WINDOW_BYTES)
     began_s = time.perf_counter()
     fakes = [
         StreamingGenerator(
@@ -236,17 +239,13 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     seen, own = answer(clients, timeout_s=TIMEOUT_S), answer(scheduler, timeout_s=TIMEOUT_S)
     door = Door(max_tokens=MAX_TOKENS, batch_groups=args.groups, newest_step=lambda: 0)
     texts = 4 * args.groups * PROMPT_CHARS
-    step_bytes = seen["bytes"] / args.steps
     print(f"{seen['samples']} samples, {seen['bytes'] / MB:.0f} MB to the trainer, in {seen['seconds']:.0f} s")
     print(f"  largest message sent          {own['sent_bytes'] / MB:.2f} MB of {MESSAGE_BYTES / MB:.0f} MB")
     print(
         f"  largest message of a generator {own['heard_bytes'] / MB:.2f} MB of {door.generator_limit_bytes / MB:.0f} MB"
     )
     print(f"  memory, MB, by tenths of time {memory_line(memory)}")
-    print(
-        f"  bounds, MB                    {BUFFER_BYTES / MB:.0f} buffer + {step_bytes / MB:.0f} the step's samples"
-        f" + {texts / MB:.0f} prompts"
-    )
+    print(f"  its bounds, MB                {BUFFER_BYTES / MB:.0f} of samples, {texts / MB:.0f} of prompts")
     print(f"  scheduler CPU                 {own['cpu_s']:.0f} s")
     print(f"  most KV of a generator        {100 * seen['most_kv']:.0f} % of its capacity")
     for cpu_ms, wall_ms, what in own["ticks"]:

@@ -190,10 +190,12 @@ class FakeGenerator:
 class FakeTrainer:
     """Takes a step as soon as it has the groups, and says that a checkpoint covers it."""
 
-    def __init__(self, stub: Client, *, stop_at_groups: int = 0) -> None:
+    def __init__(self, stub: Client, *, stop_at_groups: int = 0, window_bytes: int | None = None) -> None:
+        """`window_bytes`: of groups that it takes before it has paid for them, as the real one does; None: no bound."""
         self._call = stub.Train(metadata=call_metadata(os.environ["STREAMRL_TOKEN"]))
         self._joiner = Joiner(pb.TrainerCommand)
         self._stop_at_groups = stop_at_groups
+        self._window_bytes = window_bytes
         self.samples = 0
         self.bytes = 0
         self.first_s = self.last_s = self.credit_s = 0.0
@@ -208,10 +210,12 @@ class FakeTrainer:
                 self._attempt, self._batch = command.welcome.attempt, command.welcome.batch_groups
                 await self._publish()
                 self.credit_s = time.perf_counter()
-                await self._say(credit=pb.Credit(bytes=CREDIT_BYTES))
+                await self._say(credit=pb.Credit(bytes=self._window_bytes or CREDIT_BYTES))
             elif command.HasField("group"):
                 if self._take(command.group):
                     return
+                if self._window_bytes and not command.group.more:
+                    await self._say(credit=pb.Credit(bytes=command.group.size_bytes))
                 if len(self._groups) == self._batch:
                     await self._take_step()
 

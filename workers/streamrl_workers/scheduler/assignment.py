@@ -27,8 +27,6 @@ from streamrl_workers.scheduler.groups.table import Group
 
 MOST_KEPT = 4096
 """Samples that are kept for those that load: each look passes over their groups."""
-
-
 PORTION_BYTES = 4 * 2**20
 """Of prompts and tokens, issued in one event: a thousand long prompts at once would hold up everything else for a quarter of a second."""
 

@@ -1,7 +1,7 @@
 """The engine `hf`: admits requests into slots, steps them all, takes new weights between steps; and how it is built.
 
-Owns which request has a slot, and which of them have a row in the cache. Does not own the forwards (`runner.py`), the numbers of a row (`batch_state.py`), what tokens
-mean for a request (`requests.py`), bytes of weights (`parameters.py`). One step is:
+Owns which request has a slot, and which of them have a row in the cache. Does not own the forwards (`runner.py`), the numbers of a
+row (`batch_state.py`), what tokens mean for a request (`requests.py`), bytes of weights (`parameters.py`). One step is:
 
     rows' last tokens -> runner.decode -> logits -> draw_tokens -> deltas; finished rows are freed
 
