@@ -9,7 +9,7 @@ Waits for: commands, when it has nothing to do (the link has the deadline); an e
 Invariants:
 - Nothing is generated before verified weights are in the engine; weights change between two steps only.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
-- An engine is given bytes that a pull has verified, and no others (invariant 4); while they are fetched and hashed it generates on.
+- An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
 """
 
 import asyncio
