@@ -9,10 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks import COUNT_SIGMA, LARGEST_COUNT, MEDIAN_COUNT, countdowns
+
+if TYPE_CHECKING:
+    from streamrl.spec import RLJobSpec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -42,18 +46,27 @@ def trl_python() -> Path:
 
 def short_materials(job: Path, *, prompts: int) -> tuple[Path, Path]:
     """Model folder and prompts file of the short task, as StreamRL's own job makes them."""
+    model, file, _ = job_materials(job, name="short", prompts=prompts)
+    return model, file
+
+
+def job_materials(
+    job: Path, *, name: str, changes: Sequence[str] = (), prompts: int | None = None
+) -> tuple[Path, Path, "RLJobSpec"]:
+    """Model folder, prompts file (absent = all steps') and specification of a job whose model is made from scratch."""
     from streamrl_cli.jobfile import load_job
     from streamrl_workers.models.prepare import prepare
     from streamrl_workers.tasks.dataset import open_dataset
 
-    spec = load_job(job).spec
+    spec = load_job(job, overrides=changes).spec
+    prompts = prompts or spec.pipeline.steps * spec.pipeline.batch_groups
     model = prepare(spec, cache_dir=CACHE / "models", base_dir=HERE, report=lambda _: None)
-    file = CACHE / f"short-{spec.seed}-{prompts}.jsonl"
+    file = CACHE / f"{name}-{spec.seed}-{prompts}.jsonl"
     if not file.exists():
         dataset = open_dataset(spec.task, seed=spec.seed, base_dir=HERE)
         items = (dataset.item("train", index) for index in range(prompts))
         _write(file, ({"prompt": item.prompt, "answer": item.answer} for item in items))
-    return model, file
+    return model, file, spec
 
 
 def skewed_materials() -> tuple[Path, Path]:

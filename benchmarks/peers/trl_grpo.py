@@ -3,7 +3,7 @@
     python trl_grpo.py SETTINGS.json
 
 Settings are those of `TrlRun`. Each rank appends one JSON line per optimiser step to `<output>.<rank>.jsonl`: the time
-since its start, samples, tokens (the end token included), sum of rewards, longest answer.
+since its start, samples, tokens (the end token included), sum of rewards, longest answer. The model is saved as `<output>.model`.
 """
 
 import json
@@ -20,6 +20,7 @@ _BORN_S = time.monotonic()
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from tasks import REWARDS  # noqa: E402
+from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import AutoTokenizer, TrainerCallback, TrainerState  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
@@ -28,7 +29,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 class TrlRun:
     """What `compare.py` asks for."""
 
-    task: str  # short | skewed: the reward
+    task: str  # a key of `REWARDS`
     model: str  # folder
     prompts: str  # JSON lines of {"prompt", "answer"}, in the order of training
     output: str  # prefix of the metrics files
@@ -107,7 +108,11 @@ def main() -> None:
         train_dataset=Dataset.from_list([json.loads(line) for line in lines]),
         callbacks=[meter],
     )
+    trainer.create_optimizer()
+    rise = max(1, run.warm_up_steps)  # transformers' own begins with a step at a rate of zero
+    trainer.lr_scheduler = LambdaLR(trainer.optimizer, lambda step: min(1.0, (step + 1) / rise))
     trainer.train()
+    trainer.save_model(f"{run.output}.model")
 
 
 def config(run: TrlRun) -> GRPOConfig:
@@ -138,8 +143,6 @@ def config(run: TrlRun) -> GRPOConfig:
         epsilon=0.2,
         # The optimiser.
         learning_rate=run.learning_rate,
-        lr_scheduler_type="constant_with_warmup",
-        warmup_steps=run.warm_up_steps,
         weight_decay=0.0,
         max_grad_norm=1.0,
         # Speed.

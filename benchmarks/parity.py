@@ -1,0 +1,177 @@
+"""Do StreamRL and TRL learn alike? Held-out reward of equal samples from the same start, by task, arm and seed.
+
+    python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--arms ...] [--table]
+
+Three arms: StreamRL with S = 0 and with S = 1, and TRL's GRPOTrainer. A seed's arms have the same warmed-up model, prompts in the same
+order, groups, optimiser steps, learning rate, clip and AdamW. All are judged by StreamRL's own evaluation of held-out prompts, greedy
+and sampled; TRL's model is saved and evaluated by a job that has it for its start. Each finished arm is a file in the folder of results:
+what is there is not run again, and `--table` prints what is there. Differences are paired by seed; intervals are Student's, 95 %.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from compare import Task, run_trl
+from materials import CACHE, HERE, job_materials
+from run_folders import Run, run_job, spread
+
+from streamrl_cli.jobfile import load_job
+
+JOB = HERE / "parity.yaml"
+RESULTS = CACHE / "parity"
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "lazy": (),
+    "worked": (
+        "spec.task.format.function=tasks:worked_sum",
+        "spec.trainer.learningRate=1.0e-4",
+        "spec.trainer.warmUpSteps=5",
+        "spec.pipeline.batchGroups=64",
+        "spec.pipeline.steps=24",
+    ),
+    "words": (
+        'spec.task.dataset={"jsonl": {"path": "../../examples/math-questions.jsonl", "promptField": "question", "answerField": "answer", "heldOutPercent": 20}}',
+        "spec.task.evaluation.maxPrompts=200",
+        "spec.task.format.function=tasks:lazy_words",
+        "spec.task.rewards[0].python.function=tasks:is_right_words",
+    ),
+}
+ARMS: Mapping[str, tuple[str, ...]] = {
+    "S = 0": ("spec.pipeline.mode=StreamSync", "spec.pipeline.maxStalenessSteps=0"),
+    "S = 1": ("spec.pipeline.mode=StreamAsync", "spec.pipeline.maxStalenessSteps=1"),
+    "TRL": (),
+}
+PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"))
+KINDS = ("greedy", "sampled")
+_STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""97.5 % quantiles by degrees of freedom."""
+_TRL_MICRO_BATCH = 256
+"""Samples of one of TRL's passes. Its loss is a mean over sequences, whatever the cut."""
+
+Rewards = dict[str, dict[str, float]]
+"""before | after -> greedy | sampled."""
+
+
+def main() -> None:
+    """Run what is missing, seeds outermost; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    found: dict[tuple[str, int, str], Rewards] = {}
+    for seed in args.seeds:
+        for task in args.tasks:
+            for arm in args.arms:
+                file = result_file(args.results, task=task, seed=seed, arm=arm)
+                if not file.exists() and not args.table:
+                    _run(file, task=task, seed=seed, arm=arm)
+                if file.exists():
+                    found[task, seed, arm] = json.loads(file.read_text(encoding="utf-8"))
+    for line in table(found):
+        print(line)
+
+
+def result_file(folder: Path, *, task: str, seed: int, arm: str) -> Path:
+    """Named by all that the result follows from, but for the code."""
+    spec = load_job(JOB, overrides=[*_changes(task, seed=seed), *ARMS[arm]]).spec
+    digest = hashlib.blake2b(spec.model_dump_json().encode(), digest_size=4).hexdigest()
+    return folder / f"{task}-{seed}-{arm.replace(' = ', '')}-{digest}.json"
+
+
+def _changes(task: str, *, seed: int) -> list[str]:
+    return [f"spec.seed={seed}", *TASKS[task]]
+
+
+def _run(file: Path, *, task: str, seed: int, arm: str) -> None:
+    """One arm, written when it is whole."""
+    began_s = time.monotonic()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    material = _task(task, seed=seed)
+    rewards = _trl(material, seed=seed) if arm == "TRL" else _ours(material, seed=seed, changes=ARMS[arm])
+    print(f"# {task}, seed {seed}, {arm}: {rewards} in {time.monotonic() - began_s:.0f} s", flush=True)
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps(rewards), encoding="utf-8")
+    beside.rename(file)
+
+
+def _task(name: str, *, seed: int) -> Task:
+    model, prompts, spec = job_materials(JOB, name=name, changes=_changes(name, seed=seed))
+    return Task(name=name, job=JOB, model=model, prompts=prompts, spec=spec)
+
+
+def _ours(task: Task, *, seed: int, changes: Sequence[str]) -> Rewards:
+    run = _from(task.model, task=task.name, seed=seed, changes=changes)
+    return {"before": _rewards(run.evaluations[0]), "after": _rewards(run.evaluations[-1])}
+
+
+def _trl(task: Task, *, seed: int) -> Rewards:
+    """Its model before the first step of a job that is over at once."""
+    settings = argparse.Namespace(ranks=1, threads=1, micro_batch=_TRL_MICRO_BATCH, continuous=False)
+    short = ("spec.pipeline.steps=1", "spec.pipeline.batchGroups=1")
+    with tempfile.TemporaryDirectory() as scratch:
+        run_trl(task, Path(scratch), steps=task.spec.pipeline.steps, args=settings)
+        run = _from(Path(scratch) / "trl.model", task=task.name, seed=seed, changes=short)
+    return {"after": _rewards(run.evaluations[0])}
+
+
+def _from(model: Path, *, task: str, seed: int, changes: Sequence[str]) -> Run:
+    start = ("spec.model.scratch=null", f"spec.model.path.directory={model}")
+    return run_job(JOB, changes=[*_changes(task, seed=seed), *start, *changes])
+
+
+def _rewards(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    return {"greedy": float(evaluation["mean_reward"]), "sampled": float(evaluation["sampled_reward"])}
+
+
+def table(found: Mapping[tuple[str, int, str], Rewards]) -> list[str]:
+    """For each task and kind of answer: rewards of the arms, and differences with their intervals, over seeds that have both arms."""
+    pairs = [f"{one} less {other}" for one, other in PAIRS]
+    lines = [f"| task | answers | seeds | before | {' | '.join(ARMS)} | {' | '.join(pairs)} |", "|---" * 10 + "|"]
+    for task in TASKS:
+        for kind in KINDS:
+            arms = {
+                arm: {seed: rewards["after"][kind] for (name, seed, of), rewards in found.items() if (name, of) == (task, arm)}
+                for arm in ARMS
+            }  # fmt: skip
+            if not any(arms.values()):
+                continue
+            before = [
+                rewards["before"][kind] for (name, _, of), rewards in found.items() if (name, of) == (task, "S = 0")
+            ]
+            after = [spread(list(values.values())) if values else "" for values in arms.values()]
+            apart = [difference(arms[one], arms[other]) for one, other in PAIRS]
+            seeds = "/".join(str(len(values)) for values in arms.values())
+            lines.append(f"| {task} | {kind} | {seeds} | {spread(before) if before else ''} | {' | '.join([*after, *apart])} |")  # fmt: skip
+    return lines
+
+
+def difference(mine: Mapping[int, float], others: Mapping[int, float]) -> str:
+    """Mean and 95 % interval of the paired differences."""
+    apart = [mine[seed] - others[seed] for seed in sorted(mine.keys() & others.keys())]
+    if not apart:
+        return ""
+    mean = statistics.mean(apart)
+    if len(apart) < 2:
+        return f"{mean:+.3f}"
+    half = _STUDENT[len(apart) - 1] * statistics.stdev(apart) / math.sqrt(len(apart))
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"a run failed: {error}")
