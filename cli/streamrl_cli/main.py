@@ -39,8 +39,8 @@ COMMANDS = {
 }
 """Name -> what it does. The module of a command has its name, but for `MODULES`."""
 
-MODULES = {"profile": "profile_command", "resume": "suspend"}
-"""Commands whose module has another name: that of the standard library is taken; two are one story."""
+MODULES = {"profile": "profile_command", "resume": "suspend", "samples": "reporting.samples_command"}
+"""Commands whose module has another name: that of the standard library is taken; two are one story; it lies in a folder."""
 
 ON_CLUSTERS = frozenset(("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"))
 """Commands whose modules are in `streamrl_cli.cluster`."""

@@ -8,12 +8,12 @@ from streamrl.spec.base import NAME_PATTERN, FieldRule, SpecModel, map_by, repea
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
+from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
 from streamrl.spec.training import (
     AlgorithmSpec,
     FailurePolicy,
     Pipeline,
-    Storage,
     Trainer,
     Weights,
 )

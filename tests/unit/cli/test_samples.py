@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.training import Archive
+from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.stream.archive import segment_path

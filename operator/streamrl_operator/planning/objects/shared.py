@@ -14,7 +14,7 @@ from streamrl import API_VERSION, keys, names
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob, RLJobSpec, parse_job
 from streamrl.spec.generators import GeneratorPool
-from streamrl.spec.training import Claim
+from streamrl.spec.storage import Claim
 from streamrl.status import Images
 from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
 from streamrl_operator.planning.values import DesiredRun, PlanningSettings

@@ -55,7 +55,7 @@ class SampleStore:
             UserError: a segment is not what was written.
             DamagedJournalError: the journal's samples are not.
         """
-        for entry in read_archive(self.run_dir / DIR_ARCHIVE, beneath=self.run_dir, end=self.account.place):
+        for entry in read_archive(self.run_dir / DIR_ARCHIVE, beneath=self.run_dir, end=self.account.position):
             yield StoredGroup(head=entry.head, source=entry)
         consumed = consumptions(self._connection)
         ids = self._connection.execute(f"SELECT DISTINCT key >> {SAMPLE_BITS} FROM trajectories ORDER BY 1")  # noqa: S608 - a constant

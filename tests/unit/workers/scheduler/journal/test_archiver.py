@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.training import Archive
+from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal import archiver as archiving
 from streamrl_workers.scheduler.journal.archiver import Archiver
@@ -131,10 +131,10 @@ async def test_what_was_synced_behind_the_account_is_not_there_twice(
     run_dir.mkdir()
 
     def sync_and_copy(writer: ArchiveWriter):
-        place = append(writer)
+        position = append(writer)
         if not copies.exists():
             shutil.copytree(run_dir, copies, ignore=shutil.ignore_patterns("*-shm"))
-        return place
+        return position
 
     monkeypatch.setattr(ArchiveWriter, "sync", sync_and_copy)
     journal = opened(run_dir)

@@ -1,0 +1,71 @@
+"""What a job writes to disk: checkpoints, the journal, the archive of samples."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from streamrl.spec.base import ByteQuantity, FieldRule, SpecModel, parse_bytes
+from streamrl.spec.pod import ObjectName
+
+MIN_ARCHIVE = "4Mi"
+"""A sixteenth of it is one segment."""
+
+
+class Claim(SpecModel):
+    """A volume of the job on Kubernetes; a local run writes into its run folder."""
+
+    storage_class_name: ObjectName | None = Field(default=None, description="Storage class; absent = the cluster's.")
+    size: ByteQuantity = Field(default="10Gi", description="Size of the claim that is made.")
+    when_deleted: Literal["Delete", "Retain"] = Field(
+        default="Delete", description="What becomes of the claim that was made when the job is deleted."
+    )
+
+
+class Checkpoints(Claim):
+    """Checkpoints of model, optimiser, random state and journal position; the trained model lies beside them."""
+
+    interval_steps: int = Field(
+        default=10, ge=1, le=1_000_000, description="Steps between checkpoints; one is always written at the end."
+    )
+    keep_last: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept.")
+    claim_name: ObjectName | None = Field(
+        default=None,
+        description="A persistent volume claim that exists; kept when the job is deleted. Absent = one is made.",
+    )
+    when_deleted: Literal["Delete", "Retain"] = Field(
+        default="Retain", description="What becomes of the claim that was made when the job is deleted."
+    )
+
+
+class JournalSpec(Claim):
+    """The scheduler's journal: on a volume of its own, never on a network file system."""
+
+
+class Archive(SpecModel):
+    """Samples of groups that are trained or dropped, kept in the run folder (on Kubernetes: on the journal's volume)."""
+
+    share_percent: int = Field(
+        default=100,
+        ge=0,
+        le=100,
+        description="Share of the groups that is kept; 0 keeps none, and so no samples to look at.",
+    )
+    max_bytes: ByteQuantity = Field(
+        default="256Mi", description=f"Bytes on the disk, at least {MIN_ARCHIVE}; the oldest samples go first."
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"maxBytes must be at least {MIN_ARCHIVE}",
+            f"quantity(self.maxBytes).compareTo(quantity('{MIN_ARCHIVE}')) >= 0",
+            lambda archive: parse_bytes(archive.max_bytes) < parse_bytes(MIN_ARCHIVE) and archive.max_bytes,
+        ),
+    )
+
+
+class Storage(SpecModel):
+    """What is written to disk."""
+
+    checkpoints: Checkpoints = Field(default=Checkpoints(), description="Checkpoints.")
+    journal: JournalSpec = Field(default=JournalSpec(), description="The scheduler's journal.")
+    archive: Archive = Field(default=Archive(), description="Samples to look at, and for later use.")
