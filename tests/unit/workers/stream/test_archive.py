@@ -54,7 +54,7 @@ LIVES = st.lists(
 """Of each process: the bytes of the groups that it writes, how many of them it syncs, and what a kill leaves half written."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(lives=LIVES)
 def test_each_group_that_was_synced_is_there_once_from_the_oldest_kept_on(
     lives: list[tuple[list[int], int, bytes]],
@@ -95,7 +95,7 @@ def test_every_byte_of_every_segment_is_covered(tmp_path: Path) -> None:
     position = write(folder, range(40), max_bytes=SMALL)
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
-        for at in range(0, len(whole), 61):
+        for at in range(0, len(whole), 151):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
             with pytest.raises(UserError, match="is damaged: ") as refused:
                 read(folder, position)
@@ -174,20 +174,42 @@ def test_what_is_no_file_is_refused(what: str, tmp_path: Path) -> None:
         read(folder, position)
 
 
-def test_a_body_that_grows_beyond_what_its_head_says_is_no_more_than_refused(tmp_path: Path) -> None:
-    """Digests are of whoever made the file: they keep nobody from making one that is hostile."""
-    folder = tmp_path / "archive"
-    folder.mkdir()
-    head = pb.ArchivedGroup(group_id=1, samples=[pb.ArchivedSample(tokens=1)]).SerializeToString()
-    body = zlib.compress(bytes(2**24))
-    sizes = struct.pack("<III", len(head), len(body), 100)
+# ---- digests are of whoever made the file: they keep nobody from making one that is hostile
+
+
+def forged(folder: Path, *, head: bytes, body: bytes, raw_bytes: int) -> None:
+    """A segment of one frame, with digests that are right."""
+    folder.mkdir(exist_ok=True)
+    sizes = struct.pack("<III", len(head), len(body), raw_bytes)
     digest = archive._digest(body)
     chain = archive._digest(archive.NO_CHAIN, sizes, digest, head)
     header = struct.pack("<8sQ16s", b"SRLARCH1", 0, archive.NO_CHAIN)
     segment_path(folder, 0).write_bytes(b"".join((header, sizes, digest, chain, head, body)))
-    (entry,) = read_archive(folder, beneath=tmp_path)
+
+
+def test_a_body_that_grows_beyond_what_its_frame_says_is_refused(tmp_path: Path) -> None:
+    head, _ = group(1)
+    forged(tmp_path / "archive", head=head.SerializeToString(), body=zlib.compress(bytes(2**24)), raw_bytes=100)
+    (entry,) = read_archive(tmp_path / "archive", beneath=tmp_path)
     with pytest.raises(UserError, match="the samples of group 1 are not what was written"):
         entry.samples()
+
+
+@settings(max_examples=100, deadline=None)
+@given(head=st.binary(max_size=60), raw=st.binary(max_size=60), shrinks=st.booleans(), more=st.integers(-1, 2**32 - 61))
+def test_whatever_stands_in_a_frame_is_read_or_refused_in_a_line(
+    head: bytes, raw: bytes, shrinks: bool, more: int
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "archive"
+        raw_bytes = max(0, len(raw) + more)
+        forged(folder, head=head, body=zlib.compress(raw) if shrinks else raw, raw_bytes=raw_bytes)
+        try:
+            for entry in read_archive(folder, beneath=folder.parent):
+                assert entry.head.SerializeToString() is not None
+                assert entry.samples().ByteSize() <= raw_bytes
+        except UserError as error:
+            assert str(error).count("\n") == 0
 
 
 @pytest.mark.parametrize("share_percent", [1, 10, 50, 99])
