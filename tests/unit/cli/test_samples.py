@@ -193,6 +193,15 @@ def link_folder(run_dir: Path) -> None:
     folder.symlink_to(folder.rename(run_dir.parent / "folder"))
 
 
+async def test_a_journal_of_another_run_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    journal = run_dir / "journal.sqlite"
+    journal.symlink_to(journal.rename(tmp_path / "other.sqlite"))
+    outcome = samples(capsys, run_dir)
+    assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 1), outcome
+    assert "journal.sqlite: must not be a symbolic link" in outcome.err[0]
+
+
 @pytest.mark.parametrize("change", [damage, cut, link, link_folder])
 async def test_an_archive_that_is_not_what_was_written_is_refused_in_a_line(
     change: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]

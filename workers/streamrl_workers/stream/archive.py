@@ -196,7 +196,8 @@ def read_archive(folder: Path, *, beneath: Path, end: ArchivePosition | None = N
         try:
             file = open_regular(path, beneath=beneath)
         except MissingFileError:
-            continue  # its writer has just removed it: it was the oldest
+            chain = None  # its writer has just removed it: it was the oldest, and so were those before
+            continue
         with file:
             segment = _Segment(
                 file, path=path, beneath=beneath, stop=end.offset if end is not None and is_last else None

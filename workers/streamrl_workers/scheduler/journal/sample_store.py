@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl.keys import DIR_ARCHIVE
+from streamrl.keys import DIR_ARCHIVE, FILE_JOURNAL
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.archiver import Account, consumptions, read_account, read_stored
 from streamrl_workers.scheduler.journal.check import snapshot
@@ -73,5 +73,10 @@ def open_samples(run_dir: Path) -> Iterator[SampleStore]:
     Raises:
         UserError: the folder or its journal cannot be read, or is not what was written.
     """
+    journal = run_dir / FILE_JOURNAL
+    if journal.is_symlink():
+        raise UserError(
+            field=str(journal), rule="must not be a symbolic link", fix="name the folder that has the journal"
+        )
     with snapshot(run_dir) as connection:
         yield SampleStore(run_dir=run_dir, account=read_account(connection), _connection=connection)
