@@ -40,7 +40,7 @@ COMMANDS = {
 }
 """Name -> what it does. The module of a command has its name, but for `MODULES`."""
 
-MODULES = {"profile": "profile_command", "resume": "suspend"}
+MODULES = {"profile": "profile_command", "resume": "suspend", "samples": "samples_command"}
 """Commands whose module has another name: that of the standard library is taken; two are one story."""
 
 PACKAGES = {

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec.schema import path_text
+from streamrl_cli.reporting.samples import KINDS, ShownSample, of_step
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.runner.scaling import FILE_SCALING
@@ -32,6 +33,7 @@ MOST_PROCESSES = 1000
 _NO_PROCESSES = frozenset(("steps.jsonl", "evaluations.jsonl", FILE_SCALING))
 MOST_BINS = 120
 """Points of a timeline: as many as can be told apart on a screen."""
+_SAMPLES_OF_A_KIND = 2
 SHORTEST_BIN_S = 1.0
 """Processes write their parts once a second."""
 RESIZE: TypeAdapter[ResizeRecord] = TypeAdapter(with_config(_STRICT)(ResizeRecord))
@@ -138,6 +140,10 @@ class RunData:
     """Reason -> groups, over all lines of `steps.jsonl`: a step that is trained again does not undo what was lost before."""
     score_failures: Mapping[str, int] = field(default_factory=dict)
     """Kind -> samples that got no reward, held-out ones too, over the same lines."""
+    samples: tuple[ShownSample, ...] = ()
+    """Some of the newest step."""
+    no_samples: str = ""
+    """Why there are none to show; "": there are, or the folder has no journal."""
 
 
 def read_run(path: Path) -> RunData:
@@ -153,6 +159,7 @@ def read_run(path: Path) -> RunData:
     evaluations = {line["step"]: line for line in held_out}
     if not steps and not evaluations:
         raise UserError(field=str(path), rule="has no steps to report yet", fix="wait for the first step, or see logs/")
+    samples, no_samples = _samples(folder)
     return RunData(
         folder=folder,
         steps=tuple(steps[step] for step in sorted(steps)),
@@ -162,7 +169,19 @@ def read_run(path: Path) -> RunData:
         scaling=tuple(records(metrics / FILE_SCALING, RESIZE, beneath=folder.path)),
         dropped=sum((Counter(line.get("dropped", {})) for line in lines), Counter()),
         score_failures=sum((Counter(line.get("score_failures", {})) for line in lines), Counter()),
+        samples=samples,
+        no_samples=no_samples,
     )
+
+
+def _samples(folder: RunFolder) -> tuple[tuple[ShownSample, ...], str]:
+    """Of the newest step; a journal that cannot be believed costs the page its samples alone."""
+    if not folder.file(keys.FILE_JOURNAL).exists():
+        return (), ""
+    try:
+        return of_step(folder.path, step=None, kinds=tuple(KINDS), count=_SAMPLES_OF_A_KIND).samples, ""
+    except UserError as error:
+        return (), str(error)
 
 
 def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:

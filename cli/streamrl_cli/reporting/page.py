@@ -16,6 +16,7 @@ from typing import Any, cast
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from streamrl.text import plain
 from streamrl_cli.reporting.data import RunData, Timeline, weighted_bubbles
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
 from streamrl_workers.metrics import logprob_diff
@@ -51,6 +52,8 @@ FEW_REPLICAS = 10
 """Up to so many the axis counts one by one."""
 REASON_CHARS = 60
 """A line of a reason, as wide as fits beside the pointer."""
+MOST_TEXT_CHARS = 4000
+"""Of a prompt or a turn: `streamrl samples --full` has it whole."""
 SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
 
@@ -91,8 +94,25 @@ def render(run: RunData, *, plotly_js: str) -> str:
         lost=list(_lost(run)),
         key={part: COLOURS[part] for part in PARTS},
         walls=list(_walls(run)),
+        samples=list(_shown_samples(run)),
+        no_samples=plain(run.no_samples),
         processes=[line.process for line in run.timelines],
         job=json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
+    )
+
+
+def _shown_samples(run: RunData) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Title, numbers, texts of each; what would be hidden or change the direction is shown as its escape."""
+    for sample in run.samples:
+        texts = [(name, plain(_cut(text))) for name, text in sample.texts()]
+        yield plain(sample.title()), plain(sample.facts()), texts
+
+
+def _cut(text: str) -> str:
+    return (
+        text
+        if len(text) <= MOST_TEXT_CHARS
+        else f"{text[:MOST_TEXT_CHARS]} … {len(text) - MOST_TEXT_CHARS} more characters"
     )
 
 

@@ -1,81 +1,221 @@
-"""`streamrl samples RUN`: looks at what a run generated, also while it runs.
+"""Picks samples of a run to look at, and says what is known of each. Owns no reading of files, and no layout."""
 
-Shows samples of one step, the newest that has been taken unless `--step` names another: the best, the worst, the longest and one
-at random. `--group` shows one group whole, `--dropped` picks among the groups that were dropped. Samples come from the
-archive (`storage.archive` of the job) and, for the newest steps, from the journal.
-"""
-
-import argparse
-import json
-from collections.abc import Iterator
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from streamrl import keys
-from streamrl.errors import EXIT_DONE, UserError
-from streamrl.spec import read_job
-from streamrl_cli import console
-from streamrl_cli.reporting.shown_samples import KINDS, ShownSample, of_dropped, of_group, of_step
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
+from streamrl_workers.stream.packing import count_32, unpack_float32, unpack_int32
 
-_TEXT_CHARS = 800
-"""Of a prompt or a turn, where `--full` is not given."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `streamrl samples`."""
-    parser.add_argument("run", type=Path, help="the run folder")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--step", type=int, metavar="N", help="samples of this step (default: the newest)")
-    where.add_argument("--group", type=int, metavar="G", help="all samples of this group")
-    where.add_argument("--dropped", action="store_true", help="samples of groups that were dropped")
-    for kind, text in KINDS.items():
-        parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=text)
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="samples of each kind (default: 1)")
-    parser.add_argument("--full", action="store_true", help="texts whole, however long")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with tokens and log-probs")
+KINDS = {
+    "best": "the highest rewards",
+    "worst": "the lowest rewards",
+    "longest": "the most tokens",
+    "random": "at random, the same ones each time",
+}
+"""Kind -> which samples it picks."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the samples."""
-    if args.count < 1:
-        raise UserError(field="--count", rule="must be at least 1", got=args.count)
-    kinds = tuple(args.kinds or KINDS)
-    if args.group is not None:
-        found = of_group(args.run, group_id=args.group)
-    elif args.dropped:
-        found = of_dropped(args.run, kinds=kinds, count=args.count)
-    else:
-        found = of_step(args.run, step=args.step, kinds=kinds, count=args.count)
-    for note in _notes(args.run, left_out=found.left_out):
-        console.err(note)
-    for sample in found.samples:
-        if args.json:
-            console.out(json.dumps(sample.document(), allow_nan=False))
-        else:
-            console.out(*_lines(sample, most_chars=None if args.full else _TEXT_CHARS))
-    return EXIT_DONE
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSample:
+    """A sample with all that is known of it."""
+
+    kinds: tuple[str, ...]
+    """Why it was picked."""
+    group: pb.ArchivedGroup
+    sample: pb.Sample
+    prompt: str
+    written: pb.SampleTexts
+
+    @property
+    def reward(self) -> float | None:
+        """Its reward, if it has one."""
+        return self.sample.reward if self.sample.HasField("reward") else None
+
+    @property
+    def advantage(self) -> float | None:
+        """What the trainer made of it, if it was trained and its trainer says so."""
+        place = 4 * self.sample.sample_index
+        data = self.group.advantages[place : place + 4]
+        value = unpack_float32(data)[0] if len(data) == 4 else math.nan  # noqa: PLR2004 - of a float32
+        return None if math.isnan(value) else value
+
+    @property
+    def fate(self) -> str:
+        """What became of it."""
+        if self.group.HasField("step"):
+            return f"step {self.group.step}"
+        return f"dropped ({self.group.drop_reason})" if self.group.drop_reason else "not trained yet"
+
+    def title(self) -> str:
+        """Why it is shown, and which it is."""
+        kinds = f"{', '.join(self.kinds)}: " if self.kinds else ""
+        return f"{kinds}{self.fate}, group {self.group.group_id}, sample {self.sample.sample_index}"
+
+    def facts(self) -> str:
+        """Its numbers on a line."""
+        sample = self.sample
+        parts = ", ".join(f"{name} {value:g}" for name, value in sorted(sample.reward_parts.items()))
+        reward = f"no reward ({sample.reward_error})" if self.reward is None else f"reward {self.reward:g}"
+        told = [f"{reward}{f' ({parts})' if len(sample.reward_parts) > 1 else ''}"]
+        told += [] if self.advantage is None else [f"advantage {self.advantage:+.3g}"]
+        told.append(f"{count_32(sample.tokens)} tokens, ended by {sample.finish_reason or 'nothing'}")
+        versions = sorted({span.step for span in sample.spans})
+        told.append(
+            f"version {'-'.join(map(str, dict.fromkeys((versions[0], versions[-1]))))}" if versions else "no version"
+        )
+        return ", ".join(told) + f", by {sample.generator_id or 'nobody'} in {sample.generate_s:.3g} s"
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """(whose, text), in their order."""
+        if self.prompt:
+            yield "prompt", self.prompt
+        answers = iter(self.written.observations)
+        for turn in self.written.turns:
+            yield "completion", turn
+            if answer := next(answers, ""):
+                yield "environment", answer
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        sample, group = self.sample, self.group
+        return {
+            "kinds": list(self.kinds),
+            "group": group.group_id,
+            "sample": sample.sample_index,
+            "step": group.step if group.HasField("step") else None,
+            "attempt": group.attempt if group.HasField("step") else None,
+            "dropped": group.drop_reason or None,
+            "prompt_index": group.prompt_index,
+            "prompt": self.prompt,
+            "turns": list(self.written.turns),
+            "observations": list(self.written.observations),
+            "reward": _number(self.reward),
+            "reward_parts": {name: _number(value) for name, value in sorted(sample.reward_parts.items())},
+            "reward_error": sample.reward_error or None,
+            "advantage": _number(self.advantage),
+            "finish_reason": sample.finish_reason,
+            "generator": sample.generator_id,
+            "generate_s": _number(sample.generate_s),
+            "spans": [{"tokens": span.tokens, "attempt": span.attempt, "step": span.step} for span in sample.spans],
+            "segments": [
+                {
+                    "tokens": segment.tokens,
+                    "observation": segment.observation,
+                    "reward": _number(segment.reward if segment.HasField("reward") else None),
+                }
+                for segment in sample.segments
+            ],
+            "prompt_tokens": unpack_int32(sample.prompt_tokens).tolist(),
+            "tokens": unpack_int32(sample.tokens).tolist(),
+            "logprobs": [_number(value) for value in unpack_float32(sample.logprobs)],
+        }
 
 
-def _notes(run_dir: Path, *, left_out: int) -> Iterator[str]:
-    archive = read_job(run_dir / keys.FILE_JOB, beneath=run_dir).spec.storage.archive
-    if not archive.share_percent:
-        yield "storage.archive is off (sharePercent: 0): only the newest steps have samples, without texts"
-    elif left_out:
-        yield f"{left_out} groups are not in the archive: it could not take them (see the scheduler's log)"
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
-def _lines(sample: ShownSample, *, most_chars: int | None) -> Iterator[str]:
-    yield sample.title()
-    yield f"  {sample.facts()}"
-    for name, text in sample.texts():
-        yield from _text(name, text, most_chars=most_chars)
-    yield ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Samples to look at."""
+
+    samples: tuple[ShownSample, ...]
+    left_out: int
+    """Groups that the archive was to have, and has not."""
 
 
-def _text(name: str, text: str, *, most_chars: int | None) -> Iterator[str]:
-    shown = text if most_chars is None else text[:most_chars]
-    margin = f"  {name:<11}"
-    for line in shown.split("\n"):
-        yield f"{margin}| {line}"
-        margin = " " * len(margin)
-    if len(shown) < len(text):
-        yield f"{margin}  {len(text) - len(shown)} more characters: --full"
+def of_group(run_dir: Path, *, group_id: int) -> Found:
+    """All samples of one group. Raises `UserError`: there are none, or the run folder cannot be believed."""
+    with open_samples(run_dir) as store:
+        group = next((group for group in store.groups() if group.head.group_id == group_id), None)
+        if group is None:
+            raise UserError(
+                field=f"group {group_id}",
+                rule="has no samples in this run folder",
+                fix=f"`streamrl journal show {run_dir} {group_id}` tells its life",
+            )
+        samples = tuple(_shown(group, index, kinds=()) for index in range(len(group.head.samples)))
+        return Found(samples=samples, left_out=store.account.left_out)
+
+
+def of_step(run_dir: Path, *, step: int | None, kinds: Sequence[str], count: int) -> Found:
+    """Samples of a step, None: of the newest that has some. Raises `UserError`: as `of_group`."""
+    with open_samples(run_dir) as store:
+        groups: list[StoredGroup] = []
+        first, newest = None, None
+        for group in store.groups():
+            if not group.head.HasField("step"):
+                continue
+            at = group.head.step
+            first, newest = at if first is None else min(first, at), at if newest is None else max(newest, at)
+            if step is None and groups and at > groups[0].head.step:
+                groups.clear()
+            if at == (newest if step is None else step):
+                groups.append(group)
+        if not groups:
+            known = "no step has any yet" if first is None else f"there are samples of steps {first} to {newest}"
+            raise UserError(
+                field=f"step {step}" if step is not None else str(run_dir), rule="has no samples", fix=known
+            )
+        return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
+
+
+def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
+    """Samples of groups that were dropped when they had been scored. Raises `UserError`: as `of_group`."""
+    with open_samples(run_dir) as store:
+        groups = [group for group in store.groups() if group.head.drop_reason]
+        return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
+
+
+_Candidate = tuple[StoredGroup, int]
+"""A group and which of its samples."""
+
+
+def _picked(groups: Iterable[StoredGroup], *, kinds: Sequence[str], count: int) -> tuple[ShownSample, ...]:
+    """Of each kind so many; one that is of several kinds comes once."""
+    candidates = [(group, index) for group in groups for index in range(len(group.head.samples))]
+    chosen: dict[tuple[int, int], list[str]] = {}
+    groups_by_id = {group.head.group_id: group for group, _ in candidates}
+    for kind in kinds:
+        for group, index in _PICK[kind](candidates)[:count]:
+            chosen.setdefault((group.head.group_id, index), []).append(kind)
+    return tuple(
+        _shown(groups_by_id[group_id], index, kinds=tuple(names)) for (group_id, index), names in chosen.items()
+    )
+
+
+def _by_reward(candidates: Sequence[_Candidate], *, sign: int) -> list[_Candidate]:
+    known = [(group, index) for group, index in candidates if group.head.samples[index].HasField("reward")]
+    return sorted(known, key=lambda one: -sign * one[0].head.samples[one[1]].reward)
+
+
+def _at_random(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    order = list(candidates)
+    random.Random(0).shuffle(order)
+    return order
+
+
+_PICK: dict[str, Callable[[Sequence[_Candidate]], list[_Candidate]]] = {
+    "best": lambda candidates: _by_reward(candidates, sign=1),
+    "worst": lambda candidates: _by_reward(candidates, sign=-1),
+    "longest": lambda candidates: sorted(candidates, key=lambda one: -one[0].head.samples[one[1]].tokens),
+    "random": _at_random,
+}
+
+
+def _shown(group: StoredGroup, index: int, *, kinds: tuple[str, ...]) -> ShownSample:
+    stored = group.read()
+    texts = stored.texts.samples
+    return ShownSample(
+        kinds=kinds,
+        group=group.head,
+        sample=stored.samples[index],
+        prompt=stored.texts.prompt,
+        written=texts[index] if index < len(texts) else pb.SampleTexts(),
+    )

@@ -1,6 +1,6 @@
 """The run folder: everything that a run leaves behind, in one directory, used by one runner at a time.
 
-job.json  run.json  lock  journal.sqlite  metrics/  logs/  endpoints/  checkpoints/  model/  result.json  report.html
+job.json  run.json  lock  journal.sqlite  archive/  metrics/  logs/  endpoints/  checkpoints/  model/  result.json  report.html
 
 All of it is its owner's alone (`private_files`): prompts, answers and weights may be confidential, and logs may hold a secret of the user's.
 The lock is advisory and dies with its holder.

@@ -1,4 +1,4 @@
-"""What is written to disk: checkpoints, journal, archive."""
+"""What a job writes to disk: checkpoints, the journal, the archive of samples."""
 
 from typing import ClassVar, Literal
 
@@ -8,7 +8,7 @@ from streamrl.spec.base import ByteQuantity, FieldRule, SpecModel, parse_bytes
 from streamrl.spec.pod import ObjectName
 
 MIN_ARCHIVE = "4Mi"
-"""Its segments, a sixteenth each, still hold a few groups."""
+"""A sixteenth of it is one segment."""
 
 
 class Claim(SpecModel):

@@ -30,7 +30,7 @@ _ELEMENTS = frozenset(
         *("b", "i", "pre", "details", "summary", "table", "tr", "th", "td"),
     ]
 )
-_ATTRIBUTES = frozenset(["lang", "charset", "http-equiv", "content", "class", "id", "style", "type"])
+_ATTRIBUTES = frozenset(["lang", "charset", "http-equiv", "content", "class", "id", "style", "type", "open"])
 _SECRET = "of another folder"
 
 

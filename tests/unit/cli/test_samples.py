@@ -8,13 +8,15 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.storage import Archive
+from streamrl_cli.reporting.data import read_run
+from streamrl_cli.reporting.page import render
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.stream.archive import segment_path
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from support.command import Outcome, streamrl
 from support.histories import attempt, plan, step
-from support.hostile import ACTS, CONTROLS, write_json
+from support.hostile import ACTS, CONTROLS, MARKUP, Skeleton, foreign_folder, write_json
 from support.jobs import simulated_job
 from support.journals import OpenJournal
 
@@ -69,7 +71,7 @@ async def write_run(run_dir: Path, *, text: str = "text", share_percent: int = 1
 
 
 def _make_folder(run_dir: Path, *, share_percent: int) -> None:
-    run_dir.mkdir()
+    run_dir.mkdir(exist_ok=True)
     job = simulated_job()
     job["spec"]["storage"]["archive"] = {"sharePercent": share_percent}
     write_json(run_dir / "job.json", job)
@@ -191,6 +193,15 @@ def link_folder(run_dir: Path) -> None:
     folder.symlink_to(folder.rename(run_dir.parent / "folder"))
 
 
+async def test_a_journal_of_another_run_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    journal = run_dir / "journal.sqlite"
+    journal.symlink_to(journal.rename(tmp_path / "other.sqlite"))
+    outcome = samples(capsys, run_dir)
+    assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 1), outcome
+    assert "journal.sqlite: must not be a symbolic link" in outcome.err[0]
+
+
 @pytest.mark.parametrize("change", [damage, cut, link, link_folder])
 async def test_an_archive_that_is_not_what_was_written_is_refused_in_a_line(
     change: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -200,3 +211,36 @@ async def test_an_archive_that_is_not_what_was_written_is_refused_in_a_line(
     outcome = samples(capsys, run_dir, "--group", "3")
     assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 1), outcome
     assert "segment-00000000: " in outcome.err[0]
+
+
+# ---- in the report
+
+
+async def report(path: Path, *, text: str) -> str:
+    """The page of a run folder whose every text is `text`."""
+    return render(read_run(await write_run(foreign_folder(path, text=text), text=text)), plotly_js="draw()")
+
+
+async def test_the_page_has_samples_of_the_newest_step(tmp_path: Path) -> None:
+    page = await report(tmp_path / "run", text="text")
+    assert "step 2, group 4, sample 1</summary>" in page
+    assert "reward 0 (style 0, text 0), advantage +0.5, 12 tokens, ended by stop" in page
+    assert "<h3>completion</h3><pre>text 1</pre><h3>environment</h3><pre>wrong</pre>" in page
+
+
+async def test_nothing_of_the_page_comes_from_a_sample(tmp_path: Path) -> None:
+    tame, wild = [
+        Skeleton(await report(tmp_path / name, text=text)) for name, text in (("tame", "t"), ("wild", MARKUP))
+    ]
+    assert wild.parts == tame.parts
+    assert [script for script in wild.scripts if "type" not in script[0]] == [
+        script for script in tame.scripts if "type" not in script[0]
+    ]
+
+
+async def test_a_damaged_archive_costs_the_page_its_samples_alone(tmp_path: Path) -> None:
+    run_dir = await write_run(foreign_folder(tmp_path / "run", text="text"))
+    cut(run_dir)
+    page = render(read_run(run_dir), plotly_js="draw()")
+    assert "segment-00000000: is damaged: it is cut off" in page
+    assert "<details class=" not in page

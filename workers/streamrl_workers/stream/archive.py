@@ -7,9 +7,9 @@ Owns the format, its digests and the bound of its bytes. Does not own which grou
 
 Numbers are little-endian. The head is an `ArchivedGroup`, the body an `ArchivedSamples` under zlib, `raw bytes` its size before.
 A digest is BLAKE2b of 16 bytes. The chain is the digest of the chain before, the sizes, the body's digest and the head: so
-whoever reads the heads alone knows that no group is missing, changed, or at another place, and reads only the bodies that it wants.
+whoever reads the heads alone knows that no group is missing, changed, or at another position, and reads only the bodies that it wants.
 
-Invariants: what stands before a `ArchiveEnd` that `sync` gave is on the disk; what stands behind the newest `ArchiveEnd` was cut off while it was
+Invariants: what stands before a `ArchivePosition` that `sync` gave is on the disk; what stands behind the newest `ArchivePosition` was cut off while it was
 written, and is no part of the archive. All segments together have at most `max_bytes`; the oldest go first.
 """
 
@@ -57,8 +57,8 @@ def is_archived(group_id: int, *, share_percent: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchiveEnd:
-    """Where an archive ends: behind the last frame that counts."""
+class ArchivePosition:
+    """A position in the archive: behind the last frame that counts."""
 
     segment: int = 0
     offset: int = 0
@@ -69,7 +69,7 @@ class ArchiveEnd:
 class ArchiveWriter:
     """Appends to an archive; one at a time. Every method raises `OSError` where the disk refuses."""
 
-    def __init__(self, folder: Path, *, max_bytes: int, at: ArchiveEnd) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int, at: ArchivePosition) -> None:
         """What stands behind `at` is cut off."""
         self._folder = folder
         self._max_bytes = max_bytes
@@ -107,13 +107,13 @@ class ArchiveWriter:
         self._grow(frame_bytes)
         return True
 
-    def sync(self) -> ArchiveEnd:
-        """Bring it to the disk; the place behind it."""
+    def sync(self) -> ArchivePosition:
+        """Bring it to the disk; the position behind it."""
         if self._file is not None and self._unsynced:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._unsynced = False
-        return ArchiveEnd(segment=self._number, offset=self._offset, chain=self._chain)
+        return ArchivePosition(segment=self._number, offset=self._offset, chain=self._chain)
 
     def close(self) -> None:
         """Give the file back."""
@@ -157,19 +157,19 @@ class ArchivedEntry:
     head: pb.ArchivedGroup
     path: Path
     beneath: Path
-    place: tuple[int, int, int]
-    """Of the body: offset, bytes, bytes before they were compressed."""
+    body: tuple[int, int, int]
+    """Its offset, its bytes, its bytes before they were compressed."""
     digest: bytes
 
     def samples(self) -> pb.ArchivedSamples:
         """Its samples. Raises `UserError`: they are not what was written, or their segment is gone."""
-        offset, body_bytes, raw_bytes = self.place
+        offset, body_bytes, raw_bytes = self.body
         with open_regular(self.path, beneath=self.beneath) as file:
             file.seek(offset)
-            body = file.read(body_bytes)
+            data = file.read(body_bytes)
         inflate = zlib.decompressobj()
         try:
-            raw = inflate.decompress(body, raw_bytes + 1) if _digest(body) == self.digest else b""
+            raw = inflate.decompress(data, raw_bytes + 1) if _digest(data) == self.digest else b""
             if len(raw) == raw_bytes:
                 return pb.ArchivedSamples.FromString(raw)
         except (zlib.error, DecodeError):
@@ -177,7 +177,7 @@ class ArchivedEntry:
         raise _damaged(self.path, f"the samples of group {self.head.group_id} are not what was written")
 
 
-def read_archive(folder: Path, *, beneath: Path, end: ArchiveEnd | None = None) -> Iterator[ArchivedEntry]:
+def read_archive(folder: Path, *, beneath: Path, end: ArchivePosition | None = None) -> Iterator[ArchivedEntry]:
     """The groups of an archive in the order in which they settled, while somebody writes it too.
 
     Args:
@@ -196,7 +196,8 @@ def read_archive(folder: Path, *, beneath: Path, end: ArchiveEnd | None = None) 
         try:
             file = open_regular(path, beneath=beneath)
         except MissingFileError:
-            continue  # its writer has just removed it: it was the oldest
+            chain = None  # its writer has just removed it: it was the oldest, and so were those before
+            continue
         with file:
             segment = _Segment(
                 file, path=path, beneath=beneath, stop=end.offset if end is not None and is_last else None
@@ -250,7 +251,7 @@ class _Segment:
                 head=_head(data, path=self._path),
                 path=self._path,
                 beneath=self._beneath,
-                place=(body_offset, body_bytes, raw_bytes),
+                body=(body_offset, body_bytes, raw_bytes),
                 digest=body_digest,
             )
             offset = following

@@ -3,11 +3,11 @@
 Owns which groups are kept, the thread, and the rule for what it cannot take. Does not own the archive's format
 (`stream/archive.py`), nor the journal's file: the writer deletes what is done.
 
-    journal's writer -- put(settled groups) --> waiting --> archive thread -- sync --> on_done(groups, place) --> journal's writer
+    journal's writer -- put(settled groups) --> waiting --> archive thread -- sync --> on_done(groups, position) --> journal's writer
 
 Archive thread: consumes ids, reads their samples from the journal, produces synced segments; waits for groups and for the disk.
-The writer deletes the samples of what is done and writes the account, with the place behind them, in one transaction. So the
-samples of a group are in the archive or in the journal, never in both: a start cuts off what stands behind the account's place.
+The writer deletes the samples of what is done and writes the account, with the position behind them, in one transaction. So the
+samples of a group are in the archive or in the journal, never in both: a start cuts off what stands behind the account's position.
 
 Samples wait in the journal, never in memory, and at most as many bytes as the archive may have; beyond that the oldest are left out.
 Where the disk or the journal refuses, everything is left out until the next start. Both are said once, and counted in the account.
@@ -33,7 +33,7 @@ from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError, DamagedSamplesError
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import read_samples, read_steps
-from streamrl_workers.stream.archive import ArchiveEnd, ArchiveWriter, is_archived
+from streamrl_workers.stream.archive import ArchivePosition, ArchiveWriter, is_archived
 from streamrl_workers.stream.packing import count_32, unpack_int64
 
 _PORTION = 64
@@ -51,7 +51,7 @@ log = logging.getLogger("streamrl.scheduler.archive")
 class Account:
     """How far the archive goes, as the journal has it."""
 
-    place: ArchiveEnd = field(default_factory=ArchiveEnd)
+    position: ArchivePosition = field(default_factory=ArchivePosition)
     left_out: int = 0
     """Groups that it was to have, and has not."""
 
@@ -63,7 +63,7 @@ class Done:
     group_ids: tuple[int, ...]
     left_out: int
     """So many of them are not in the archive, and should be."""
-    place: ArchiveEnd | None = None
+    position: ArchivePosition | None = None
     """Behind those that are; None: no more have come in."""
 
 
@@ -74,8 +74,10 @@ def read_account(connection: sqlite3.Connection) -> Account:
         return Account()
     try:
         said = json.loads(row[0])
-        place = ArchiveEnd(segment=int(said["segment"]), offset=int(said["offset"]), chain=bytes.fromhex(said["chain"]))
-        return Account(place=place, left_out=int(said["left_out"]))
+        position = ArchivePosition(
+            segment=int(said["segment"]), offset=int(said["offset"]), chain=bytes.fromhex(said["chain"])
+        )
+        return Account(position=position, left_out=int(said["left_out"]))
     except (ValueError, KeyError, TypeError):
         raise DamagedJournalError("what it says of the archive is not what was written") from None
 
@@ -83,9 +85,14 @@ def read_account(connection: sqlite3.Connection) -> Account:
 def write_done(connection: sqlite3.Connection, done: Done) -> None:
     """Take it into the account. The caller commits, with the deletion of the groups' samples."""
     account = read_account(connection)
-    place = done.place or account.place
+    position = done.position or account.position
     account = replace(account, left_out=account.left_out + done.left_out)
-    said = {"segment": place.segment, "offset": place.offset, "chain": place.chain.hex(), "left_out": account.left_out}
+    said = {
+        "segment": position.segment,
+        "offset": position.offset,
+        "chain": position.chain.hex(),
+        "left_out": account.left_out,
+    }
     connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_META_KEY, json.dumps(said)))
 
 
@@ -110,9 +117,9 @@ def consumptions(
             continue
         group_ids = unpack_int64(packed)
         each = len(advantages or b"") // max(1, len(group_ids))
-        for place, group_id in enumerate(group_ids):
+        for position, group_id in enumerate(group_ids):
             if wanted is None or group_id in wanted:
-                own = advantages[place * each : (place + 1) * each] if each else b""
+                own = advantages[position * each : (position + 1) * each] if each else b""
                 found[group_id] = Consumption(step=step, attempt=attempt, advantages=own)
     return found
 
@@ -174,16 +181,16 @@ class Archiver:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._on_done: Callable[[Done], None] = lambda done: None
-        self._place = ArchiveEnd()
+        self._position = ArchivePosition()
         self._opened: tuple[sqlite3.Connection, ArchiveWriter] | None = None
         self._fault = False
         self._is_behind = False
         self._step = 0
         """Groups settle in the order of their steps: no later one is of a step before this."""
 
-    def start(self, place: ArchiveEnd, *, on_done: Callable[[Done], None]) -> None:
-        """Go on at `place`. Each group that `put` takes is in one `on_done`, which comes in the archive's thread or within `put`."""
-        self._place, self._on_done = place, on_done
+    def start(self, position: ArchivePosition, *, on_done: Callable[[Done], None]) -> None:
+        """Go on at `position`. Each group that `put` takes is in one `on_done`, which comes in the archive's thread or within `put`."""
+        self._position, self._on_done = position, on_done
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
         self._thread.start()
 
@@ -240,20 +247,20 @@ class Archiver:
 
     def _done(self, portion: Sequence[int]) -> Done:
         kept = [group_id for group_id in portion if self._keeps(group_id)]
-        place, written = None, 0
+        position, written = None, 0
         if kept and not self._fault:
             try:
-                place, written = self._archive(kept)
+                position, written = self._archive(kept)
             except (OSError, sqlite3.Error, UserError) as error:
                 self._fault = True
                 log.warning("no more samples are archived until the next start: %s", error)
             except Exception:  # a mistake of our own: the run goes on without its archive
                 self._fault = True
                 log.exception("no more samples are archived until the next start")
-        return Done(group_ids=tuple(portion), left_out=len(kept) - written, place=place)
+        return Done(group_ids=tuple(portion), left_out=len(kept) - written, position=position)
 
-    def _archive(self, group_ids: Sequence[int]) -> tuple[ArchiveEnd, int]:
-        """The place behind these groups, and how many of them had samples and stand there, or had none."""
+    def _archive(self, group_ids: Sequence[int]) -> tuple[ArchivePosition, int]:
+        """The position behind these groups, and how many of them had samples and stand there, or had none."""
         connection, writer = self._opened = self._opened or self._open()
         consumed = consumptions(connection, first=self._step, wanted=frozenset(group_ids))
         self._step = max((found.step for found in consumed.values()), default=self._step)
@@ -271,4 +278,4 @@ class Archiver:
 
     def _open(self) -> tuple[sqlite3.Connection, ArchiveWriter]:
         connection = open_for_reading(self._journal_path)
-        return connection, ArchiveWriter(self._folder, max_bytes=self._max_bytes, at=self._place)
+        return connection, ArchiveWriter(self._folder, max_bytes=self._max_bytes, at=self._position)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl.keys import DIR_ARCHIVE
+from streamrl.keys import DIR_ARCHIVE, FILE_JOURNAL
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.archiver import Account, consumptions, read_account, read_stored
 from streamrl_workers.scheduler.journal.check import snapshot
@@ -55,7 +55,7 @@ class SampleStore:
             UserError: a segment is not what was written.
             DamagedJournalError: the journal's samples are not.
         """
-        for entry in read_archive(self.run_dir / DIR_ARCHIVE, beneath=self.run_dir, end=self.account.place):
+        for entry in read_archive(self.run_dir / DIR_ARCHIVE, beneath=self.run_dir, end=self.account.position):
             yield StoredGroup(head=entry.head, source=entry)
         consumed = consumptions(self._connection)
         ids = self._connection.execute(f"SELECT DISTINCT key >> {SAMPLE_BITS} FROM trajectories ORDER BY 1")  # noqa: S608 - a constant
@@ -73,5 +73,10 @@ def open_samples(run_dir: Path) -> Iterator[SampleStore]:
     Raises:
         UserError: the folder or its journal cannot be read, or is not what was written.
     """
+    journal = run_dir / FILE_JOURNAL
+    if journal.is_symlink():
+        raise UserError(
+            field=str(journal), rule="must not be a symbolic link", fix="name the folder that has the journal"
+        )
     with snapshot(run_dir) as connection:
         yield SampleStore(run_dir=run_dir, account=read_account(connection), _connection=connection)

@@ -131,7 +131,7 @@ class JournalWriter:
         self._room.set()
         if self._archiver is not None:
             assert self._connection is not None, "the journal is open when its writer starts"
-            self._archiver.start(read_account(self._connection).place, on_done=self._on_archived)
+            self._archiver.start(read_account(self._connection).position, on_done=self._on_archived)
             self._give_to_archiver(self._connection)
         self._thread = threading.Thread(
             target=self._write_all, args=(loop, on_committed, on_fault), name="journal", daemon=True

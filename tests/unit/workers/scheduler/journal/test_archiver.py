@@ -131,10 +131,10 @@ async def test_what_was_synced_behind_the_account_is_not_there_twice(
     run_dir.mkdir()
 
     def sync_and_copy(writer: ArchiveWriter):
-        place = append(writer)
+        position = append(writer)
         if not copies.exists():
             shutil.copytree(run_dir, copies, ignore=shutil.ignore_patterns("*-shm"))
-        return place
+        return position
 
     monkeypatch.setattr(ArchiveWriter, "sync", sync_and_copy)
     journal = opened(run_dir)

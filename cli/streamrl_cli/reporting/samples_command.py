@@ -1,0 +1,81 @@
+"""`streamrl samples RUN`: looks at what a run generated, also while it runs.
+
+Shows samples of one step, the newest that has been taken unless `--step` names another: the best, the worst, the longest and one
+at random. `--group` shows one group whole, `--dropped` picks among the groups that were dropped. Samples come from the
+archive (`storage.archive` of the job) and, for the newest steps, from the journal.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, UserError
+from streamrl.spec import read_job
+from streamrl_cli import console
+from streamrl_cli.reporting.samples import KINDS, ShownSample, of_dropped, of_group, of_step
+
+_TEXT_CHARS = 800
+"""Of a prompt or a turn, where `--full` is not given."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `streamrl samples`."""
+    parser.add_argument("run", type=Path, help="the run folder")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--step", type=int, metavar="N", help="samples of this step (default: the newest)")
+    where.add_argument("--group", type=int, metavar="G", help="all samples of this group")
+    where.add_argument("--dropped", action="store_true", help="samples of groups that were dropped")
+    for kind, text in KINDS.items():
+        parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=text)
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="samples of each kind (default: 1)")
+    parser.add_argument("--full", action="store_true", help="texts whole, however long")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, with tokens and log-probs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the samples."""
+    if args.count < 1:
+        raise UserError(field="--count", rule="must be at least 1", got=args.count)
+    kinds = tuple(args.kinds or KINDS)
+    if args.group is not None:
+        found = of_group(args.run, group_id=args.group)
+    elif args.dropped:
+        found = of_dropped(args.run, kinds=kinds, count=args.count)
+    else:
+        found = of_step(args.run, step=args.step, kinds=kinds, count=args.count)
+    for note in _notes(args.run, left_out=found.left_out):
+        console.err(note)
+    for sample in found.samples:
+        if args.json:
+            console.out(json.dumps(sample.document(), allow_nan=False))
+        else:
+            console.out(*_lines(sample, most_chars=None if args.full else _TEXT_CHARS))
+    return EXIT_DONE
+
+
+def _notes(run_dir: Path, *, left_out: int) -> Iterator[str]:
+    archive = read_job(run_dir / keys.FILE_JOB, beneath=run_dir).spec.storage.archive
+    if not archive.share_percent:
+        yield "storage.archive is off (sharePercent: 0): only the newest steps have samples, without texts"
+    elif left_out:
+        yield f"{left_out} groups are not in the archive: it could not take them (see the scheduler's log)"
+
+
+def _lines(sample: ShownSample, *, most_chars: int | None) -> Iterator[str]:
+    yield sample.title()
+    yield f"  {sample.facts()}"
+    for name, text in sample.texts():
+        yield from _text(name, text, most_chars=most_chars)
+    yield ""
+
+
+def _text(name: str, text: str, *, most_chars: int | None) -> Iterator[str]:
+    shown = text if most_chars is None else text[:most_chars]
+    margin = f"  {name:<11}"
+    for line in shown.split("\n"):
+        yield f"{margin}| {line}"
+        margin = " " * len(margin)
+    if len(shown) < len(text):
+        yield f"{margin}  {len(text) - len(shown)} more characters: --full"
