@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(run_dir: Path) -> int:
-    from streamrl_workers.scheduler.journal.check import check, read_facts, read_rules
+    from streamrl_workers.scheduler.journal.check import check_run
 
-    report = check(read_facts(run_dir), rules=read_rules(run_dir))
+    report = check_run(run_dir)
     dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
     console.out(f"planned    {report.planned} groups")
     console.out(f"consumed   {report.consumed} groups in {report.steps} steps")

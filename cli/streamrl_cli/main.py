@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import errno
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 from streamrl import __version__
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.text import LineFormatter
 from streamrl_cli import console
 
 COMMANDS = {
@@ -67,6 +69,8 @@ _USER_ERRNOS = frozenset(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    assert logging.lastResort is not None, "what warns of something in a command has no other handler"
+    logging.lastResort.setFormatter(LineFormatter())
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except (UserError, UserErrors) as error:

@@ -14,7 +14,7 @@ def test_generated_files_are_fresh() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

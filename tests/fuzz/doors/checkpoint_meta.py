@@ -1,5 +1,8 @@
-"""A checkpoint's `meta.json`, to a trainer that resumes and to `streamrl journal check`: damaged, or what was written."""
+"""A checkpoint's `meta.json`, to a trainer that resumes and to `streamrl journal check`: damaged, what was written, or sealed by somebody else."""
 
+import asyncio
+import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,45 +14,61 @@ import pytest
 from fuzz.harness import Door, Enter
 from streamrl.errors import UserError
 from streamrl.files import parse_json
+from streamrl.keys import DIR_CHECKPOINTS
+from streamrl_workers.scheduler.journal.check import CHECKPOINT_META, check_run
 from streamrl_workers.stream import digests
-from streamrl_workers.stream.digests import History
+from streamrl_workers.stream.digests import seal
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
+from support.journal_stories import finished
 
 
-def _written(root: Path) -> tuple[CheckpointStore, Path]:
-    """A store with one checkpoint, after three steps."""
-    history = History()
-    for group_id in range(3):
-        history = history.with_step([2 * group_id, 2 * group_id + 1])
-    store = CheckpointStore(root, keep_last=1)
-    meta = CheckpointMeta.of(history, attempt=1)
-    directory = store.write(meta, save=_save, sync=lambda: None)
-    return store, directory / "meta.json"
-
-
-def _save(folder: Path) -> None:
-    (folder / "tensors").write_bytes(b"weights")
+def _written(parent: Path) -> tuple[Path, Path]:
+    """A run with one checkpoint, and the file."""
+    run_dir = asyncio.run(finished(parent))
+    *older, newest = sorted((run_dir / DIR_CHECKPOINTS).iterdir())
+    for checkpoint in older:
+        shutil.rmtree(checkpoint)
+    return run_dir, newest / CHECKPOINT_META
 
 
 @contextmanager
 def opened() -> Iterator[Enter]:
-    """The store of a run; each input takes the place of the file."""
+    """A run folder; each input takes the place of the file, and what can be sealed does once more with its digest."""
     with tempfile.TemporaryDirectory() as directory:
-        store, file = _written(Path(directory))
+        run_dir, file = _written(Path(directory))
+        store = CheckpointStore(run_dir / DIR_CHECKPOINTS, keep_last=1)
         found = store.newest()
         assert found is not None
 
         def enter(data: bytes) -> str:
             file.write_bytes(data)
-            try:
-                tried = store.newest()
-            except UserError as error:
-                return "".join(letter for letter in error.rule if letter.isalpha() or letter == " ")[-40:]
-            assert tried is not None
-            assert tried.meta == found.meta, "taken for what was written"
-            return "whole"
+            tried = _newest(store)
+            assert tried in (None, found.meta), "taken for what was written"
+            verdict = _checked(run_dir)
+            assert tried is not None or verdict != "exact", "vouched for"
+            with contextlib.suppress(ValueError, RecursionError, TypeError):
+                file.write_text(seal(parse_json(data.decode())))
+            return f"{verdict}; {_newest(store) is not None} {_checked(run_dir)}"
 
         yield enter
+
+
+def _newest(store: CheckpointStore) -> CheckpointMeta | None:
+    try:
+        newest = store.newest()
+    except UserError:
+        return None
+    assert newest is not None
+    return newest.meta
+
+
+def _checked(run_dir: Path) -> str:
+    try:
+        report = check_run(run_dir)
+    except UserError as error:
+        return "".join(letter for letter in error.rule if letter.isalpha() or letter == " ")[-40:]
+    said = report.violations[0] if report.violations else "exact"
+    return "".join(letter for letter in said if letter.isalpha() or letter == " ")[:60]
 
 
 def plant(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +91,14 @@ DOOR = Door(
     name="checkpoint_meta",
     opened=opened,
     honest=_honest(),
-    words=[b'"step": 3', b'"history": []', b'"digest": ""', b'"folded_steps": 1', b'"complete": false', b'"files": {}'],
+    words=[
+        b'"step": 14',
+        b'"history": []',
+        b'"digest": ""',
+        b'"folded_steps": 1',
+        b'"complete": false',
+        b'"files": {}',
+    ],
     most_input=1 << 20,
     most_held=64 << 20,
     plant=plant,

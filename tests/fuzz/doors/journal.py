@@ -16,7 +16,7 @@ import pytest
 from fuzz.harness import Door, Enter
 from streamrl.errors import UserError
 from streamrl_workers.scheduler.journal import store
-from streamrl_workers.scheduler.journal.check import check, read_facts, read_rules
+from streamrl_workers.scheduler.journal.check import check_run
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from support.flips import content
 from support.journal_stories import JOURNAL, finished, killed
@@ -51,7 +51,7 @@ def _placed(data: bytes, to: Path, whole: Path) -> Path:
 
 def _checked(run_dir: Path) -> str:
     try:
-        report = check(read_facts(run_dir), rules=read_rules(run_dir))
+        report = check_run(run_dir)
     except UserError as error:
         return _kind(error)
     return "violated" if report.violations else "exact"

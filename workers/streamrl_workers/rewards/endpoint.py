@@ -185,7 +185,7 @@ def _retry_after_s(text: str | None) -> float:
     """Seconds, or a date (RFC 9110, 10.2.3); 0 for anything else."""
     if text is None:
         return 0.0
-    if text.strip().isdigit():
+    if text.strip().isdecimal():
         return float(text)
     try:
         date = email.utils.parsedate_to_datetime(text)

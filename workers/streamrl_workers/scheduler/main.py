@@ -41,7 +41,7 @@ from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.archiver import Archiver
-from streamrl_workers.scheduler.journal.check import Report
+from streamrl_workers.scheduler.journal.check import Report, check_run
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.records import Recovered
@@ -54,7 +54,6 @@ from streamrl_workers.scheduler.server.result import (
     failure_of,
     keep_numbers,
     last_numbers,
-    own_check,
     read_result,
     remove_result,
     write_failure,
@@ -292,7 +291,7 @@ async def _end(run: Run, ending: ProcessExit, *, connections: Connections, statu
     await run.journal.aclose()
     checked: Report | None = None
     try:
-        checked = await asyncio.to_thread(own_check, run.environment.run_dir)
+        checked = await asyncio.to_thread(check_run, run.environment.run_dir)
     except (UserError, UserErrors) as error:
         # Of the disk, perhaps for a moment; what is damaged is refused at the next start.
         if ending.exit_code == EXIT_DONE:

@@ -9,17 +9,21 @@ constant size.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from streamrl.errors import shorten
 from streamrl.files import MOST_JSON_BYTES, parse_json, read_text
 from streamrl_workers.stream.packing import pack_int64
 
 _KEY = "digest"
 _DIGEST_BYTES = 16
+_MOST_COUNTED = 2**53
+"""More steps than any run has, and exact in every reader of JSON."""
 
 
 def seal(document: Mapping[str, Any]) -> str:
@@ -27,13 +31,13 @@ def seal(document: Mapping[str, Any]) -> str:
     return json.dumps({**document, _KEY: _digest(document)})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
-    """The document in a regular file.
+def read_sealed(path: Path, *, beneath: Path | None = None) -> dict[str, Any]:
+    """The document in a regular file; `beneath` as of `open_regular`.
 
     Raises:
         ValueError: it cannot be read, or is not what `seal` wrote.
     """
-    return unseal(read_text(path, most_bytes=MOST_JSON_BYTES))
+    return unseal(read_text(path, most_bytes=MOST_JSON_BYTES, beneath=beneath))
 
 
 def unseal(text: str) -> dict[str, Any]:
@@ -60,6 +64,15 @@ def _digest(document: Mapping[str, Any]) -> str:
     return blake2b(canonical.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
+def read_count(document: Mapping[str, Any], key: str) -> int:
+    """A number of steps or attempts in a document; 0 where it has none. Raises ValueError: it is no such number."""
+    value = document.get(key, 0)
+    if type(value) is not int or not 0 <= value < _MOST_COUNTED:
+        raise ValueError(f"its {key} is {shorten(value)}")
+    return value
+
+
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 EMPTY_CHAIN = bytes(_DIGEST_BYTES).hex()
 """Chain of no steps."""
 _DIGESTS_KEPT = 1000
@@ -87,6 +100,16 @@ class History:
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN
     """Of the steps before."""
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> "History":
+        """The history in a document, which anybody may have written. Raises ValueError, KeyError: it holds none."""
+        digests, chain = document["history"], document.get("chain", EMPTY_CHAIN)
+        if not isinstance(digests, list):
+            raise ValueError("its history is no list")  # noqa: TRY004 - of a document
+        if wrong := [one for one in (*digests, chain) if not (isinstance(one, str) and _DIGEST.fullmatch(one))]:
+            raise ValueError(f"its history has {shorten(wrong[0])} for a digest")
+        return cls(digests=tuple(digests), folded_steps=read_count(document, "folded_steps"), chain=chain)
 
     def __len__(self) -> int:
         return self.folded_steps + len(self.digests)

@@ -5,12 +5,12 @@ special tokens, since the template has put them in. No torch: the tokenizer is l
 (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
+from streamrl.files import parse_json
 from streamrl.spec.task import Chat
 
 if TYPE_CHECKING:
@@ -85,11 +85,16 @@ def _ends(tokenizer: "PreTrainedTokenizerFast", *, directory: Path) -> dict[int,
     file = directory / "generation_config.json"
     if file.is_file():
         try:
-            named = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            named = parse_json(file.read_text(encoding="utf-8")).get("eos_token_id")
         except (ValueError, AttributeError):  # a broken file: the engine says so when it loads the model
             named = None
         ids += named if isinstance(named, list) else [named]
-    return {number: str(tokenizer.convert_ids_to_tokens(number)) for number in ids if isinstance(number, int)}
+    known = range(len(tokenizer))
+    return {
+        number: str(tokenizer.convert_ids_to_tokens(number))
+        for number in ids
+        if type(number) is int and number in known
+    }
 
 
 class ChatTemplate:

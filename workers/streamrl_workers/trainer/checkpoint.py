@@ -21,7 +21,7 @@ from typing import Any
 
 from streamrl.errors import UserError
 from streamrl.files import sync
-from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_sealed, seal
+from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_count, read_sealed, seal
 from streamrl_workers.trainer.engines.engine import TrainEngine
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
@@ -216,8 +216,12 @@ def _read(directory: Path) -> CheckpointMeta:
 def _read_meta(path: Path) -> CheckpointMeta:
     try:
         document = read_sealed(path)
-        return CheckpointMeta(**(document | {"history": tuple(document["history"])}))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        counts = {key: read_count(document, key) for key in ("step", "attempt")}
+        files = {
+            name: {"size_bytes": one["size_bytes"], "hash": str(one["hash"])} for name, one in document["files"].items()
+        }
+        return CheckpointMeta(**(document | counts | {"history": History.read(document).digests, "files": files}))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedCheckpointError(f"{_META_FILE} cannot be read: {error}") from error
 
 

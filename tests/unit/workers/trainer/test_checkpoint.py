@@ -10,6 +10,8 @@ from streamrl.errors import UserError
 from streamrl_workers.stream.digests import read_sealed, seal
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
 
+DIGEST = "00" * 16
+
 
 def _save(directory: Path) -> None:
     (directory / "state").mkdir()
@@ -17,7 +19,7 @@ def _save(directory: Path) -> None:
 
 
 def _write(store: CheckpointStore, step: int) -> Path:
-    return store.write(CheckpointMeta(step=step, attempt=1, history=("digest",) * step), save=_save, sync=lambda: None)
+    return store.write(CheckpointMeta(step=step, attempt=1, history=(DIGEST,) * step), save=_save, sync=lambda: None)
 
 
 def test_no_checkpoint_yet(tmp_path):
@@ -30,7 +32,7 @@ def test_the_newest_is_found_with_its_meta(tmp_path):
     directory = _write(store, 3)
     found = store.newest()
     assert found.directory == directory == tmp_path / "step-00000003"
-    assert (found.meta.step, found.meta.attempt, found.meta.history) == (3, 1, ("digest",) * 3)
+    assert (found.meta.step, found.meta.attempt, found.meta.history) == (3, 1, (DIGEST,) * 3)
     document = json.loads((directory / "meta.json").read_text())
     assert document["complete"] is True
     assert list(document["files"]) == ["state/tensors"]
@@ -46,7 +48,7 @@ def test_only_the_last_few_are_kept(tmp_path):
 def test_it_is_renamed_only_after_the_journal_is_on_disk(tmp_path):
     seen = []
     CheckpointStore(tmp_path, keep_last=1).write(
-        CheckpointMeta(step=1, attempt=1, history=("d",)),
+        CheckpointMeta(step=1, attempt=1, history=(DIGEST,)),
         save=_save,
         sync=lambda: seen.extend(p.name for p in tmp_path.iterdir()),
     )
@@ -56,7 +58,7 @@ def test_it_is_renamed_only_after_the_journal_is_on_disk(tmp_path):
 def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     with pytest.raises(ZeroDivisionError):
-        store.write(CheckpointMeta(step=1, attempt=1, history=("d",)), save=_save, sync=lambda: 1 // 0)
+        store.write(CheckpointMeta(step=1, attempt=1, history=(DIGEST,)), save=_save, sync=lambda: 1 // 0)
     assert store.newest() is None
     store.clean()
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +88,7 @@ def _foreign_meta(directory: Path) -> None:
 def _flip_a_digest(directory: Path) -> None:
     """Of the history, which the engine's files know nothing of."""
     text = (directory / "meta.json").read_text()
-    (directory / "meta.json").write_text(text.replace('"digest", "digest"', '"digest", "digesu"'))
+    (directory / "meta.json").write_text(text.replace(DIGEST, DIGEST[:-1] + "1", 1))
 
 
 def _flip_the_attempt(directory: Path) -> None:
@@ -173,5 +175,5 @@ def test_a_full_disk_is_the_users_error_and_keeps_what_is_there(tmp_path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="a checkpoint cannot be written: No space left on device; free the disk"):
-        store.write(CheckpointMeta(step=2, attempt=1, history=("d",) * 2), save=fill_the_disk, sync=lambda: None)
+        store.write(CheckpointMeta(step=2, attempt=1, history=(DIGEST,) * 2), save=fill_the_disk, sync=lambda: None)
     assert store.newest().meta.step == 1

@@ -21,14 +21,16 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
-from streamrl.errors import UserError
+from google.protobuf.message import DecodeError
+
+from streamrl.errors import UserError, UserErrors
 from streamrl.files import MissingFileError, UnreadableFileError, read_json
 from streamrl.keys import DIR_CHECKPOINTS, ENV_STORE_DIR, FILE_JOB, FILE_JOURNAL, FILE_STORE
 from streamrl.spec import read_job
-from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError
+from streamrl_workers.scheduler.journal.integrity import DamagedJournalError, DamagedSamplesError
 from streamrl_workers.scheduler.journal.store import (
     WriterLock,
     newest_checkpoint,
@@ -48,7 +50,7 @@ from streamrl_workers.scheduler.journal.tables import (
     read_steps,
 )
 from streamrl_workers.scheduler.records import Checkpointed
-from streamrl_workers.stream.digests import EMPTY_CHAIN, History, composition_digest, extend_chain, read_sealed
+from streamrl_workers.stream.digests import History, composition_digest, extend_chain, read_count, read_sealed
 from streamrl_workers.stream.packing import unpack_int64
 
 
@@ -116,10 +118,25 @@ class Report:
     ended: bool
     checkpoint: CheckpointFact | None
     violations: tuple[str, ...]
+    """At most `MOST_VIOLATIONS`."""
+
+
+MOST_VIOLATIONS = 1000
+"""That are told: a run has none, and a foreign journal any number."""
+
+
+def check_run(run_dir: Path) -> Report:
+    """Check journal and newest checkpoint of a run. Its cost follows from the groups that are not compacted.
+
+    Raises:
+        UserError, UserErrors: they cannot be read, or are not what was written.
+    """
+    with written_by_us(run_dir / FILE_JOURNAL):
+        return check(read_facts(run_dir), rules=read_rules(run_dir))
 
 
 def check(facts: Facts, *, rules: Rules) -> Report:
-    """Count, and find every violation."""
+    """Count, and find every violation, up to `MOST_VIOLATIONS`."""
     owners = {group_id for group_ids in facts.steps.values() for group_id in group_ids}
     dropped = Counter(facts.compacted.dropped)
     dropped.update(group.drop_reason for group in facts.groups.values() if group.drop_reason is not None)
@@ -132,7 +149,7 @@ def check(facts: Facts, *, rules: Rules) -> Report:
         steps=facts.compacted.steps + len(facts.steps),
         ended=facts.ended,
         checkpoint=facts.checkpoint,
-        violations=tuple(_violations(facts, rules)),
+        violations=tuple(islice(_violations(facts, rules), MOST_VIOLATIONS)),
     )
 
 
@@ -244,9 +261,9 @@ def _checkpoint_violations(facts: Facts) -> Iterator[str]:
 
 def _chain_violations(checkpoint: CheckpointFact, facts: Facts, *, common: int) -> Iterator[str]:
     """Both sides' chains, brought to the step that both still have digests from."""
-    missing = [step for step in range(facts.compacted.steps, common) if step not in facts.steps]
-    if missing:
-        yield f"{checkpoint.path} trained step {missing[0]}, which the journal does not know"
+    missing = next((step for step in range(facts.compacted.steps, common) if step not in facts.steps), None)
+    if missing is not None:
+        yield f"{checkpoint.path} trained step {missing}, which the journal does not know"
         return
     younger = [composition_digest(facts.steps[step]) for step in range(facts.compacted.steps, common)]
     if extend_chain(facts.compacted.chain, digests=younger) != checkpoint.history.chain_at(common):
@@ -255,6 +272,18 @@ def _chain_violations(checkpoint: CheckpointFact, facts: Facts, *, common: int) 
 
 CHECKPOINT_META = "meta.json"
 _CHECKPOINT_GLOB = "step-[0-9]*"
+
+
+@contextmanager
+def written_by_us(path: Path) -> Iterator[None]:
+    """Digests are against accidents: whoever knows them writes what no scheduler does, and that is refused in a line too."""
+    try:
+        yield
+    except (UserError, UserErrors):
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError, DecodeError) as error:
+        rule = f"holds what no scheduler writes: {type(error).__name__}: {error}"
+        raise UserError(field=str(path), rule=rule, fix=DamagedJournalError.fix) from error
 
 
 @contextmanager
@@ -271,7 +300,7 @@ def snapshot(run_dir: Path) -> Iterator[sqlite3.Connection]:
     path = run_dir / FILE_JOURNAL
     connection = open_for_reading(path)
     try:
-        with translated(path):
+        with translated(path), written_by_us(path):
             connection.execute("BEGIN")
             verify(connection, path)
             yield connection
@@ -356,7 +385,7 @@ def _checkpoints(directory: Path) -> tuple[list[CheckpointFact], list[tuple[str,
     for path in sorted(directory.glob(_CHECKPOINT_GLOB), reverse=True):
         try:
             good.append(_checkpoint(path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError) as error:
             if isinstance(error, UnreadableFileError) and not good:
                 raise  # what the newest one says is not known: no verdict
             if path.exists():  # else an old one that the trainer has just removed
@@ -365,15 +394,9 @@ def _checkpoints(directory: Path) -> tuple[list[CheckpointFact], list[tuple[str,
 
 
 def _checkpoint(path: Path) -> CheckpointFact:
-    document = read_sealed(path / CHECKPOINT_META)
-    history = History(
-        digests=tuple(str(digest) for digest in document["history"]),
-        folded_steps=int(document.get("folded_steps", 0)),
-        chain=str(document.get("chain", EMPTY_CHAIN)),
-    )
-    extend_chain(EMPTY_CHAIN, digests=history.digests)  # ValueError where one is no digest
-    step, attempt = int(document["step"]), int(document["attempt"])
-    return CheckpointFact(path=path.name, step=step, attempt=attempt, history=history)
+    document = read_sealed(path / CHECKPOINT_META, beneath=path.parent)
+    step, attempt = read_count(document, "step"), read_count(document, "attempt")
+    return CheckpointFact(path=path.name, step=step, attempt=attempt, history=History.read(document))
 
 
 def newest_that_counts(checkpoints: list[CheckpointFact], attempts: list[tuple[int, int]]) -> CheckpointFact | None:
@@ -407,7 +430,7 @@ def repair(run_dir: Path, *, checkpoint: CheckpointFact | None) -> Repair:
     lock = WriterLock(path)
     lock.acquire()
     try:
-        with closing(open_for_writing(path)) as connection, translated(path):
+        with closing(open_for_writing(path)) as connection, translated(path), written_by_us(path):
             connection.execute("BEGIN IMMEDIATE")
             done = _repair(connection, path=path, checkpoint=checkpoint)
             connection.execute("COMMIT")

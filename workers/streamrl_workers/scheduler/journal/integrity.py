@@ -54,8 +54,8 @@ def samples_digest(samples: Sequence[bytes]) -> bytes:
     return digest.digest()
 
 
-def find_damage(connection: sqlite3.Connection, digests: Mapping[str, str]) -> None:
-    """Read every page, and every row of these tables (name -> SQL of the digest that a row must have).
+def find_damage(connection: sqlite3.Connection, intact: Mapping[str, str]) -> None:
+    """Read every page, and every row of these tables (name -> SQL that is true of a row as it was written).
 
     Raises:
         DamagedJournalError: one is not what was written.
@@ -63,8 +63,8 @@ def find_damage(connection: sqlite3.Connection, digests: Mapping[str, str]) -> N
     (said,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if said != "ok":
         raise DamagedJournalError(f"SQLite finds: {' '.join(said.split())}")
-    for table, digest in digests.items():
-        (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE digest IS NOT {digest}").fetchone()  # noqa: S608 - our names
+    for table, condition in intact.items():
+        (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE NOT ({condition})").fetchone()  # noqa: S608 - our names
         if count:
             raise DamagedJournalError(f"{count} row{'s' * (count > 1)} of {table} differ from what was written")
 

@@ -10,6 +10,9 @@ from streamrl_workers.scheduler.journal.store import newest_checkpoint
 from streamrl_workers.scheduler.journal.tables import has_ended, read_compacted, read_samples, read_steps
 from streamrl_workers.stream.packing import count_32, unpack_int64
 
+_ID_BITS = 64
+"""SQLite's numbers have so many."""
+
 
 def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
     """Lines that tell the group's life.
@@ -17,9 +20,11 @@ def describe(connection: sqlite3.Connection, group_id: int) -> list[str]:
     Raises:
         UserError: the journal does not know the group.
     """
-    row = connection.execute(
-        "SELECT prompt_index, begun_step, size_bytes, drop_reason FROM groups WHERE group_id = ?", (group_id,)
-    ).fetchone()
+    row = None
+    if group_id.bit_length() < _ID_BITS:
+        row = connection.execute(
+            "SELECT prompt_index, begun_step, size_bytes, drop_reason FROM groups WHERE group_id = ?", (group_id,)
+        ).fetchone()
     compacted = read_compacted(connection)
     if row is None and group_id in compacted:
         return [

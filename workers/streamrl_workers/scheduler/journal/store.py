@@ -129,7 +129,7 @@ class WriterLock:
     def acquire(self) -> None:
         """Take the lock or raise a UserError."""
         try:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise UserError(
                 field=str(self._path), rule=f"cannot be written: {error.strerror}", fix="check the run folder"
@@ -194,7 +194,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         try:
             _configure(connection)
             check_schema(connection, path)
-            find_damage(connection, digests={table: _digest(table) for table in _TABLES})
+            find_damage(connection, {table: _intact(table) for table in _TABLES})
             _empty_log(connection, path, must=end.lost_frames > 0)
         except BaseException:
             connection.close()
@@ -233,7 +233,7 @@ def verify(connection: sqlite3.Connection, path: Path) -> None:
         UserError: it is not what was written.
     """
     with translated(path):
-        find_damage(connection, digests={table: _digest(table) for table in _TABLES})
+        find_damage(connection, {table: _intact(table) for table in _TABLES})
         end = _settled_log_end(_sibling(path, "-wal"))
         if end.is_damaged:
             raise DamagedJournalError(f"{end.lost_frames} pages of its write-ahead log cannot be read")
@@ -289,11 +289,11 @@ def _objects(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
 
 
 def _check_files(path: Path) -> None:
-    """What is not a regular file may never answer."""
+    """What is not a regular file may never answer; SQLite keeps the log of one that is a link elsewhere."""
     if not path.exists():
         raise UserError(field=str(path), rule="does not exist", fix="name the folder of a run, or restore the journal")
     for file in (path, _sibling(path, "-wal"), _sibling(path, "-shm")):
-        if file.exists() and not file.is_file():
+        if file.is_symlink() or (file.exists() and not file.is_file()):
             raise UserError(field=str(file), rule="is not a regular file", fix=_FIX)
     if path.stat().st_size == 0:
         raise UserError(field=str(path), rule="is empty", fix=_FIX)
@@ -351,10 +351,25 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
+def _intact(table: str) -> str:
+    """The SQL that a row is as it was written: by its digest, and each cell of its column's type, which SQLite leaves open."""
+    kinds = [(name, kind, "NOT NULL" in rule) for name, kind, rule in _cells(table)]
+    types = [
+        f"typeof({name}) IN ('{kind.lower()}', '{kind.lower() if full else 'null'}')" for name, kind, full in kinds
+    ]
+    return " AND ".join([f"digest IS {_digest(table)}", *types])
+
+
+def _cells(table: str) -> list[tuple[str, str, str]]:
+    """Name, type and rules of each column."""
+    columns = [column.split(maxsplit=2) for column in _TABLES[table] if not column.startswith("PRIMARY KEY")]
+    return [(name, kind, " ".join(rules)) for name, kind, *rules in columns]
+
+
 def _digest(table: str, *, row: str = "") -> str:
     """The SQL of a row's digest. SQLite stores the real number -0.0 as 0.0: that is what counts."""
-    cells = [column.split() for column in _TABLES[table] if not column.startswith("PRIMARY KEY")]
-    return "row_digest(" + ", ".join(row + name + " + 0.0" * (kind == "REAL") for name, kind, *_ in cells) + ")"
+    cells = _cells(table)
+    return "row_digest(" + ", ".join(row + name + " + 0.0" * (kind == "REAL") for name, kind, _ in cells) + ")"
 
 
 def _configure(connection: sqlite3.Connection) -> None:

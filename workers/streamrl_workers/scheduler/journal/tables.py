@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from streamrl.files import parse_json
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError, samples_digest
@@ -246,7 +247,7 @@ class CompactedSteps:
     @classmethod
     def from_text(cls, text: str) -> "CompactedSteps":
         """From `to_text`."""
-        document = json.loads(text)
+        document = parse_json(text)
         pairs = {name: _pair(document[name]) for name in ("step_groups", "staleness")}
         return cls(**(document | pairs | {"settled": tuple(map(tuple, document["settled"]))}))
 

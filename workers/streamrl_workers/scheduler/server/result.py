@@ -9,21 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.keys import FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
-from streamrl_workers.scheduler.journal.check import Report, check, read_facts, read_rules
+from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.stream.run_folder import write_json_atomically
 
 _SHOWN_VIOLATIONS = 10
 """`streamrl journal check` shows all."""
-
-
-def own_check(run_dir: Path) -> Report:
-    """Check journal and newest checkpoint; the journal is closed. Its cost follows from the groups that are not compacted.
-
-    Raises:
-        UserError, UserErrors: they cannot be read, or are not what was written.
-    """
-    return check(read_facts(run_dir), rules=read_rules(run_dir))
 
 
 def failure_of(report: Report) -> str:

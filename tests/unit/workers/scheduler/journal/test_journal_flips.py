@@ -1,19 +1,21 @@
 """A bit that flips on the disk: `journal check` never vouches for what was not written, and no scheduler goes on with it."""
 
+import os
 import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamrl.errors import UserError
 from streamrl_cli.main import main
+from streamrl_workers.scheduler.journal.check import check_run
 from streamrl_workers.scheduler.journal.integrity import row_digest
 from streamrl_workers.scheduler.journal.store import JournalFaultError
-from streamrl_workers.scheduler.server.result import own_check
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from support.flips import EXACT, content, resumed, said, spoilt_copies
 from support.journal_stories import JOURNAL, LOG, copy_of, finished, going_on, killed
@@ -94,21 +96,32 @@ async def test_no_flipped_bit_of_a_checkpoint_is_vouched_for(
         assert (said(spoilt, capsys) == EXACT) == (found.meta == written.meta), flip
 
 
-async def test_a_disk_that_does_not_answer_is_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def _broken(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens it gets `/proc/self/mem`, whose first byte is EIO."""
+    really_open, number = os.open, file.stat().st_ino
+
+    def opening(path: str, flags: int, **options: Any) -> int:
+        handle = really_open(path, flags, **options)
+        if os.fstat(handle).st_ino != number:
+            return handle
+        os.close(handle)
+        return really_open("/proc/self/mem", os.O_RDONLY)
+
+    monkeypatch.setattr(os, "open", opening)
+
+
+async def test_a_disk_that_does_not_answer_is_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the newest checkpoint; one that is older is not needed."""
     run_dir = await finished(tmp_path)
     *_, older, newest = sorted(run_dir.glob("checkpoints/step-*/meta.json"))
-    broken = Path("/proc/self/mem")  # whose first byte is EIO
-    written = older.read_bytes()
-    older.unlink()
-    older.symlink_to(broken)
-    assert own_check(run_dir).violations == ()
-    older.unlink()
-    older.write_bytes(written)
-    newest.unlink()
-    newest.symlink_to(broken)
+    with monkeypatch.context() as patch:
+        _broken(older, patch)
+        assert check_run(run_dir).violations == ()
+    _broken(newest, monkeypatch)
     with pytest.raises(UserError, match=r"step-00000014/meta.json: cannot be read: Input/output error"):
-        own_check(run_dir)
+        check_run(run_dir)
     assert "cannot be read: Input/output error" in said(run_dir, capsys)
 
 
