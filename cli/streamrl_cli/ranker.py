@@ -135,6 +135,10 @@ def _pair(line: str, *, place: str) -> PromptLength:
     prompt, count = record.get("prompt"), record.get("tokens")
     if not isinstance(prompt, str) or not prompt:
         raise UserError(field=place, rule="prompt must be a text that is not empty", got=prompt)
+    if not prompt.isascii() and prompt.encode("utf-8", "replace").decode() != prompt:
+        raise UserError(
+            field=place, rule="prompt must be UTF-8, which cannot carry half of a surrogate pair", got=prompt
+        )
     if isinstance(count, bool) or not isinstance(count, int | float) or not (math.isfinite(count) and count >= 0):
         raise UserError(field=place, rule="tokens must be a number of at least 0", got=count)
     return PromptLength(prompt, float(count))

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from streamrl.errors import UserError
+from streamrl.files import read_text
 from streamrl.spec.parse import suggest
+from streamrl_cli.jobfile import MAX_FILE_BYTES, documents_in
 
 VARIABLE = "KUBECONFIG"
+_FIX = "give one that kubectl can use"
 _FILES = {
     "cluster": ("certificate-authority",),
     "user": ("client-certificate", "client-key", "tokenFile"),
@@ -65,13 +65,10 @@ def _paths(kubeconfig: Path | None, environ: Mapping[str, str]) -> list[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     """A kubeconfig with absolute paths."""
-    try:
-        config = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
-        rule = f"cannot be read as a kubeconfig ({' '.join(str(error).split())})"
-        raise UserError(field=str(path), rule=rule) from None
-    if not isinstance(config, dict) or not all(_is_list_of_named(config.get(f"{kind}s")) for kind in _FILES):
-        raise UserError(field=str(path), rule="is not a kubeconfig", fix="give one that kubectl can use")
+    documents = documents_in(read_text(path, most_bytes=MAX_FILE_BYTES, fix=_FIX), path=path)
+    config = documents[0].data if len(documents) == 1 else None
+    if not isinstance(config, dict) or not all(_is_list_of_named(config.get(f"{kind}s"), kind) for kind in _FILES):
+        raise UserError(field=str(path), rule="is not a kubeconfig", fix=_FIX)
     for kind, keys in _FILES.items():
         for entry in config.get(f"{kind}s") or []:
             inner = entry.get(kind) or {}
@@ -79,10 +76,15 @@ def _read(path: Path) -> dict[str, Any]:
     return config
 
 
-def _is_list_of_named(entries: object) -> bool:
-    if entries is None:
-        return True
-    return isinstance(entries, list) and all(isinstance(entry, dict) and "name" in entry for entry in entries)
+def _is_list_of_named(entries: object, kind: str) -> bool:
+    return entries is None or (isinstance(entries, list) and all(_is_named(entry, kind) for entry in entries))
+
+
+def _is_named(entry: object, kind: str) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return False
+    inner = entry.get(kind) or {}
+    return isinstance(inner, dict) and all(isinstance(inner.get(key) or "", str) for key in _FILES[kind])
 
 
 def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:

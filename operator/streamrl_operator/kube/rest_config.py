@@ -208,7 +208,7 @@ def from_kubeconfig(
         tls = _tls(cluster, user, base=base or Path()) if server.startswith("https:") else None
         given = {name: value for name, value in dict(user.get("exec") or {}).items() if value is not None}
         plugin = Plugin.model_validate(given) if user.get("exec") else None
-    except (YAMLError, KeyError, TypeError, ValueError, OSError, ssl.SSLError) as error:
+    except (YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         fix = "give one that kubectl can use"
         raise UserError(field=source, rule=f"must be a kubeconfig with a current context ({error})", fix=fix) from None
     token_file = user.get("tokenFile")

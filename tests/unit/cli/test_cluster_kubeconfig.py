@@ -57,7 +57,15 @@ def test_several_files_are_merged_and_the_first_counts(tmp_path: Path) -> None:
         (config("prod", "test", current="test"), "prd", "{path}: has no such context, got 'prd'; did you mean prod?"),
         ("[1, 2]", None, "{path}: is not a kubeconfig; give one that kubectl can use"),
         ('{"contexts": [3]}', None, "{path}: is not a kubeconfig; give one that kubectl can use"),
-        ("a: [", None, "{path}: cannot be read as a kubeconfig"),
+        ('{"clusters": [{"name": "a", "cluster": "b"}]}', None, "{path}: is not a kubeconfig"),
+        ('{"users": [{"name": "a", "user": {"client-key": 3}}]}', None, "{path}: is not a kubeconfig"),
+        ('{"users": [{"name": ["a"]}]}', None, "{path}: is not a kubeconfig"),
+        ("a: 1\n---\na: 1", None, "{path}: is not a kubeconfig"),
+        ("a: [", None, "{path}:1: is not YAML"),
+        ("[" * 100_000, None, "{path}:1: is nested more than 64 deep"),
+        ("a: " + "9" * 5000, None, "{path}:1: "),
+        ("a: &a " + "x" * 900_000 + f"\nb: [{','.join(['*a'] * 40)}]", None, "{path}:2: holds more than"),
+        ("#" * 2_000_000, None, "{path}: must be at most 1048576 bytes"),
     ],
 )
 def test_mistakes_are_one_line(text: str | None, context: str | None, expected: str, tmp_path: Path) -> None:

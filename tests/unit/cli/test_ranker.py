@@ -83,6 +83,7 @@ def test_one_prompt_in_five_is_held_out_whatever_the_file() -> None:
         ("[]", "{path} line 1: must be an object, got []"),
         ('{"tokens": 1}', "{path} line 1: prompt must be a text that is not empty"),
         ('{"prompt": "", "tokens": 1}', "{path} line 1: prompt must be a text that is not empty"),
+        ('{"prompt": "\\ud800", "tokens": 1}', "{path} line 1: prompt must be UTF-8, which cannot carry half"),
         ('{"prompt": "a"}', "{path} line 1: tokens must be a number of at least 0"),
         ('{"prompt": "a", "tokens": -1}', "{path} line 1: tokens must be a number of at least 0, got -1"),
         ('{"prompt": "a", "tokens": true}', "{path} line 1: tokens must be a number of at least 0, got true"),

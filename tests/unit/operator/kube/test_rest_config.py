@@ -166,7 +166,18 @@ def test_plain_http_for_a_proxy_on_this_machine() -> None:
     assert rest_config.from_kubeconfig(config("{}", server="http://127.0.0.1:8001/")).tls is None
 
 
-@pytest.mark.parametrize("text", ["", "- a", "a: {", config("{}").replace("here, context", "there, context")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "- a",
+        "a: {",
+        "[" * 5000,
+        "a: " + "9" * 5000,
+        "contexts: {a: b}\ncurrent-context: a",
+        config("{}").replace("here, context", "there, context"),
+    ],
+)
 def test_no_kubeconfig(text: str) -> None:
     with pytest.raises(UserError, match="must be a kubeconfig with a current context"):
         rest_config.from_kubeconfig(text)
