@@ -19,6 +19,8 @@ from pathlib import Path
 
 from run_folders import EXAMPLE, start
 
+REWARD = {"name": "small", "regex": {"pattern": "^[0-4]"}}
+"""What an untrained model earns now and then: without differences of rewards no adapter moves, and none is fetched."""
 _POLL_S = 0.1
 _PROCESS = "generator-local-0"
 
@@ -31,7 +33,8 @@ def main() -> None:
     args = parser.parse_args()
     changes = [
         f"spec.model.scratch={json.dumps(scratch_model(args))}",
-        "spec.task.groupSize=4",
+        "spec.task.groupSize=8",
+        f"spec.task.rewards={json.dumps([REWARD])}",
         "spec.task.evaluation.maxPrompts=8",
         "spec.pipeline.batchGroups=4",
         f"spec.pipeline.steps={args.steps}",
