@@ -63,6 +63,7 @@ class LongPrompts(TrivialPool):
     """Prompts of the job's size, a few at a time, as they come from other processes."""
 
     async def results(self) -> Sequence[Result]:
+        await asyncio.sleep(0)  # others have their turn in between, as where results come from a pipe
         done = await super().results()
         now, self._done = list(done[:PORTION]), [*done[PORTION:], *self._done]
         if self._done:

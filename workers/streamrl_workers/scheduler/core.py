@@ -113,7 +113,8 @@ class Core:
     @property
     def in_portions(self) -> bool:
         """Whether there is more to do now, too much for one event: call `go_on`, behind what has come meanwhile."""
-        return self._assignment.in_portions and not (self._ending or self._failed)
+        portions = self._assignment.in_portions or self._components.lifecycle.in_portions
+        return portions and not (self._ending or self._failed)
 
     def go_on(self) -> list[Effect]:
         """The next portion."""
@@ -416,6 +417,7 @@ class Core:
     def _settle(self) -> list[Effect]:
         """Do everything that the event has made possible."""
         if not (self._ending or self._failed):
+            self._components.lifecycle.complete()
             self._announcer.advance(recorded_steps=self._feed.step)
             self._components.planner.plan()
             self._feed.deliver()

@@ -6,9 +6,11 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.groups import lifecycle
 from streamrl_workers.scheduler.groups.life import GroupState
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.stream.packing import pack_int32
+from streamrl_workers.tasks.values import Score
 from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
 from support.core_world import World, is_evaluation, settings
 from support.replayed import replay
@@ -431,3 +433,21 @@ def test_unsound_progress_of_an_evaluation_is_made_again_but_not_for_ever(item: 
     assert not is_evaluation(request)
     (result,) = [effect.record for effect in effects if isinstance(effect, fx.Write)]
     assert (result.mean_reward, result.failed) == (None, 1)
+
+
+def test_scored_groups_become_trajectories_in_portions(monkeypatch: pytest.MonkeyPatch):
+    """Copies of thousands of long samples at once would hold up everything else."""
+    monkeypatch.setattr(lifecycle, "PORTION_BYTES", 1)
+    run = world(slots=12)
+    for lease in list(run.generators["g0"].active):
+        run.make_token(run.generators["g0"], lease, finish="stop")
+    asked = [run.scores.popleft() for _ in range(len(run.scores))]
+    scores = [Score(group_id=a.group_id, sample_index=a.sample_index, reward=1.0, parts={}) for a in asked]
+    effects = run.core.scores_arrived(scores)
+    made = []
+    while True:
+        made.append(sum(isinstance(e, fx.Write) and isinstance(e.record, rec.Scored) for e in effects))
+        if not run.core.in_portions:
+            break
+        effects = run.core.go_on()
+    assert made == [1] * len({score.group_id for score in scores})

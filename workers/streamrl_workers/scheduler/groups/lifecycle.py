@@ -14,7 +14,7 @@ is taken: so every step gets its B groups, and the whole run plans at most n * B
 scheduler's process: each restart may add (n - 1) * B drops, and restarts are bounded.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from streamrl.proto import stream_pb2 as pb
@@ -56,6 +56,8 @@ def all_equal(rewards: Iterable[float | None]) -> bool:
     return len({reward for reward in rewards if reward is not None}) <= 1
 
 
+PORTION_BYTES = 4 * 2**20
+"""Of groups that become trajectories in one event: copies of more would hold up everything else."""
 MIN_REWARDS = 2
 """A group with fewer rewards has no advantage to learn from."""
 
@@ -87,6 +89,8 @@ class SampleLifecycle:
         self.reissued = 0
         self.moved = 0
         """Samples that went on at another generator while theirs was alive."""
+        self._scored: deque[Group] = deque()
+        """Their last score has come, their trajectories are still to be made."""
         self.answering = 0
         """Samples that are with the environment."""
         self.last_error = ""
@@ -323,7 +327,21 @@ class SampleLifecycle:
         sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
         group.unscored -= 1
         if not group.unscored:
-            self._complete(group)
+            self._scored.append(group)
+
+    @property
+    def in_portions(self) -> bool:
+        """Whether `complete` has left something."""
+        return bool(self._scored)
+
+    def complete(self) -> None:
+        """Make the trajectories of groups whose last score has come, a portion of them."""
+        left_bytes = PORTION_BYTES
+        while self._scored and left_bytes > 0:
+            group = self._scored.popleft()
+            left_bytes -= group.buffered_bytes
+            if self._groups.get(group.group_id) is group:
+                self._complete(group)
 
     def _complete(self, group: Group) -> None:
         if sum(sample.reward is not None for sample in group.samples) < MIN_REWARDS:

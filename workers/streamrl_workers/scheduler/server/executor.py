@@ -3,7 +3,7 @@
 Owns the order of effects, the answer to each journal commit, and the way to the task pool and back. Decides nothing.
 
 Task loop: consumes results of the pool; produces prompts, scores and turns' answers for the core, those that are there
-together as one event, scores in portions; waits for the pool, whose time limits bound every item.
+together as one event; waits for the pool, whose time limits bound every item.
 
 Invariants: effects of one event are carried out before the next event reaches the core. Once the process's exit is
 decided the core is called no more, nothing is appended to the journal and nothing is sent: a call is without effect.
@@ -24,9 +24,6 @@ from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
-
-SCORES_PORTION = 32
-"""In one event: with the last score of a group its samples are serialized, milliseconds where they are long."""
 
 
 class TaskSource(Protocol):
@@ -100,10 +97,8 @@ class Executor:
             results = await pool.results()
             if answers := [result for result in results if isinstance(result, TurnAnswer)]:
                 self.call(self._core.turns_answered, answers)
-            scores = [result for result in results if isinstance(result, Score)]
-            for first in range(0, len(scores), SCORES_PORTION):
-                self.call(self._core.scores_arrived, scores[first : first + SCORES_PORTION])
-                await asyncio.sleep(0)
+            if scores := [result for result in results if isinstance(result, Score)]:
+                self.call(self._core.scores_arrived, scores)
             if prompts := [result for result in results if isinstance(result, Prompt)]:
                 self.call(self._core.prompts_arrived, prompts)
 
