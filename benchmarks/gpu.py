@@ -285,12 +285,17 @@ PARTS = {
 """For 0.5B and 7B all but the last one's modes add up to less than ten minutes; most parts end sooner."""
 
 
+CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu; sys.exit(gpu.main())"
+"""Not this file as the main module: each process that vLLM starts would import it again."""
+
+
 def attempt(name: str, shape: str, *, left_s: float) -> tuple[str, str]:
     """Run one part in a process of its own: what it printed, and its outcome in a few words."""
     budget_s = PARTS[name].budget_s(SHAPES[shape])
     if left_s < budget_s:
         return "", f"skipped: {left_s:.0f} s are left, its budget is {budget_s:.0f} s"
-    command = [sys.executable, "-u", __file__, "--only", name, "--shape", shape, "--child", f"{budget_s}"]
+    start_child = [sys.executable, "-u", "-c", CHILD, str(Path(__file__).parent)]
+    command = [*start_child, "--only", name, "--shape", shape, "--child", f"{budget_s}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=budget_s)
