@@ -26,6 +26,7 @@ from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.packing import pack_int32
 from support.generator_process import NAME, TOKEN, generator_bench, start_generator
 from support.jobs import simulated_job
+from support.metric_pages import series
 from support.runs import DEADLINE_S
 
 SLOW = ({"batch": 1, "milliseconds": 20.0},)
@@ -136,6 +137,9 @@ async def test_weights_that_are_gone_are_told_and_the_old_ones_stay(tmp_path: Pa
         await bench.issue(1)
         await bench.hear("end 1")
         assert {step for step, _ in bench.leases[1].spans} == {0}
+        page = (await _get(_signals(tmp_path), "/metrics")).partition("\r\n\r\n")[2].encode()
+        counted = {name: series(page, f"streamrl_weights_{name}_total") for name in ("failures", "pulled_versions")}
+        assert counted == {"failures": 1, "pulled_versions": 1}
 
 
 async def test_after_a_break_everything_old_is_forgotten(tmp_path: Path):

@@ -11,12 +11,13 @@ from streamrl import names
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.job_status import with_progress
-from streamrl_operator.planning.life import AUTO_RECONCILE_S, decide
+from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.termination import with_blocked_condition
-from streamrl_operator.planning.values import JobDecision, Observed
+from streamrl_operator.planning.values import Observed
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import World, settings
+from support.job_lives import conditions, edited, lived, message, reasons, reported, running
 from support.jobs import parsed_job
 from support.observed_jobs import (
     JOB,
@@ -42,44 +43,6 @@ SUCCESS = page(
     result={"status": "succeeded", "steps": 20, "final_reward": 0.87654321, "checkpoint": "checkpoints/step-00000020"},
 )
 FAILURE = page(ended=True, result={"status": "failed", "reason": "every group was dropped"})
-
-
-def reported(look: Observed) -> JobDecision:
-    """The verdict, whose statuses an API server would take."""
-    return decide(look, settings=SETTINGS)
-
-
-def conditions(decision: JobDecision) -> dict[str, tuple[str, str]]:
-    return {one["type"]: (one["status"], one["reason"]) for one in decision.status["conditions"]}
-
-
-def message(decision: JobDecision, kind: str) -> str:
-    return next(one["message"] for one in decision.status["conditions"] if one["type"] == kind)
-
-
-def reasons(decision: JobDecision) -> list[str]:
-    return [event.reason for event in decision.events]
-
-
-def lived(*looks: dict[str, Any], start: Observed | None = None) -> tuple[Observed, JobDecision]:
-    """One look after the other, each with its changes, ten seconds apart."""
-    now = start or observed()
-    for changes in looks:
-        now = replace(now, **changes)
-        decision = reported(now)
-        now = carried_out(now, decision, seconds=10)
-    return now, decision
-
-
-def edited(look: Observed, **spec: Any) -> Observed:
-    """The same job with another spec, as after `kubectl edit`."""
-    metadata = {**look.raw["metadata"], "generation": look.raw["metadata"]["generation"] + 1}
-    document = {**look.raw, "spec": {**look.raw["spec"], **spec}, "metadata": metadata}
-    return replace(look, raw=document, job=validated(document))
-
-
-def running() -> Observed:
-    return lived({"pods": all_ready()}, {"numbers": page()})[0]
 
 
 def suspended() -> Observed:
@@ -286,57 +249,6 @@ def test_the_stamp_of_a_restart_is_passed_on() -> None:
     document = job_document()
     document["metadata"]["annotations"] = {names.ANNOTATION_ATTEMPT: "t1"}
     assert reported(observed(document)).wanted.restarted_at == "t1"
-
-
-# ---- cost
-
-
-def dear(amount: str, *, cost: float, action: str = "Suspend") -> Observed:
-    """A running job whose page says what it has cost."""
-    look = edited(running(), maxCost={"amount": amount, "action": action})
-    return lived({"numbers": page(cost=cost)}, {}, {}, start=look)[0]
-
-
-def test_a_job_within_its_cost_says_so_and_goes_on() -> None:
-    decision = reported(dear("10", cost=9.5))
-    assert conditions(decision)["CostAboveMax"] == ("False", "WithinMaxCost")
-    assert decision.wanted.trainers == 1
-    assert decision.status["cost"] == 9.5
-
-
-def test_a_job_that_costs_too_much_is_suspended_until_the_amount_is_raised() -> None:
-    look = edited(running(), maxCost={"amount": "10"})
-    look, decision = lived({}, {}, {"numbers": page(cost=10.0)}, start=look)
-    assert (reasons(decision), conditions(decision)["CostAboveMax"]) == (["AboveMaxCost"], ("True", "AboveMaxCost"))
-    look, decision = lived({}, start=look)
-    assert (decision.wanted.trainers, decision.wanted.generators) == (0, {"sim": 0})
-    assert conditions(decision)["Suspended"] == ("False", "Suspending")
-    look, decision = lived({"pods": (), "numbers": None}, start=look)
-    assert conditions(decision)["Suspended"] == ("True", "Suspended")
-    assert message(decision, "Suspended") == "the job has cost maxCost.amount 10: no pods; volumes stay"
-    assert conditions(decision)["CostAboveMax"] == ("True", "AboveMaxCost")
-    assert lived({}, start=look)[1].events == (), "it is said once"
-    decision = reported(edited(look, maxCost={"amount": "20"}))
-    assert (decision.wanted.trainers, reasons(decision)) == (1, ["Resumed"])
-    assert conditions(decision)["CostAboveMax"] == ("False", "WithinMaxCost")
-
-
-def test_a_job_that_is_only_warned_of_goes_on() -> None:
-    look = dear("10", cost=12.0, action="Warn")
-    decision = reported(look)
-    assert (decision.wanted.trainers, reasons(decision)) == (1, [])
-    assert conditions(decision)["CostAboveMax"] == ("True", "AboveMaxCost")
-    assert "the job goes on" in message(decision, "CostAboveMax")
-    assert conditions(decision)["Ready"] == ("True", "Running")
-
-
-def test_what_was_spent_is_not_forgotten_with_a_scheduler() -> None:
-    look = dear("100", cost=50.0)
-    assert lived({"numbers": page(cost=40.0)}, {}, {}, {}, start=look)[1].status["cost"] == 50.0
-
-
-def test_without_a_bound_nothing_is_said_of_cost() -> None:
-    assert "CostAboveMax" not in conditions(lived({"numbers": page(cost=1e6)}, {}, {}, {}, start=running())[1])
 
 
 # ---- suspend

@@ -33,7 +33,7 @@ STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
-_COST_DIGITS = 6
+_COST_DIGITS = 9
 log = logging.getLogger(__name__)
 
 
