@@ -9,7 +9,7 @@ import pytest
 
 from support import dashboards
 from support.chart import Objects
-from support.dashboards import BOARDS, ONLY_WHEN
+from support.dashboards import BOARDS, ONLY_WHEN, Asked
 from support.prometheus import Prometheus, scraping
 from support.runs import LocalRun, wait_for
 
@@ -76,6 +76,10 @@ def test_every_query_and_alert_of_a_run_has_data(scraped: Prometheus, run: Local
     asked = [one for one in asked if not one.of_operator]
     told = dashboards.told(scraped, asked=asked, alerts=[one for one in dashboards.alerts() if not one.of_operator])
     assert told == [], run.logs()
+    misspelt = Asked(board="none", title="none", expr="sum(rate(streamrl_trained_token_total[5m]))")
+    assert list(dashboards.unknown(scraped, [misspelt])) == [
+        f"streamrl_trained_token_total is exported by nobody: {misspelt}"
+    ]
 
 
 def test_what_may_be_empty_is_asked_for() -> None:

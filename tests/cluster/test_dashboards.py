@@ -14,6 +14,8 @@ from support.prometheus import Prometheus, scraping
 pytestmark = pytest.mark.timeout(900)
 
 JOB = "simulated"
+MAX_COST = {"amount": "1000.00", "action": "Warn"}
+"""Without one the condition that its alert reads is not there."""
 
 
 @pytest.fixture
@@ -26,7 +28,9 @@ def scraped(operator: Operator, tmp_path: Path) -> Iterator[Prometheus]:
 def test_every_query_and_alert_about_an_operator_has_data(
     scraped: Prometheus, operator: Operator, lab: Lab, namespace: str
 ) -> None:
-    lab.create("rljobs", simulated_job())
+    job = simulated_job()
+    job["spec"]["maxCost"] = MAX_COST
+    lab.create("rljobs", job)
     chosen = {"operator": OPERATOR_JOB, "namespace": namespace, "job": JOB, "pool": "sim"}
     everything = dict.fromkeys(chosen, ".*")
     asked = [

@@ -82,7 +82,7 @@ def told(prometheus: Prometheus, *, asked: Sequence[Asked], alerts: Sequence[Ask
         read.text: str(one) for one in alerts if not one.may_be_empty for read in prometheus.selectors(one.expr)
     }
     found = [f"no data for {expr}, of {by_expr[expr]}" for expr in _without_data(prometheus, list(by_expr))]
-    return found + list(_unknown(prometheus, (*asked, *alerts)))
+    return found + list(unknown(prometheus, (*asked, *alerts)))
 
 
 def _without_data(prometheus: Prometheus, left: list[str]) -> list[str]:
@@ -94,7 +94,8 @@ def _without_data(prometheus: Prometheus, left: list[str]) -> list[str]:
     return left
 
 
-def _unknown(prometheus: Prometheus, asked: Iterable[Asked]) -> Iterator[str]:
+def unknown(prometheus: Prometheus, asked: Iterable[Asked]) -> Iterator[str]:
+    """Metrics that are asked for and stand on no page."""
     known = prometheus.exported() | FOREIGN
     for one in asked:
         for name in {read.name for read in prometheus.selectors(one.expr)}:
