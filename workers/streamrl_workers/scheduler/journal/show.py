@@ -86,7 +86,10 @@ def _samples(connection: sqlite3.Connection, group_id: int, *, covered: bool) ->
         yield "samples: not what was written, and so never trained"
         return
     if not samples:
-        yield "samples: removed, a checkpoint covers them" if covered else "samples: none stored"
+        removed = (
+            "samples: removed, a checkpoint covers them; `streamrl samples RUN --group N` shows those in the archive"
+        )
+        yield removed if covered else "samples: none stored"
     for data in samples:
         yield _sample(pb.Sample.FromString(data))
 

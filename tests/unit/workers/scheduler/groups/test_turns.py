@@ -298,3 +298,22 @@ def test_a_generator_waits_for_the_task_pool_while_the_environment_thinks():
     run.answer_turn(done=True)
     settle(run)
     assert run.generators["g"].idle != "no_prompts"
+
+
+@pytest.mark.parametrize("archived_percent", [0, 100])
+def test_turns_and_observations_are_stored_as_texts_where_the_group_is_archived(archived_percent: int):
+    run = world(archived_percent=archived_percent)
+    play(run, the_request(run, 0).lease, tokens=2)
+    run.answer_turn(done=False, observation="ooo")
+    play(run, the_request(run, 0).lease)
+    run.answer_turn(done=True)
+    finish_others(run)
+    trajectory(run)
+    (scored,) = [write.record for write in run.unsynced if isinstance(write.record, rec.Scored)]
+    texts = pb.GroupTexts.FromString(scored.texts)
+    if not archived_percent:
+        assert not scored.texts
+        return
+    assert texts.prompt
+    assert [list(sample.turns) for sample in texts.samples] == [["tt", "t"], ["t"]]
+    assert texts.samples[0].observations[0] == "ooo"
