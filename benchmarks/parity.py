@@ -1,6 +1,6 @@
 """Do StreamRL and TRL learn alike? Held-out reward of equal samples from the same start, by task, arm and seed.
 
-    python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--arms ...] [--table]
+    python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--arms ...] [--set ...] [--table]
 
 Three arms: StreamRL with S = 0 and with S = 1, and TRL's GRPOTrainer. A seed's arms have the same warmed-up model, prompts in the same
 order, groups, optimiser steps, learning rate, clip and AdamW. All are judged by StreamRL's own evaluation of held-out prompts, greedy
@@ -32,18 +32,13 @@ JOB = HERE / "parity.yaml"
 RESULTS = CACHE / "parity"
 TASKS: Mapping[str, tuple[str, ...]] = {
     "lazy": (),
-    "worked": (
-        "spec.task.format.function=tasks:worked_sum",
-        "spec.trainer.learningRate=1.0e-4",
-        "spec.trainer.warmUpSteps=5",
-        "spec.pipeline.batchGroups=64",
-        "spec.pipeline.steps=24",
-    ),
+    "worked": ("spec.task.format.function=tasks:worked_sum", "spec.trainer.learningRate=1.0e-4"),
     "words": (
         'spec.task.dataset={"jsonl": {"path": "../../examples/math-questions.jsonl", "promptField": "question", "answerField": "answer", "heldOutPercent": 20}}',
         "spec.task.evaluation.maxPrompts=200",
         "spec.task.format.function=tasks:lazy_words",
         "spec.task.rewards[0].python.function=tasks:is_right_words",
+        "spec.model.scratch.warmUp={steps: 300, batchSize: 32, learningRate: 3.0e-3}",
     ),
 }
 ARMS: Mapping[str, tuple[str, ...]] = {
@@ -69,67 +64,58 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--set", action="append", default=[], help="change a field of every job")
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
     found: dict[tuple[str, int, str], Rewards] = {}
     for seed in args.seeds:
         for task in args.tasks:
             for arm in args.arms:
-                file = result_file(args.results, task=task, seed=seed, arm=arm)
+                changes = [f"spec.seed={seed}", *TASKS[task], *args.set]
+                file = result_file(args.results, task=task, seed=seed, arm=arm, changes=changes)
                 if not file.exists() and not args.table:
-                    _run(file, task=task, seed=seed, arm=arm)
+                    _run(file, task=task, seed=seed, arm=arm, changes=changes)
                 if file.exists():
                     found[task, seed, arm] = json.loads(file.read_text(encoding="utf-8"))
     for line in table(found):
         print(line)
 
 
-def result_file(folder: Path, *, task: str, seed: int, arm: str) -> Path:
+def result_file(folder: Path, *, task: str, seed: int, arm: str, changes: Sequence[str]) -> Path:
     """Named by all that the result follows from, but for the code."""
-    spec = load_job(JOB, overrides=[*_changes(task, seed=seed), *ARMS[arm]]).spec
+    spec = load_job(JOB, overrides=[*changes, *ARMS[arm]]).spec
     digest = hashlib.blake2b(spec.model_dump_json().encode(), digest_size=4).hexdigest()
     return folder / f"{task}-{seed}-{arm.replace(' = ', '')}-{digest}.json"
 
 
-def _changes(task: str, *, seed: int) -> list[str]:
-    return [f"spec.seed={seed}", *TASKS[task]]
-
-
-def _run(file: Path, *, task: str, seed: int, arm: str) -> None:
+def _run(file: Path, *, task: str, seed: int, arm: str, changes: Sequence[str]) -> None:
     """One arm, written when it is whole."""
     began_s = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
-    material = _task(task, seed=seed)
-    rewards = _trl(material, seed=seed) if arm == "TRL" else _ours(material, seed=seed, changes=ARMS[arm])
+    model, prompts, spec = job_materials(JOB, name=task, changes=changes)
+    if arm == "TRL":
+        rewards = _trl(Task(name=task, job=JOB, model=model, prompts=prompts, spec=spec), changes=changes)
+    else:
+        run = _from(model, changes=[*changes, *ARMS[arm]])
+        rewards = {"before": _rewards(run.evaluations[0]), "after": _rewards(run.evaluations[-1])}
     print(f"# {task}, seed {seed}, {arm}: {rewards} in {time.monotonic() - began_s:.0f} s", flush=True)
     beside = file.with_suffix(".part")
     beside.write_text(json.dumps(rewards), encoding="utf-8")
     beside.rename(file)
 
 
-def _task(name: str, *, seed: int) -> Task:
-    model, prompts, spec = job_materials(JOB, name=name, changes=_changes(name, seed=seed))
-    return Task(name=name, job=JOB, model=model, prompts=prompts, spec=spec)
-
-
-def _ours(task: Task, *, seed: int, changes: Sequence[str]) -> Rewards:
-    run = _from(task.model, task=task.name, seed=seed, changes=changes)
-    return {"before": _rewards(run.evaluations[0]), "after": _rewards(run.evaluations[-1])}
-
-
-def _trl(task: Task, *, seed: int) -> Rewards:
+def _trl(task: Task, *, changes: Sequence[str]) -> Rewards:
     """Its model before the first step of a job that is over at once."""
     settings = argparse.Namespace(ranks=1, threads=1, micro_batch=_TRL_MICRO_BATCH, continuous=False)
     short = ("spec.pipeline.steps=1", "spec.pipeline.batchGroups=1")
     with tempfile.TemporaryDirectory() as scratch:
         run_trl(task, Path(scratch), steps=task.spec.pipeline.steps, args=settings)
-        run = _from(Path(scratch) / "trl.model", task=task.name, seed=seed, changes=short)
+        run = _from(Path(scratch) / "trl.model", changes=[*changes, *short])
     return {"after": _rewards(run.evaluations[0])}
 
 
-def _from(model: Path, *, task: str, seed: int, changes: Sequence[str]) -> Run:
-    start = ("spec.model.scratch=null", f"spec.model.path.directory={model}")
-    return run_job(JOB, changes=[*_changes(task, seed=seed), *start, *changes])
+def _from(model: Path, *, changes: Sequence[str]) -> Run:
+    return run_job(JOB, changes=[*changes, "spec.model.scratch=null", f"spec.model.path.directory={model}"])
 
 
 def _rewards(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -42,11 +42,11 @@ def test_a_table_has_what_there_is(parity: Any) -> None:
 
 @pytest.mark.parametrize("other", [{"task": "words"}, {"seed": 1}, {"arm": "S = 1"}])
 def test_each_arm_has_a_file_of_its_own(parity: Any, tmp_path: Path, other: dict[str, object]) -> None:
-    same = {"task": "lazy", "seed": 0, "arm": "S = 0"}
+    same = {"task": "lazy", "seed": 0, "arm": "S = 0", "changes": ()}
     assert parity.result_file(tmp_path, **same) != parity.result_file(tmp_path, **(same | other))
 
 
-def test_another_setting_makes_another_result(parity: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = parity.result_file(tmp_path, task="lazy", seed=0, arm="TRL")
-    monkeypatch.setattr(parity, "TASKS", {"lazy": ("spec.pipeline.steps=3",)})
-    assert parity.result_file(tmp_path, task="lazy", seed=0, arm="TRL") != before
+def test_another_setting_makes_another_result(parity: Any, tmp_path: Path) -> None:
+    same = {"task": "lazy", "seed": 0, "arm": "TRL"}
+    before = parity.result_file(tmp_path, **same, changes=())
+    assert parity.result_file(tmp_path, **same, changes=["spec.pipeline.steps=3"]) != before
