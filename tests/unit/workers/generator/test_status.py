@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from streamrl.metrics import GENERATOR, WORKER_LABELS
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as Spec
 from streamrl_workers.generator.engine_loop import EngineLoop
@@ -10,7 +11,7 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.metrics.signals import ProcessMetrics
+from streamrl_workers.metrics.signals import WallMetrics
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 DEADLINE_S = 120.0
@@ -33,7 +34,7 @@ class Link:
 
 
 async def test_it_is_ready_with_weights_and_as_long_as_it_is_connected() -> None:
-    metrics = ProcessMetrics(role="generator", process="generator-sim-0")
+    metrics = WallMetrics(GENERATOR, common=dict.fromkeys(WORKER_LABELS, "x"))
     recorder = Recorder(sink=None, metrics=None)
     status = GeneratorStatus(recorder, metrics=metrics)
     fault = status.signals().fault
