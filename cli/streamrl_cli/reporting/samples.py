@@ -170,6 +170,8 @@ def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
     """Samples of groups that were dropped when they had been scored. Raises `UserError`: as `of_group`."""
     with open_samples(run_dir) as store:
         groups = [group for group in store.groups() if group.head.drop_reason]
+        if not groups:
+            raise UserError(field="--dropped", rule="finds none", fix="no dropped group of this run has samples")
         return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
 
 

@@ -158,6 +158,9 @@ async def test_without_an_archive_the_newest_steps_are_there_and_a_line_says_so(
         "storage.archive is off (sharePercent: 0): only the newest steps have samples, without texts"
     ]
     assert samples(capsys, run_dir, "--step", "0").code == 2
+    assert samples(capsys, run_dir, "--dropped").err == [
+        "--dropped: finds none; no dropped group of this run has samples"
+    ]
 
 
 # ---- of others
