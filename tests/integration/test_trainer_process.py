@@ -15,8 +15,8 @@ from support.runs import streamrl, wait_for
 from support.worker_processes import Workers
 
 STEPS = 12
-SAMPLES_BEFORE_LAST_EVALUATION = STEPS * 4 * 4 + 2 * 8
-"""Of groups and of the two evaluations before it."""
+SAMPLES_BEFORE_LAST_EVALUATION = STEPS * 4 * 4 + 2 * 8 * 2
+"""Of groups and of the two evaluations before it, a greedy and a sampled answer to each prompt."""
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
+from streamrl.spec.rljob import Metadata
 from streamrl_workers.generator.engines.base import Delta, Engine
 from streamrl_workers.generator.main import pull_of
 from streamrl_workers.generator.settings import GeneratorSettings
@@ -109,6 +110,7 @@ class Follower:
                 process="g",
                 pool=spec.generators[0],
                 spec=spec,
+                metadata=Metadata(name="adapters"),
                 scheduler_address="",
                 signals_port=0,
                 model_path=str(folder),

@@ -75,7 +75,7 @@ def main(rank: int, folder: Path) -> None:
         answer_logprobs(model)
         if rank > 0:
             model.apply(_forget)
-        sharding.shard_first(model, mesh=mesh, compute=None)
+        sharding.shard_first(model, mesh=mesh, compute=None, offload=False)
         for share in shares():
             batch = batch_of(share[rank])
             with torch.no_grad():  # as a reference's: what it leaves must not change what follows

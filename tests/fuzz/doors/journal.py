@@ -77,7 +77,7 @@ def _kind(error: UserError) -> str:
 def plant(patch: pytest.MonkeyPatch) -> None:
     """Nobody compares rows with their digests."""
 
-    def find_pages(connection: sqlite3.Connection, **_: object) -> None:
+    def find_pages(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA integrity_check(1)")
 
     patch.setattr(store, "find_damage", find_pages)

@@ -47,7 +47,7 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def shard_first(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
-    """Shard in env, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
+    """Shard in place, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
     shard(model, mesh=mesh, compute=compute, offload=offload)
@@ -67,7 +67,7 @@ def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
-    """Shard in env, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32.
+    """Shard in place, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32.
 
     `offload`: shards, their gradients and so their optimiser lie in main memory.
     """
@@ -258,13 +258,13 @@ def compute_in(model: torch.nn.Module, *, dtype: torch.dtype, device: torch.devi
 
 
 def recompute_blocks(model: torch.nn.Module) -> None:
-    """From now on, in env. No randomness is restored for the second pass: there is no dropout."""
+    """From now on, in place. No randomness is restored for the second pass: there is no dropout."""
     for block in blocks_of(model):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def compile_blocks(model: torch.nn.Module) -> None:
-    """From now on, in env; blocks of one kind share what is compiled. Lengths of batches vary, so shapes are not compiled in."""
+    """From now on, in place; blocks of one kind share what is compiled. Lengths of batches vary, so shapes are not compiled in."""
     for block in blocks_of(model):
         block.forward = torch.compile(block.forward, dynamic=True)
 
