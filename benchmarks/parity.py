@@ -11,8 +11,6 @@ what is there is not run again, and `--table` prints what is there. Differences 
 import argparse
 import hashlib
 import json
-import math
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from materials import CACHE, HERE, job_materials
 from run_folders import Run, run_job, spread
 
 from streamrl_cli.jobfile import load_job
+from streamrl_cli.reporting.comparison import mean
 
 JOB = HERE / "parity.yaml"
 RESULTS = CACHE / "parity"
@@ -48,8 +47,6 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 }
 PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"))
 KINDS = ("greedy", "sampled")
-_STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-"""97.5 % quantiles by degrees of freedom."""
 _TRL_MICRO_BATCH = 256
 """Samples of one of TRL's passes. Its loss is a mean over sequences, whatever the cut."""
 
@@ -146,14 +143,11 @@ def table(found: Mapping[tuple[str, int, str], Rewards]) -> list[str]:
 
 def difference(mine: Mapping[int, float], others: Mapping[int, float]) -> str:
     """Mean and 95 % interval of the paired differences."""
-    apart = [mine[seed] - others[seed] for seed in sorted(mine.keys() & others.keys())]
-    if not apart:
+    apart = mean([mine[seed] - others[seed] for seed in sorted(mine.keys() & others.keys())])
+    if apart is None:
         return ""
-    mean = statistics.mean(apart)
-    if len(apart) < 2:
-        return f"{mean:+.3f}"
-    half = _STUDENT[len(apart) - 1] * statistics.stdev(apart) / math.sqrt(len(apart))
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    value, half = apart.value, apart.half_width
+    return f"{value:+.3f}" if half is None else f"{value:+.3f} ({value - half:+.3f} to {value + half:+.3f})"
 
 
 if __name__ == "__main__":

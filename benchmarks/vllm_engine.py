@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import VllmEngineSpec
+from streamrl_cli.reporting.comparison import mean
 from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import EngineOptions
@@ -36,8 +37,6 @@ from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 MAX_TOKENS = 192
 LEAST_PAIRS = 3
-T_95 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
-"""Student's t for 95 % by degrees of freedom."""
 
 Alone = Callable[[Sequence[pb.SampleRequest]], Awaitable[float]]
 """Tokens a second of an engine with nothing of the generator around it."""
@@ -89,8 +88,8 @@ class Rates:
             f"| {title} | {statistics.median(rates):,.0f} | {min(rates):,.0f}–{max(rates):,.0f} |"
             for title, rates in ((name, self.alone), ("generator", self.ours))
         ]
-        mean = f"ratio {statistics.mean(ratios):.3f}, 95 % of it {low:.3f} to {high:.3f}, {len(ratios)} pairs"
-        return ["| | tokens/s | range |", "|---|---|---|", *rows, "", mean]
+        ratio = f"ratio {statistics.mean(ratios):.3f}, 95 % of it {low:.3f} to {high:.3f}, {len(ratios)} pairs"
+        return ["| | tokens/s | range |", "|---|---|---|", *rows, "", ratio]
 
 
 async def compare(
@@ -226,9 +225,10 @@ _PARTIALS_S = 0.5
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Of the mean, at 95 %."""
-    half = T_95[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return statistics.mean(ratios) - half, statistics.mean(ratios) + half
+    """Of the mean, at 95 %; of at least two."""
+    found = mean(ratios)
+    assert found is not None and found.half_width is not None
+    return found.value - found.half_width, found.value + found.half_width
 
 
 def sample(lease: int, *, max_tokens: int = MAX_TOKENS) -> pb.SampleRequest:
