@@ -86,9 +86,7 @@ class GroupSpans:
         self._groups: dict[int, _GroupTrace] = {}
         self._leases: dict[int, _LeaseTrace] = {}
         self.trained: dict[int, int] = {}
-        """Group -> its step, where its tree has been sent and the step may be taken again."""
-        self._again: dict[int, int] = {}
-        """Of these, those that the trainer has once more -> since when."""
+        """Group -> its step, where its tree has been sent and the step may be taken again; that is not told again."""
 
     def is_traced(self, group_id: int) -> bool:
         """By the rule of the archive: what is traced can be read there too, if the archive's share is no less."""
@@ -245,13 +243,10 @@ class GroupSpans:
 
     def delivered(self, group_id: int) -> None:
         """The trainer is given the group."""
-        now_ns = self._clock()
-        if group_id in self.trained:
-            self._again[group_id] = now_ns
-            return
         group = self._get(group_id)
         if group is None:
             return
+        now_ns = self._clock()
         if group.delivered_ns is not None:
             self._train(group, error="the trainer did not keep it")
         begin_ns = group.tree.begin_ns if group.scored_ns is None else group.scored_ns
@@ -266,9 +261,7 @@ class GroupSpans:
             attributes[names.STEP_S] = step_s
         links = (version_root(self._run, attempt=taken.attempt, step=taken.step + 1),)
         for group_id in taken.group_ids:
-            if (begin_ns := self._again.pop(group_id, None)) is not None:
-                self._put([self._train_again(group_id, begin_ns=begin_ns, attributes=attributes, links=links)])
-            elif (group := self._groups.get(group_id)) is not None:
+            if (group := self._groups.get(group_id)) is not None:
                 self._train(group, attributes=attributes, links=links)
                 self.ended(group_id, outcome="trained", step=taken.step)
                 self.trained[group_id] = taken.step
@@ -293,22 +286,6 @@ class GroupSpans:
                 links=links,
                 error=error,
             )
-        )
-
-    def _train_again(
-        self, group_id: int, *, begin_ns: int, attributes: dict[str, Value], links: tuple[SpanId, ...]
-    ) -> TraceSpan:
-        """A span of a tree that has been sent: a trainer went back to its checkpoint, and takes the step once more."""
-        tree = self._tree(group_id)
-        return TraceSpan(
-            name="train",
-            id=tree.id("train", begin_ns),
-            parent=tree.root,
-            process=TRAINER,
-            begin_ns=begin_ns,
-            end_ns=self._clock(),
-            attributes=attributes,
-            links=links,
         )
 
     def settled(self, step: int) -> None:
@@ -336,12 +313,11 @@ class GroupSpans:
     # ---- inside
 
     def _begin(self, group_id: int) -> _GroupTrace:
-        group = _GroupTrace(group_id, self._tree(group_id), {names.GROUP: group_id})
+        root = root_of(self._run, "group", group_id)
+        tree = SpanTree(root, name="group", process=SCHEDULER, begin_ns=self._clock())
+        group = _GroupTrace(group_id, tree, {names.GROUP: group_id})
         self._groups[group_id] = group
         return group
-
-    def _tree(self, group_id: int) -> SpanTree:
-        return SpanTree(root_of(self._run, "group", group_id), name="group", process=SCHEDULER, begin_ns=self._clock())
 
     def _get(self, group_id: int) -> _GroupTrace | None:
         """A traced group; one that an earlier scheduler has planned begins here."""

@@ -17,7 +17,6 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, read_json
 from streamrl.keys import FILE_TRACE
-from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.records import Checkpointed, Dropped, Planned, Record, Recovered, Scored, StepTaken
@@ -117,7 +116,7 @@ class Tracer:
         if isinstance(result, Score | TurnAnswer):
             self._groups.answered(result)
 
-    def _event(self, peer: str, event: pb.GeneratorEvent | pb.TrainerEvent | None) -> None:
+    def _event(self, peer: str, event: Any) -> None:  # noqa: ANN401 - either direction's event
         if event is None:
             self._groups.left(peer)
             self._versions.left(peer)
