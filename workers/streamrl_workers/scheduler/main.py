@@ -202,7 +202,9 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
-    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
+    clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
+    first_lease = time.time_ns() // 1_000_000 << _LEASE_BITS
+    core = Core(settings, recovered, first_lease=first_lease, epoch_s=time.time() - clock_s())
     connections = Connections()
     ports.status = status = StatusEndpoint(
         core,
@@ -221,7 +223,6 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         connections.on_event = run.tracer.event
     status.ranker = ranker.status
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
-    clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
     loops = Loops(run.ending)
