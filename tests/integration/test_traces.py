@@ -11,7 +11,8 @@ import pytest
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.otlp_collector import Collector, Received, assert_connected, collecting
-from support.runs import LocalRun
+from support.runs import LocalRun, streamrl
+from support.trace_file import processes, read_trace
 
 STEPS, BATCH, GROUP = 6, 4, 4
 
@@ -105,6 +106,32 @@ def test_a_weight_version_is_published_then_pulled_and_loaded_by_each_generator(
             assert publish.end_ns <= load.begin_ns <= pull.begin_ns
             assert (pull.end_ns, wait.end_ns, swap.end_ns) == (wait.begin_ns, swap.begin_ns, load.end_ns)
     assert set(loads) == {"generator-sim-0", "generator-sim-1"}
+
+
+def test_a_run_is_drawn_for_perfetto(tmp_path: Path) -> None:
+    """All samples, steps and versions; what each process did adds up to what it counted, by cause."""
+    run = started(tmp_path, simulated_job(steps=STEPS, batch_groups=BATCH))
+    ended(run)
+    told = streamrl("report", str(run.folder), "--trace", str(tmp_path / "trace.json"))
+    assert (told.returncode, told.stderr) == (0, ""), told
+    events = read_trace(tmp_path / "trace.json")
+    names = processes(events)
+    spans = [event for event in events if event["ph"] == "X"]
+    samples = [event for event in spans if "tokens" in event.get("args", {})]
+    trained = Counter(event["args"]["step"] for event in samples if event["args"]["step"] is not None)
+    assert trained == dict.fromkeys(range(STEPS), BATCH * GROUP)
+    assert {names[event["pid"]] for event in samples} == {"generator-sim-0", "generator-sim-1"}
+    assert {event["name"] for event in spans if event["name"].startswith("step ")} == {
+        f"step {n}" for n in range(STEPS)
+    }
+    assert sum(event["name"].startswith("version ") for event in events) == STEPS
+    for number, name in names.items():
+        parts = Counter()
+        for event in spans:
+            if (event["pid"], event["tid"]) == (number, 0):
+                parts[event["name"]] += event["dur"] / 1e6
+        last = next(line for line in reversed(run.walls()) if line["process"] == name)
+        assert parts == pytest.approx({part: took_s for part, took_s in last["parts"].items() if took_s}, abs=1e-3)
 
 
 def test_a_killed_scheduler_and_trainer_leave_no_orphan(tmp_path: Path) -> None:

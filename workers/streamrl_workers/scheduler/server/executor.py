@@ -58,7 +58,7 @@ class Executor:
         self._connections = connections
         self._ending = ending
         self._goes_on = False
-        self._tracer: Tracer | None = None
+        self._on_result: Callable[[Result], None] = lambda result: None
         self._carry_out: dict[type, Callable[[Any], None]] = {
             fx.ToGenerator: lambda effect: connections.to_generator(effect.generator_id, effect.command),
             fx.ToTrainer: lambda effect: connections.to_trainer(effect.command),
@@ -73,7 +73,7 @@ class Executor:
         self._carry_out[fx.AskRanker] = ranker.ask
         self._carry_out |= dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put)
         if tracer is not None:
-            self._tracer = tracer
+            self._on_result = tracer.result
             self._carry_out |= {kind: _both(watch, self._carry_out[kind]) for kind, watch in tracer.effects.items()}
 
     def call(self, event: Callable[P, Sequence[fx.Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -100,8 +100,8 @@ class Executor:
         """The task loop."""
         while True:
             results = await pool.results()
-            for result in results if self._tracer is not None else ():
-                self._tracer.result(result)
+            for result in results:
+                self._on_result(result)
             if answers := [result for result in results if isinstance(result, TurnAnswer)]:
                 self.call(self._core.turns_answered, answers)
             if scores := [result for result in results if isinstance(result, Score)]:
