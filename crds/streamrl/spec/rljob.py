@@ -1,10 +1,11 @@
 """The RLJob: the one document that a user writes."""
 
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
+from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
@@ -47,12 +48,18 @@ class Tracing(SpecModel):
 
     endpoint: str = Field(
         description="Where traces go, by OTLP over HTTP: `http://collector:4318/v1/traces`.",
-        pattern=r"^https?://[^\s/?#@]+(/[^\s?#]*)?$",
+        pattern=ENDPOINT_PATTERN,
         max_length=2048,
     )
     share_percent: int = Field(
         default=1, ge=0, le=100, description="Share of the groups that is traced; 0 traces nothing, no version either."
     )
+
+    @property
+    def port(self) -> int:
+        """Of the endpoint."""
+        address = urlsplit(self.endpoint)
+        return address.port or (443 if address.scheme == "https" else 80)
 
 
 class RLJobSpec(SpecModel):
