@@ -23,7 +23,7 @@ from streamrl_workers.scheduler.records import StepTaken
 from streamrl_workers.stream.archive import is_archived
 from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, TurnAnswer
 from streamrl_workers.tracing import attribute_names as names
-from streamrl_workers.tracing.spans import NS, SpanId, SpanTree, TraceSpan, Value, WallClock, root_of
+from streamrl_workers.tracing.spans import NS, SpanId, SpanTree, TraceSpan, Value, root_of
 
 SCHEDULER, TRAINER, REWARDS = "scheduler", "trainer-0", "rewards"
 Put = Callable[[Iterable[TraceSpan]], None]
@@ -76,7 +76,9 @@ class _GroupTrace:
 class GroupSpans:
     """The traced groups that live."""
 
-    def __init__(self, run: str, *, share_percent: int, requests: dict[str, Value], put: Put, clock: WallClock) -> None:
+    def __init__(
+        self, run: str, *, share_percent: int, requests: dict[str, Value], put: Put, clock: Callable[[], int]
+    ) -> None:
         """`requests`: attributes of every generation."""
         self._run = run
         self._share_percent = share_percent

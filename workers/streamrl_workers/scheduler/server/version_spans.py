@@ -10,13 +10,14 @@ A version lasts until the next one is published and nobody loads it any more. Ow
 Instants are the scheduler's. The seconds that a generator has measured (`fetch_s`, `waited_s`, `load_s`) are laid before its message `WeightsLoaded`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.records import StepTaken
 from streamrl_workers.scheduler.server.group_spans import TRAINER, Put, version_root
 from streamrl_workers.tracing import attribute_names as names
-from streamrl_workers.tracing.spans import NS, SpanTree, TraceSpan, Value, WallClock
+from streamrl_workers.tracing.spans import NS, SpanTree, TraceSpan, Value
 
 Version = tuple[int, int]
 """Attempt, step."""
@@ -34,7 +35,7 @@ class _VersionTrace:
 class VersionSpans:
     """The weight versions that last."""
 
-    def __init__(self, run: str, *, put: Put, clock: WallClock) -> None:
+    def __init__(self, run: str, *, put: Put, clock: Callable[[], int]) -> None:
         self._run = run
         self._put = put
         self._clock = clock
