@@ -45,7 +45,7 @@ class TraceSpan:
     """"": it went well."""
 
 
-class WallClock:
+class SpanClock:
     """Unix time that never goes back: that of the start, and a monotonic clock from there on."""
 
     def __init__(self) -> None:

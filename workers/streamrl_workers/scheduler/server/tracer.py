@@ -26,7 +26,7 @@ from streamrl_workers.stream.run_folder import write_json_atomically
 from streamrl_workers.tasks.values import PlayTurn, Result, Score, ScoreSample, TurnAnswer
 from streamrl_workers.tracing import attribute_names as names
 from streamrl_workers.tracing.otlp import SpanSender, otlp_exporter
-from streamrl_workers.tracing.spans import Value, WallClock
+from streamrl_workers.tracing.spans import SpanClock, Value
 
 _RUN_BYTES = 16
 _RUN_KEY = "run"
@@ -39,7 +39,7 @@ class Tracer:
 
     def __init__(self, job: RLJob, *, run: str, recovered: Recovered, sender: SpanSender) -> None:
         """`run`: what `run_number` says. `recovered`: groups of its steps have been sent before."""
-        tracing, clock = job.spec.tracing, WallClock()
+        tracing, clock = job.spec.tracing, SpanClock()
         assert tracing is not None
         self._sender = sender
         self._broken = False
