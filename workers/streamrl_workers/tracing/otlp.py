@@ -11,7 +11,7 @@ and one warning; nothing else. `close` takes `_CLOSE_S` at most.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from streamrl.errors import UserError
@@ -74,15 +74,15 @@ class SpanSender:
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
-    def put(self, spans: Iterable[TraceSpan]) -> None:
-        """Send them, soon."""
+    def put(self, tree: Sequence[TraceSpan]) -> None:
+        """Send them, soon: all of them, or none where there is no room."""
         with self._wake:
-            self._waiting.extend(spans)
-            over = max(0, len(self._waiting) - self._limit)
-            for _ in range(over):
-                self._waiting.pop()
-            self._wake.notify()
-        self._lose(over, why="takes them more slowly than they come")
+            fits = len(self._waiting) + len(tree) <= self._limit
+            if fits:
+                self._waiting.extend(tree)
+                self._wake.notify()
+        if not fits:
+            self._lose(len(tree), why="takes them more slowly than they come")
 
     def close(self) -> None:
         """Send what waits, if that is quick."""

@@ -14,7 +14,7 @@ All instants are the scheduler's: when it sent a request, when an answer came. W
 the message that told of it, so clocks of other machines do not matter.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
@@ -26,7 +26,7 @@ from streamrl_workers.tracing import attribute_names as names
 from streamrl_workers.tracing.spans import NS, SpanId, SpanTree, TraceSpan, Value, root_of
 
 SCHEDULER, TRAINER, REWARDS = "scheduler", "trainer-0", "rewards"
-Put = Callable[[Iterable[TraceSpan]], None]
+Put = Callable[[Sequence[TraceSpan]], None]
 
 
 @dataclass(slots=True)
