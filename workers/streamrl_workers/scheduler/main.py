@@ -221,6 +221,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     executor.attach(run.pool, ranker=ranker, tracer=run.tracer)
     if run.tracer is not None:
         connections.on_event = run.tracer.event
+        status.spans = run.tracer.spans
     status.ranker = ranker.status
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     lease_s = run.job.spec.scheduling.lease_seconds

@@ -63,6 +63,10 @@ class Tracer:
         self.event = self._guarded(self._event)
         """Called with a peer's name and its event, before the core is; None: it has left."""
 
+    def spans(self) -> tuple[int, int]:
+        """How many were sent, and how many are lost."""
+        return self._sender.sent, self._sender.lost
+
     def close(self) -> None:
         """Send what waits."""
         self._sender.close()
