@@ -1,6 +1,6 @@
 """What tracing costs: processor seconds for each trained sample of the README's job.
 
-    python benchmarks/observability_cost.py [--pairs 4] [--steps 12] [--share-percent 10] [--direct]
+    python benchmarks/observability_cost.py [--pairs 4] [--steps 12] [--share-percent 10] [--job FILE] [--direct]
 
 Runs of the job in pairs, with tracing and without, one after the other, by the processor seconds of all their processes (other work on the machine
 does not count); a collector in a process of its own takes the spans. Prints the mean of the differences with its 95 % interval.
@@ -57,13 +57,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--share-percent", type=int, default=10)
+    parser.add_argument("--job", type=Path, default=EXAMPLE)
     parser.add_argument("--direct", action="store_true")
     args = parser.parse_args()
     with collector() as endpoint:
         if args.direct:
             direct(endpoint, share_percent=args.share_percent, times=args.pairs)
         else:
-            pairs(endpoint, share_percent=args.share_percent, count=args.pairs, steps=args.steps)
+            pairs(args.job, endpoint, share_percent=args.share_percent, count=args.pairs, steps=args.steps)
 
 
 @contextmanager
@@ -78,13 +79,16 @@ def collector() -> Iterator[str]:
         process.wait()
 
 
-def pairs(endpoint: str, *, share_percent: int, count: int, steps: int) -> None:
-    """Whole runs; which of a pair goes first changes from pair to pair."""
+def pairs(job: Path, endpoint: str, *, share_percent: int, count: int, steps: int) -> None:
+    """Whole runs; which of a pair goes first changes from pair to pair. One before them warms the model up."""
+    ms_per_sample(job, changes=["spec.pipeline.steps=1"])
     on = [f"spec.tracing.endpoint={endpoint}", f"spec.tracing.sharePercent={share_percent}"]
     shares = []
     for pair in range(count):
         order = [on, []] if pair % 2 else [[], on]
-        took = {bool(changes): ms_per_sample([*changes, f"spec.pipeline.steps={steps}"]) for changes in order}
+        took = {
+            bool(changes): ms_per_sample(job, changes=[*changes, f"spec.pipeline.steps={steps}"]) for changes in order
+        }
         shares.append(100 * (took[True] / took[False] - 1))
         print(f"# pair {pair}: {took[True]:.3f} ms a sample with tracing, {took[False]:.3f} ms without", flush=True)
     found = mean(shares)
@@ -94,11 +98,11 @@ def pairs(endpoint: str, *, share_percent: int, count: int, steps: int) -> None:
     )
 
 
-def ms_per_sample(changes: list[str]) -> float:
+def ms_per_sample(job: Path, *, changes: list[str]) -> float:
     """Of one run."""
     with tempfile.TemporaryDirectory() as scratch:
         before_s = _children_s()
-        start(EXAMPLE, folder=Path(scratch) / "run", changes=changes)
+        start(job, folder=Path(scratch) / "run", changes=changes)
         lines = read_lines(Path(scratch) / "run" / "metrics" / "steps.jsonl")
         return 1000 * (_children_s() - before_s) / sum(line["samples"] for line in lines)
 
