@@ -74,6 +74,7 @@ REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "trainer-pod": ({"trainer": {"pod": {"image": "example.com/trainer:2"}}}, "trainer cannot be changed"),
     "weights": ({"weights": {"grpc": {"timeoutSeconds": 1}}}, "weights cannot be changed"),
     "storage": ({"storage": {"journal": {"size": "2Gi"}}}, "storage cannot be changed"),
+    "tracing": ({"tracing": {"endpoint": "http://collector:4318/v1/traces"}}, "tracing cannot be changed"),
     "managed-by": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy cannot be changed"),
     "engine": (
         {"generators": [{"engine": {"hf": {"slots": 3}}}, {}]},

@@ -150,6 +150,8 @@ _SUFFIX_BYTES = {
 
 BYTES_PATTERN = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+ENDPOINT_PATTERN = rf"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:({_PORT}))?(/[^\s?#]*)?$"
 COST_PATTERN = r"^[0-9]+(\.[0-9]{1,6})?$"
 
 ByteQuantity = Annotated[str, StringConstraints(pattern=BYTES_PATTERN, max_length=16)]

@@ -1,6 +1,6 @@
 """A field's type, bounds and unit in plain words, from its schema. Used by errors, `explain` and the reference."""
 
-from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, NAME_PATTERN
+from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, ENDPOINT_PATTERN, NAME_PATTERN
 from streamrl.spec.pod import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 from streamrl.spec.schema import Schema, children
 from streamrl.spec.task import VARIABLE_PATTERN
@@ -10,6 +10,7 @@ _PATTERNS = {
     COST_PATTERN: "a decimal number in quotes (such as '1.00')",
     r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$": "`module:function`",
     r"^https?://[^\s]+$": "an address (http:// or https://)",
+    ENDPOINT_PATTERN: "an address (http:// or https://, then host, port and path alone)",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable",
     NAME_PATTERN: "a name (a-z, 0-9 and '-', beginning with a letter, not ending with '-')",
     OBJECT_PATTERN: "the name of an object (a-z, 0-9, '-' and '.')",

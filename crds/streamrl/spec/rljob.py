@@ -1,10 +1,11 @@
 """The RLJob: the one document that a user writes."""
 
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
+from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
@@ -42,6 +43,25 @@ class MaxCost(SpecModel):
     )
 
 
+class Tracing(SpecModel):
+    """OpenTelemetry spans of a group's life, and of every weight version."""
+
+    endpoint: str = Field(
+        description="Where traces go, by OTLP over HTTP: `http://collector:4318/v1/traces`.",
+        pattern=ENDPOINT_PATTERN,
+        max_length=2048,
+    )
+    share_percent: int = Field(
+        default=1, ge=0, le=100, description="Share of the groups that is traced; 0 traces nothing, no version either."
+    )
+
+    @property
+    def port(self) -> int:
+        """Of the endpoint."""
+        address = urlsplit(self.endpoint)
+        return address.port or (443 if address.scheme == "https" else 80)
+
+
 class RLJobSpec(SpecModel):
     """What is trained, on what, how, and with which resources."""
 
@@ -64,6 +84,7 @@ class RLJobSpec(SpecModel):
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
+    tracing: Tracing | None = Field(default=None, description="Traces to send; absent = none.")
     max_cost: MaxCost | None = Field(default=None, description="What the job may cost; absent = anything.")
     suspend: bool = Field(
         default=False, description="On Kubernetes: no pods; volumes stay, and the job goes on from there later."
@@ -115,6 +136,10 @@ class RLJobSpec(SpecModel):
                 "weights",
                 "storage",
             )
+        ),
+        (
+            "has(self.tracing) == has(oldSelf.tracing) && (!has(self.tracing) || self.tracing == oldSelf.tracing)",
+            "tracing cannot be changed; make a new job",
         ),
         ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
         (

@@ -189,12 +189,15 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler and weights and to look names up, in for signals."""
+    """A pool's pods: out to scheduler and weights and to look names up, and with vLLM to where traces go; in for signals."""
     trainer = {"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}
     egress = [
         {"to": [trainer], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
         {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
     ]
+    tracing = plan.job.spec.tracing
+    if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
+        egress.append({"ports": [_tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
     ingress = [{"ports": [_tcp(names.PORT_SIGNALS)]}]
     name = names.pool(plan.name, pool.name)
     return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)

@@ -280,3 +280,23 @@ def test_who_reaches_whom(
 ) -> None:
     out, into = (admits("out", pod=source, peer=target, port=port), admits("in", pod=target, peer=source, port=port))
     assert (out and into) is reaches
+
+
+@pytest.mark.parametrize(
+    ("engine", "endpoint", "share_percent", "port"),
+    [
+        ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 10, 4318),
+        ({"vllm": {}}, "https://collector.example/v1/traces", 10, 443),
+        ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 0, None),
+        ({"hf": {}}, "http://collector.traces:4318/v1/traces", 10, None),
+    ],
+)
+def test_generators_go_out_with_traces_of_their_own_alone(
+    engine: dict[str, Any], endpoint: str, share_percent: int, port: int | None
+) -> None:
+    """Those of vLLM. All others are the scheduler's, whose pod may go anywhere."""
+    document = full_document()
+    document["spec"]["tracing"] = {"endpoint": endpoint, "sharePercent": share_percent}
+    document["spec"]["generators"][0]["engine"] = engine
+    egress = find(planned(parse_job(document)), "NetworkPolicy", "full-fixed")["spec"]["egress"]
+    assert egress[2:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])

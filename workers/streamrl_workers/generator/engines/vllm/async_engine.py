@@ -69,6 +69,7 @@ class Submission:
     tokens: list[int]  # prompt and what there is of the completion
     params: SamplingParams
     priority: int  # lower goes first
+    traceparent: str = ""  # "": it is not traced
 
 
 class _KvUsage(StatLoggerBase):
@@ -287,6 +288,7 @@ class AsyncEngine:
                 submission.params,
                 request_id=str(lease),
                 priority=submission.priority,
+                trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
             ):
                 completion = output.outputs[0]
                 logprobs = completion.logprobs.logprobs[-len(completion.token_ids) :] if completion.token_ids else []
