@@ -171,7 +171,7 @@ _ENV: tuple[Spec, ...] = (
     {"name": "A", "value": "1"},
     {"name": "A", "value": "$(B) \n 'x'"},
     {"name": "B", "value": ""},
-    {"name": "TOKEN", "secretKey": {"name": "hub", "key": "token"}},
+    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
 )
 _VOLUMES: tuple[Spec, ...] = (
     {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
