@@ -5,9 +5,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints
 
+from streamrl import names
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
+from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
@@ -19,13 +21,13 @@ from streamrl.spec.training import (
     Weights,
 )
 
-JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=32)]
+JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_JOB_CHARACTERS)]
 
 
 class Metadata(SpecModel):
     """Name and labels of the job."""
 
-    name: JobName = Field(description="Name of the job, at most 32 characters.")
+    name: JobName = Field(description=f"Name of the job, at most {names.MOST_JOB_CHARACTERS} characters.")
     namespace: str | None = Field(default=None, max_length=63, description="Namespace; not used by a local run.")
     labels: dict[str, str] | None = Field(default=None, description="Labels.")
     annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
@@ -81,6 +83,9 @@ class RLJobSpec(SpecModel):
         default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators."
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
+    service_account: ServiceAccount = Field(
+        default=ServiceAccount(), description="On Kubernetes: the account of all pods."
+    )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
@@ -135,6 +140,7 @@ class RLJobSpec(SpecModel):
                 "trainer",
                 "weights",
                 "storage",
+                "serviceAccount",
             )
         ),
         (
@@ -173,3 +179,19 @@ class RLJob(SpecModel):
     kind: Literal["RLJob"] = Field(description="RLJob")
     metadata: Metadata = Field(description="Name and labels.")
     spec: RLJobSpec = Field(description="What is trained, on what, how, and with which resources.")
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"metadata.name and the name of a pool must have at most {names.MOST_SET_CHARACTERS - 1} characters together: "
+            "pods are named after both",
+            f"self.spec.generators.all(g, self.metadata.name.size() + g.name.size() < {names.MOST_SET_CHARACTERS})",
+            lambda job: next(
+                (
+                    f"{len(job.metadata.name)} and {len(pool.name)}"
+                    for pool in job.spec.generators
+                    if len(job.metadata.name) + len(pool.name) >= names.MOST_SET_CHARACTERS
+                ),
+                "",
+            ),
+        ),
+    )
