@@ -59,26 +59,53 @@ def chain_sum(*, steps: int, evaluate_every: int) -> Document:
 
 
 def two_engines(*, steps: int) -> Document:
-    """The example with two pools of one generator each: `hf`, whose few slots leave work for the other, and `vllm`."""
+    """A shorter example with a pool of one generator for each engine; no sample is scored before both have joined."""
     job = chain_sum(steps=steps, evaluate_every=steps)
     spec = job["spec"]
-    spec["model"]["scratch"]["heads"] = 3  # of 32 values: vLLM's attention on CPUs takes no fewer
-    spec["task"]["evaluation"]["maxPrompts"] = 64
+    spec["model"]["scratch"] |= {
+        "heads": 3,
+        "warmUp": {"steps": 200},
+    }  # of 32 values: vLLM's attention on CPUs takes no fewer
+    spec["task"]["evaluation"]["maxPrompts"] = 16
+    spec["task"]["rewards"] = [{"name": "answer", "python": {"function": "gate:answer"}, "timeoutSeconds": GATE_S}]
+    spec["pipeline"]["batchGroups"] = 16
     (pool,) = spec["generators"]
     resources = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+    engines = {"hf": {"slots": 4}, "vllm": {"maxConcurrency": 64, "kvCacheBytes": "64Mi"}}
     spec["generators"] = [
         {
-            "name": name,
-            "engine": engine,
+            "name": engine,
+            "engine": {engine: settings},
             "scaling": {"static": {"replicas": 1}},
-            "pod": {**pool["pod"], "resources": resources, **pod},
+            "pod": {**pool["pod"], "resources": resources},
         }
-        for name, engine, pod in (
-            ("hf", {"hf": {"slots": 4}}, {}),
-            ("vllm", {"vllm": {"maxConcurrency": 64, "kvCacheBytes": "64Mi"}}, {"env": [{"name": "PATH", "value": VLLM_PATH}]}),
-        )
-    ]  # fmt: skip
+        for engine, settings in engines.items()
+    ]
     return job
+
+
+GATE_S = 1500.0
+"""vLLM needs minutes to start where other work is done beside it."""
+GATE = """
+import json, re, time, urllib.request
+
+def answer(*, prompt, completion, answer, metadata):
+    while joined() != {"hf", "vllm"}:
+        time.sleep(1)
+    found = re.search("=(-?[0-9]+)$", completion)
+    return float(found is not None and found.group(1) == answer)
+
+def joined():
+    with urllib.request.urlopen("http://127.0.0.1:8080/numbers", timeout=30) as page:
+        return {one["pool"] for one in json.load(page)["generators"]}
+"""
+
+
+def two_engines_code(namespace: str) -> Document:
+    """The ConfigMap of the example, with the gate."""
+    code = chain_sum_code(namespace)
+    code["data"]["gate.py"] = GATE
+    return code
 
 
 def chain_sum_code(namespace: str) -> Document:
