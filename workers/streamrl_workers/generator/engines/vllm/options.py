@@ -87,7 +87,19 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(limit_tokens, _PREFILL_TOKENS_CPU),
         }
-    return chosen | _extra(spec, fixed=fixed) | fixed
+    extra = _extra(spec, fixed=fixed)
+    _check_length(extra.get("max_model_len", limit_tokens), limit_tokens=limit_tokens)
+    return chosen | extra | fixed
+
+
+def _check_length(length: object, *, limit_tokens: int) -> None:
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= limit_tokens:
+        raise UserError(
+            field="engine.vllm.extraArgs.max_model_len",
+            rule=f"must be tokens from 1 to {limit_tokens}, which the model has positions for",
+            got=length,
+            fix="lower it, or leave it out",
+        )
 
 
 def _speculative(chosen: Speculation | None) -> dict[str, Any] | None:
