@@ -23,7 +23,7 @@ from streamrl_cli.reporting.comparison import (
     compare,
 )
 from streamrl_cli.reporting.data import read_run
-from streamrl_cli.reporting.page import SEVERAL, Figure, figure, render_page, trace
+from streamrl_cli.reporting.page import PLOTLY_JS, SEVERAL, Figure, asset, figure, render_page, trace
 from streamrl_cli.runner.progress import PARTS, format_count, format_seconds
 
 _TEXTS = {
@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
         )
     console.out(*lines(found))
     if args.plot is not None:
-        from plotly.offline import get_plotlyjs
-
-        replace_file(args.plot, render(found, plotly_js=get_plotlyjs()).encode())
+        replace_file(args.plot, render(found, plotly_js=asset(PLOTLY_JS)).encode())
     return EXIT_DONE
 
 

@@ -8,7 +8,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
 from itertools import cycle
 from textwrap import wrap
 from typing import Any, cast
@@ -22,10 +24,8 @@ from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, for
 from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
-DRAW_JS = (
-    "JSON.parse(document.getElementById('figures').textContent)"
-    ".forEach((f,i)=>Plotly.newPlot('f'+i,f.data,f.layout,{displayModeBar:false,responsive:true}));"
-)
+PLOTLY_JS, DRAW_JS, STYLE = "plotly-basic.min.js", "draw.js", "style.css"
+"""Files of `static`: plotly.js as its maintainers build it, without maps and three dimensions; ours, which calls it; the dress of every page."""
 _TEMPLATES = Environment(loader=PackageLoader("streamrl_cli.reporting"), autoescape=True, undefined=StrictUndefined)
 _TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 WHY_NO_SCORE = {
@@ -54,21 +54,30 @@ REASON_CHARS = 60
 """A line of a reason, as wide as fits beside the pointer."""
 MOST_TEXT_CHARS = 4000
 """Of a prompt or a turn: `streamrl samples --full` has it whole."""
+MOST_POINTS = 1200
+"""Of a line, more than a screen has columns: a page stays small however long a run is."""
 SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
 
 
 def render_page(template: str, *, title: str, figures: Sequence[Figure], plotly_js: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
     """A page as HTML text, of a template that extends `page.html`."""
-    scripts = {"plotly_js": plotly_js, "draw_js": DRAW_JS}
+    scripts = {"plotly_js": plotly_js, "draw_js": asset(DRAW_JS)}
     page = _TEMPLATES.get_template(template).render(
         title=title,
         figures=figures,
         policy=_policy(scripts.values()),
+        style=Markup(asset(STYLE)),  # noqa: S704 - our own
         **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704 - our own
         **values,
     )
     return page.encode(errors="replace").decode()  # half a surrogate pair has no UTF-8
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of `static`."""
+    return (files("streamrl_cli.reporting") / "static" / name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Iterable[str]) -> str:
@@ -339,8 +348,21 @@ def _by_pool_and_lag(run: RunData, measure: str) -> Figure:
 
 
 def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:
-    """A line."""
-    return {"x": list(x), "y": list(y), "name": label(name), "mode": "lines", "line": {"color": colour, "width": width}}
+    """A line; of a long one the lowest and the highest point of each stretch."""
+    kept = _drawn(y) if len(y) > MOST_POINTS else range(len(y))
+    line = {"color": colour, "width": width}
+    return {"x": [x[at] for at in kept], "y": [y[at] for at in kept], "name": label(name), "mode": "lines", "line": line}
+
+
+def _drawn(values: Sequence[float | None]) -> list[int]:
+    """Which of many values are drawn; gaps stay where a whole stretch has none."""
+    stretch = 2 * len(values) / MOST_POINTS
+    kept: set[int] = set()
+    for number in range(MOST_POINTS // 2):
+        places = range(round(number * stretch), round((number + 1) * stretch))
+        known = [(value, at) for at in places if (value := values[at]) is not None]
+        kept.update((min(known)[1], max(known)[1]) if known else places[:1])
+    return sorted(kept | {0, len(values) - 1})
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
@@ -357,8 +379,8 @@ def figure(traces: list[dict[str, Any]], *, x_title: str = "step", height_px: in
         "height": height_px,
         "margin": {"l": 56, "r": 16, "t": 8, "b": 40},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
-        "paper_bgcolor": "#ffffff",
-        "plot_bgcolor": "#ffffff",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x_title}, "gridcolor": "#eef1f4", "zeroline": False},
         "yaxis": {"gridcolor": "#eef1f4", "zeroline": False, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.12, "x": 0},
