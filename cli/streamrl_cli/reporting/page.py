@@ -19,7 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from streamrl.text import plain
-from streamrl_cli.reporting.data import RunData, Timeline, weighted_bubbles
+from streamrl_cli.reporting.data import RunData, weighted_bubbles
+from streamrl_cli.reporting.walls import Timeline
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
 from streamrl_workers.metrics import logprob_diff
 
@@ -351,7 +352,13 @@ def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: s
     """A line; of a long one the lowest and the highest point of each stretch."""
     kept = _drawn(y) if len(y) > MOST_POINTS else range(len(y))
     line = {"color": colour, "width": width}
-    return {"x": [x[at] for at in kept], "y": [y[at] for at in kept], "name": label(name), "mode": "lines", "line": line}
+    return {
+        "x": [x[at] for at in kept],
+        "y": [y[at] for at in kept],
+        "name": label(name),
+        "mode": "lines",
+        "line": line,
+    }
 
 
 def _drawn(values: Sequence[float | None]) -> list[int]:

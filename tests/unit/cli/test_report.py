@@ -85,7 +85,9 @@ def test_the_page_holds_no_markup_of_the_data(folder: RunFolder) -> None:
 def test_a_long_run_is_a_small_page_with_all_its_peaks(folder: RunFolder) -> None:
     lines = [step(at, reward_mean=0.5 + (at == 7001) - (at == 7002)) for at in range(10_000)]
     write_lines(folder, "steps", lines)
-    write_lines(folder, "trainer-0", [wall(float(at), float(at), busy=at * 0.5, other=at * 0.5) for at in range(1, 9000)])
+    write_lines(
+        folder, "trainer-0", [wall(float(at), float(at), busy=at * 0.5, other=at * 0.5) for at in range(1, 9000)]
+    )
     run = read_run(folder.path)
     raw = reward(run)["data"][0]
     found = dict(zip(raw["x"], raw["y"], strict=True))
