@@ -143,9 +143,14 @@ def render(found: Comparison, *, plotly_js: str) -> str:
         plotly_js=plotly_js,
         text=_TEXTS[found.reward],
         charts=[f"Reward against {title}" for title in titles.values()],
-        variants=[(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)],
+        variants=named_runs(found),
         tables=tables(found),
     )
+
+
+def named_runs(found: Comparison) -> list[tuple[str, str, str]]:
+    """(letter, what sets it apart, names of its runs) of each variant."""
+    return [(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)]
 
 
 def chart(found: Comparison, effort: str, *, x_title: str) -> Figure:

@@ -42,6 +42,7 @@ class StepRecord(TypedDict):
     elapsed_s: Seconds
     tokens: Count
     samples: NotRequired[Count]
+    attempt: NotRequired[Count]
     time_s: NotRequired[Seconds]
     length_mean: NotRequired[Number | None]
     length_max: NotRequired[Number | None]
@@ -62,6 +63,8 @@ class EvaluationRecord(TypedDict):
     step: Count
     mean_reward: Number | None
     sampled_reward: NotRequired[Number | None]
+    time_s: NotRequired[Seconds]
+    prompts: NotRequired[Count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

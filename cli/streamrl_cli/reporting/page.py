@@ -27,8 +27,6 @@ from streamrl_workers.metrics import logprob_diff
 Figure = dict[str, Any]
 PLOTLY_JS, DRAW_JS, STYLE = "plotly-basic.min.js", "draw.js", "style.css"
 """Files of `static`: plotly.js as its maintainers build it, without maps and three dimensions; ours, which calls it; the dress of every page."""
-_TEMPLATES = Environment(loader=PackageLoader("streamrl_cli.reporting"), autoescape=True, undefined=StrictUndefined)
-_TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
 WHY_NO_SCORE = {
     "raised": "the reward or the environment raised",
     "timeout": "it took longer than timeoutSeconds",
@@ -59,6 +57,16 @@ MOST_POINTS = 1200
 """Of a line, more than a screen has columns: a page stays small however long a run is."""
 SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
+
+
+def environment(package: str, **more: Any) -> Environment:  # noqa: ANN401 - as of `Environment`
+    """The templates of a package: whatever they show is escaped, and what is not there is an error."""
+    found = Environment(loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, **more)
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return found
+
+
+_TEMPLATES = environment("streamrl_cli.reporting")
 
 
 def render_page(template: str, *, title: str, figures: Sequence[Figure], plotly_js: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
@@ -98,27 +106,35 @@ def render(run: RunData, *, plotly_js: str) -> str:
         figures=[*(figure for _, _, figure in charts), *map(timeline, run.timelines)],
         plotly_js=plotly_js,
         folder=run.folder.name,
-        cards=_cards(run),
         charts=[(name, text) for name, text, _ in charts],
-        sizes=list(_sizes(run)),
-        lost=list(_lost(run)),
-        key={part: COLOURS[part] for part in PARTS},
-        walls=list(_walls(run)),
+        **overview(run),
         samples=list(_shown_samples(run)),
         no_samples=plain(run.no_samples),
         processes=[line.process for line in run.timelines],
-        job=json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     )
+
+
+def overview(run: RunData) -> dict[str, Any]:
+    """What pages about a run say in numbers and words."""
+    return {
+        "cards": _cards(run),
+        "sizes": list(_sizes(run)),
+        "lost": list(_lost(run)),
+        "key": {part: COLOURS[part] for part in PARTS},
+        "walls": list(_walls(run)),
+        "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
+    }
 
 
 def _shown_samples(run: RunData) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Title, numbers, texts of each; what would be hidden or change the direction is shown as its escape."""
     for sample in run.samples:
-        texts = [(name, plain(_cut(text))) for name, text in sample.texts()]
+        texts = [(name, plain(cut(text))) for name, text in sample.texts()]
         yield plain(sample.title()), plain(sample.facts()), texts
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Its beginning, and how much there is behind it."""
     return (
         text
         if len(text) <= MOST_TEXT_CHARS
@@ -224,7 +240,7 @@ def reward(run: RunData) -> Figure:
     return figure(
         [
             trace(steps, values, name="train", colour=SOFT, width=1),
-            trace(steps, _smooth(values), name="train, smoothed", colour=LINE, width=2.5),
+            trace(steps, smooth(values), name="train, smoothed", colour=LINE, width=2.5),
             *(
                 {
                     "x": evaluated,
@@ -252,7 +268,7 @@ def reward_parts(run: RunData) -> Figure:
 def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
     rows = [(line["step"] + 1, line.get("reward_parts", {}).get(name)) for line in run.steps]
     known = [(step, mean) for step, mean in rows if mean is not None]
-    means = _smooth([mean for _, mean in known])
+    means = smooth([mean for _, mean in known])
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
 
 
@@ -288,7 +304,7 @@ def size_chart(changes: Sequence[tuple[float, str, int, str]], *, end_s: float) 
 
 def label(text: str) -> str:
     """A text of others as a label: Plotly reads some HTML in them (links, line breaks)."""
-    return escape(text, quote=False)
+    return escape(plain(text), quote=False)
 
 
 def timeline(line: Timeline) -> Figure:
@@ -372,7 +388,8 @@ def _drawn(values: Sequence[float | None]) -> list[int]:
     return sorted(kept | {0, len(values) - 1})
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def smooth(values: Sequence[float]) -> list[float]:
+    """A mean in which the newest value has the weight `SMOOTHING`."""
     smoothed: list[float] = []
     for value in values:
         before = smoothed[-1] if smoothed else value

@@ -73,7 +73,7 @@ class Timeline:
     """Part (causes of `pipeline` apart) -> seconds over the time that is shown, all instances of the process together."""
     wall_s: float
     instances: tuple[tuple[float, str], ...]
-    """(minutes since the run's first line, name) of each start of the process."""
+    """(seconds since the epoch, name) of each start of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins, start_s: float)
             for index, share in bins.spread(max(from_s, bins.start_s), min(until_s, bins.end_s)):
                 seconds[cause.split("_", 1)[0]][index] += share * inside * amount
     before = round((bins.start_s - start_s) / 60, 6)
-    starts = {line["instance"]: (line["t"] - line["wall_s"] - start_s) / 60 for line in reversed(lines)}
+    starts = {line["instance"]: line["t"] - line["wall_s"] for line in reversed(lines)}
     return Timeline(
         process=name,
         minutes=tuple(round(before + (index + 0.5) * bins.width_s / 60, 6) for index in range(bins.count)),
@@ -156,7 +156,7 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins, start_s: float)
         bin_minutes=bins.width_s / 60,
         totals_s=totals,
         wall_s=wall_s,
-        instances=tuple(sorted((max(0.0, at), name) for name, at in starts.items())),
+        instances=tuple(sorted((at_s, name) for name, at_s in starts.items())),
     )
 
 
