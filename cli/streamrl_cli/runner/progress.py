@@ -36,7 +36,7 @@ _MOST_BYTES = 1 << 20
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A scheduler sends nobody elsewhere; what is not one shall not either."""
 
-    def redirect_request(self, *_: object) -> None:  # type: ignore[override] # None: the answer is an error
+    def redirect_request(self, *_: object) -> None:
         """Follow none."""
 
 

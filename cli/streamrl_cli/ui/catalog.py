@@ -66,10 +66,13 @@ class Catalog:
         return {hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest(): path for path in found[:MOST_RUNS]}
 
     def _children(self) -> list[Path]:
-        with os.scandir(self._root) as children:
-            folders = [Path(one.path) for one in children if one.is_dir(follow_symlinks=False)]
-        runs = [path for path in folders if (path / FILE_RUN).is_file()]
-        return sorted(runs, key=lambda path: ((path / FILE_RUN).stat().st_mtime, path.name), reverse=True)
+        try:
+            with os.scandir(self._root) as children:
+                folders = [Path(one.path) for one in children if one.is_dir(follow_symlinks=False)]
+            runs = [path for path in folders if (path / FILE_RUN).is_file()]
+            return sorted(runs, key=lambda path: ((path / FILE_RUN).stat().st_mtime, path.name), reverse=True)
+        except OSError as error:
+            raise UserError(field=str(self._root), rule=f"cannot be read: {error.strerror}", fix="load again") from None
 
     def folder(self, key: str) -> RunFolder:
         """Of one run. Raises `UserError`: there is no such run, or it cannot be read."""
