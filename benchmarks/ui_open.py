@@ -1,8 +1,8 @@
 """How long the pages of a long run take to open in Chromium: 10,000 steps, a million samples in the archive.
 
 Makes the folder by the scheduler's own journal and archive (minutes), or takes the one of `--folder` that it made before. A page is open
-once its first chart is drawn, or its first sample or row is there. For each page: the first visit after the server's start, and the median of
-five more.
+once its first chart is drawn, or its first sample or row is there. For each page: the first visit after the server's start, the median of
+five more, and the CPU seconds of the server for a first visit, which do not depend on what else runs on the machine.
 
 Usage: ui_open.py [--steps N] [--folder DIR]
 """
@@ -10,6 +10,7 @@ Usage: ui_open.py [--steps N] [--folder DIR]
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
@@ -39,6 +40,8 @@ from support.journals import OpenJournal
 
 GROUPS, SAMPLES, TOKENS = 10, 10, 24
 """Of a step, of a group, of a sample."""
+METRICS = 35
+"""Of the trainer, on a line of a step: the line has 1.5 kB then, as a real one."""
 CHECKPOINT_EVERY = 50
 STEP_S = 2
 PROCESSES = ("trainer-0", "generator-sim-0", "generator-sim-1", "generator-sim-2")
@@ -114,7 +117,8 @@ def write_metrics(folder: Path, *, steps: int, chance: random.Random) -> None:
     with (folder / "steps.jsonl").open("w") as file:
         for step in range(steps):
             numbers = {"reward_mean": chance.random(), "elapsed_s": float(STEP_S * step), "time_s": 1e9 + STEP_S * step}
-            file.write(json.dumps(step_line(step, "answer") | numbers) + "\n")
+            trainer = {f"metric_{number}": chance.random() for number in range(METRICS)}
+            file.write(json.dumps(step_line(step, "answer") | numbers | {"trainer": trainer}) + "\n")
     for process in PROCESSES:
         with (folder / f"{process}.jsonl").open("w") as file:
             busy_s = 0.0
@@ -135,8 +139,12 @@ async def measure(folder: Path) -> None:
             page = await context.new_page()
             await page.goto(f"{base}/compare")  # the browser is warm, and nothing has been read
             key = next(iter(Catalog(folder).paths()))
-            took_s = [await opened(page, base + path.format(run=f"/runs/{key}"), sign) for _ in range(VISITS + 1)]
-            print(f"{name:26} first {took_s[0]:.2f} s, then {statistics.median(took_s[1:]):.2f} s")
+            address = base + path.format(run=f"/runs/{key}")
+            begun_s = time.process_time()
+            took_s = [await opened(page, address, sign)]
+            cpu_s = time.process_time() - begun_s
+            took_s += [await opened(page, address, sign) for _ in range(VISITS)]
+            print(f"{name:26} first {took_s[0]:.2f} s, then {statistics.median(took_s[1:]):.2f} s, CPU {cpu_s:.2f} s")
             await context.close()
             await server.close()
         await browser.close()

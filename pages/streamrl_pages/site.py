@@ -75,8 +75,8 @@ class Pages(Protocol):
     def stamp(self, path: str, asked: Asked) -> str:
         """Another text each time when that page has changed."""
 
-    def error(self, line: str) -> str:
-        """The page that says what is wrong."""
+    def error(self, line: str, *, state: str) -> str:
+        """The page that says what is wrong, until the state is another one."""
 
     def sign_in(self) -> str:
         """The page that takes the token."""
@@ -107,12 +107,12 @@ def site(
     def page(path: str) -> Callable[[Request], object]:
         async def endpoint(request: Request) -> Response:
             asked = _asked(request)
-            try:
-                async with readers:
-                    state = await asyncio.to_thread(_state, pages, path, asked)
+            async with readers:
+                state = await asyncio.to_thread(_state, pages, path, asked)
+                try:
                     return HTMLResponse(await asyncio.to_thread(pages.html, path, asked, state=state))
-            except (UserError, UserErrors) as error:
-                return HTMLResponse(pages.error("\n".join(error.lines)), status_code=404)
+                except (UserError, UserErrors) as error:
+                    return HTMLResponse(pages.error("\n".join(error.lines), state=state), status_code=404)
 
         return endpoint
 

@@ -167,6 +167,19 @@ def test_a_new_run_comes_into_the_list(tame: Path, base: str, visit: Callable[..
     page.locator("td a", has_text="second").wait_for()
 
 
+def test_a_run_without_steps_is_said_until_it_has_some(tame: Path, base: str, visit: Callable[..., Visit]) -> None:
+    steps, evaluations = (tame / "tame" / "metrics" / f"{name}.jsonl" for name in ("steps", "evaluations"))
+    evaluations.unlink()
+    lines = steps.read_text()
+    steps.unlink()
+    seen = visit(base)
+    page = seen.go(seen.run())
+    expect(page.locator("main pre")).to_contain_text("has no steps to report yet")
+    steps.write_text(lines)
+    page.locator("#f0 .main-svg").first.wait_for()
+    expect(page.locator(".card", has_text="steps").locator("b")).to_contain_text("2 /")
+
+
 # ---- samples
 
 

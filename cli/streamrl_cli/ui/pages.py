@@ -118,9 +118,9 @@ class RunPages:
         has_ended = path == _OVERVIEW or (folder / "result.json").exists()
         return stamp_of(folder) + ("" if has_ended else beat)
 
-    def error(self, line: str) -> str:
+    def error(self, line: str, *, state: str) -> str:
         """A line that says what is wrong."""
-        return self._page("error.html", title="Not to be shown", state="", line=line)
+        return self._page("error.html", title="Not to be shown", state=state, line=line)
 
     def sign_in(self) -> str:
         """Asks for the token."""

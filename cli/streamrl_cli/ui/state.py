@@ -90,19 +90,15 @@ def holders(status: RunStatus) -> Iterator[Row]:
     for one in status["generators"]:
         version = one.get("version")
         behind = "–" if version is None or newest is None else str(newest - version)
-        shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
-        held = "–" if version is None else str(version)
-        yield (
-            one["id"],
-            one.get("pool", ""),
-            held,
-            behind,
-            f"{one.get('active', 0)} / {one.get('slots', 0)}",
-            f"{shares['busy']:.0%}",
-        )
+        held, slots = "–" if version is None else str(version), f"{one.get('active', 0)} / {one.get('slots', 0)}"
+        yield one["id"], one.get("pool", ""), held, behind, slots, _busy(one)
     if (trainer := status["trainer"]) is not None:
-        shares = bubble_shares(trainer["bubbles"], wall_s=trainer["wall_s"])
-        yield trainer["id"], "trainer", str(status["step"]), "–", "–", f"{shares['busy']:.0%}"
+        yield trainer["id"], "trainer", str(status["step"]), "–", "–", _busy(trainer)
+
+
+def _busy(one: ProcessStatus) -> str:
+    shares = bubble_shares({str(part): s for part, s in one["bubbles"].items()}, wall_s=one["wall_s"])
+    return f"{shares['busy']:.0%}"
 
 
 def pool_speeds(status: RunStatus) -> Iterator[Row]:
@@ -156,14 +152,9 @@ def events(run: RunData) -> list[tuple[str, str, str]]:
         for number, (at_s, _) in enumerate(line.instances):
             found.append((at_s, "process", f"{line.process} {'started again' if number else 'started'}"))
     if run.result is not None:
-        text = run.result.get("reason")
-        found.append(
-            (
-                max((at for at, _, _ in found), default=0.0),
-                "end",
-                f"{run.result['status']}: {text}" if isinstance(text, str) else run.result["status"],
-            )
-        )
+        reason = run.result.get("reason")
+        said = f": {reason}" if isinstance(reason, str) and reason else ""
+        found.append((max((at_s for at_s, _, _ in found), default=0.0), "end", run.result["status"] + said))
     found.sort(key=lambda event: event[0])
     return [(_instant(at_s), kind, text) for at_s, kind, text in reversed(found[-_MOST_EVENTS:])]
 

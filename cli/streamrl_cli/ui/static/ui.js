@@ -31,7 +31,8 @@
   async function refresh() {
     try {
       const answer = await fetch(location.href);
-      if (answer.ok) replace(new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main"));
+      if (answer.status === 401) return location.reload(); // the server was started anew
+      replace(new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main"));
     } catch {
       tell("not live: no answer", true);
     }
