@@ -2,7 +2,8 @@
 
 Makes the folder by the scheduler's own journal and archive (minutes), or takes the one of `--folder` that it made before. A page is open
 once its first chart is drawn, or its first sample or row is there. For each page: the first visit after the server's start, the median of
-five more, and the CPU seconds of the server for a first visit, which do not depend on what else runs on the machine.
+two more, and the CPU
+seconds of server and browser for a first visit, which do not depend on what else runs on the machine.
 
 Usage: ui_open.py [--steps N] [--folder DIR]
 """
@@ -18,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from playwright.async_api import Page, async_playwright
 
 from streamrl.proto import stream_pb2 as pb
@@ -61,7 +63,7 @@ PAGES = {
     "samples, a text of step 0": ("{run}/samples?text=answer+0+of+7&step=0", "main p"),
     "events": ("{run}/events", "td"),
 }
-VISITS = 5
+VISITS = 2
 
 
 async def make(folder: Path, *, steps: int) -> None:
@@ -140,14 +142,20 @@ async def measure(folder: Path) -> None:
             await page.goto(f"{base}/compare")  # the browser is warm, and nothing has been read
             key = next(iter(Catalog(folder).paths()))
             address = base + path.format(run=f"/runs/{key}")
-            begun_s = time.process_time()
+            before_s = spent_s()
             took_s = [await opened(page, address, sign)]
-            cpu_s = time.process_time() - begun_s
+            cpu_s = spent_s() - before_s
             took_s += [await opened(page, address, sign) for _ in range(VISITS)]
             print(f"{name:26} first {took_s[0]:.2f} s, then {statistics.median(took_s[1:]):.2f} s, CPU {cpu_s:.2f} s")
             await context.close()
             await server.close()
         await browser.close()
+
+
+def spent_s() -> float:
+    """CPU seconds of the server, which is this process, and of the browser."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 async def opened(page: Page, address: str, sign: str) -> float:
@@ -170,9 +178,8 @@ async def main(argv: list[str] | None = None) -> None:
         folder = args.folder or Path(room) / "run"
         if not folder.exists():
             await make(folder, steps=args.steps)
-        print(
-            f"{args.steps} steps, {args.steps * GROUPS * SAMPLES:,} samples, {sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) >> 20} MiB"
-        )
+        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        print(f"{args.steps * GROUPS * SAMPLES:,} samples, {size_bytes >> 20} MiB, load {os.getloadavg()[0]:.0f}")
         await measure(folder)
 
 

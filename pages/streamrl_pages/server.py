@@ -13,7 +13,7 @@ import asyncio
 import errno
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -38,7 +38,8 @@ _CONNECTIONS_OF_A_PEER = 16
 """Kubelet, Prometheus and the operator open one at a time; some may share an address."""
 _HEADER_BYTES = 8 * 1024
 """A scraper's request has some hundred bytes."""
-_HEADERS = [("connection", "close"), ("cache-control", "no-store")]
+_CLOSE = ("connection", "close")
+_NOT_KEPT = ("cache-control", "no-store")
 
 
 def metrics_response(text: bytes) -> Response:
@@ -62,8 +63,10 @@ def json_response(value: Mapping[str, Any]) -> Response:
 class PageServer:
     """Serves an application. `start` binds, `close` ends."""
 
-    def __init__(self, app: ASGIApp, *, timeout_s: float | None = None) -> None:
-        """`timeout_s`: for one request; None: `_TIMEOUT_S`."""
+    def __init__(
+        self, app: ASGIApp, *, timeout_s: float | None = None, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """`timeout_s`: for one request; None: `_TIMEOUT_S`. `headers`: of every answer, beside the application's own."""
         self._timeout_s = timeout_s
         self._config = Config(
             app,
@@ -75,7 +78,7 @@ class PageServer:
             access_log=False,
             log_config=None,
             log_level=logging.ERROR,  # what peers send wrong is no news
-            headers=_HEADERS,
+            headers=[_CLOSE, *headers],
             h11_max_incomplete_event_size=_HEADER_BYTES,
         )
         self._config.load()
@@ -114,7 +117,7 @@ class EndpointServer(PageServer):
 
     def __init__(self, pages: Mapping[str, Endpoint]) -> None:
         routes = [Route(path, _endpoint(page), methods=["GET"]) for path, page in pages.items()]
-        super().__init__(Router(routes, redirect_slashes=False))
+        super().__init__(Router(routes, redirect_slashes=False), headers=[_NOT_KEPT])
 
 
 class _Connection(H11Protocol):

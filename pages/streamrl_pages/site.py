@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from streamrl.errors import UserError, UserErrors
 
@@ -39,6 +40,8 @@ _LOOK_EVERY_S = 1.0
 _READERS = 2
 """Pages that are made at a time: a large run takes memory."""
 _STREAMS = 64
+_KEPT = "private, max-age=31536000, immutable"
+"""An asset's address changes with its text."""
 LEAST_TOKEN_CHARS = 16
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
@@ -128,7 +131,7 @@ def site(
         asset = assets.get(request.path_params["name"])
         if asset is None:
             return PlainTextResponse("Not Found", status_code=404)
-        return Response(asset.text, media_type=asset.media_type)
+        return Response(asset.text, media_type=asset.media_type, headers={"cache-control": _KEPT})
 
     routes = [Route("/static/{name}", static, methods=["GET"])]
     for path in paths:
@@ -173,14 +176,15 @@ class _Door:
         self._cookie = f"streamrl-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def dressed(message: dict[str, object]) -> None:
+        async def dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", ()), *extra]}  # type: ignore[misc]
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
             await send(message)
 
         answer = self._refused(Request(scope)) or self._inner
-        await answer(scope, receive, dressed)  # type: ignore[arg-type] # a message is a mutable mapping
+        await answer(scope, receive, dressed)
 
     def _refused(self, request: Request) -> Response | None:
         if not self._is_ours(request.headers.get("host", "")):

@@ -9,9 +9,11 @@
 Whatever stands in a run folder is data: templates escape all of it, and what would be hidden or turn the direction is shown as its escape.
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
@@ -67,16 +69,16 @@ _LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 def application(folder: Path, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
     """The pages about a run, or the runs of a folder. Raises `UserError`: there is no such folder."""
     pages = RunPages(Catalog(folder))
+    return site(pages, paths=tuple(pages.shown), assets=_assets(), token=token, names=names)
+
+
+@cache
+def _assets() -> dict[str, Asset]:
     own = files("streamrl_cli.ui") / "static"
-    assets = {
-        PLOTLY_JS: Asset(text=asset(PLOTLY_JS), media_type="text/javascript"),
-        DRAW_JS: Asset(text=asset(DRAW_JS), media_type="text/javascript"),
-        STYLE: Asset(text=asset(STYLE), media_type="text/css"),
-        "ui.css": Asset(text=(own / "ui.css").read_text(encoding="utf-8"), media_type="text/css"),
-        "ui.js": Asset(text=(own / "ui.js").read_text(encoding="utf-8"), media_type="text/javascript"),
-        "sign_in.js": Asset(text=(own / "sign_in.js").read_text(encoding="utf-8"), media_type="text/javascript"),
-    }
-    return site(pages, paths=tuple(pages.shown), assets=assets, token=token, names=names)
+    texts = {name: asset(name) for name in (PLOTLY_JS, DRAW_JS, STYLE)}
+    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("ui.css", "ui.js", "sign_in.js")}
+    kinds = {"js": "text/javascript", "css": "text/css"}
+    return {name: Asset(text=text, media_type=kinds[name.rpartition(".")[2]]) for name, text in texts.items()}
 
 
 def _shown(value: object) -> object:
@@ -90,6 +92,8 @@ class RunPages:
         """`clock`: seconds since the epoch."""
         self._catalog, self._clock = catalog, clock
         self._templates = environment("streamrl_cli.ui", finalize=_shown)
+        texts = "".join(one.text for one in _assets().values())
+        self._templates.globals["version"] = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
         self.shown: dict[str, Callable[[Asked, str], str]] = {
             "/": self._runs,
             "/compare": self._compare,
@@ -133,7 +137,7 @@ class RunPages:
         )
         return text.encode(errors="replace").decode()
 
-    def _run_page(self, template: str, asked: Asked, *, title: str, state: str, tab: str, **values: object) -> str:
+    def _run_page(self, template: str, asked: Asked, *, title: str, state: str, tab: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
         tabs = [(name, f"/runs/{asked.parts['run']}{tail}") for name, tail in _TABS.items()]
         return self._page(template, title=title, state=state, tabs=tabs, tab=tab, **values)
 
