@@ -54,9 +54,8 @@ def _write_files(args: argparse.Namespace, found: dict[str, Any]) -> None:
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.plot is not None:
-        from plotly.offline import get_plotlyjs
-
+        from streamrl_cli.reporting.page import PLOTLY_JS, asset
         from streamrl_cli.simulation.output import render
 
-        page = render(found, title=args.scenario.stem, plotly_js=get_plotlyjs())
+        page = render(found, title=args.scenario.stem, plotly_js=asset(PLOTLY_JS))
         args.plot.write_text(page, encoding="utf-8")

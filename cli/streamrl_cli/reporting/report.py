@@ -8,7 +8,7 @@ from streamrl.errors import EXIT_DONE
 from streamrl.files import check_output, replace_file
 from streamrl_cli import console
 from streamrl_cli.reporting.data import RunData, read_run, weighted_bubbles
-from streamrl_cli.reporting.page import render
+from streamrl_cli.reporting.page import PLOTLY_JS, asset, render
 from streamrl_cli.runner.folder import RunFolder
 
 
@@ -31,10 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
 def write_report(data: RunData) -> Path:
     """Write `report.html` into the run folder; returns its path. Raises `UserError` if it cannot be written."""
-    from plotly.offline import get_plotlyjs
-
     path = data.folder.file(keys.FILE_REPORT)
-    replace_file(path, render(data, plotly_js=get_plotlyjs()).encode())
+    replace_file(path, render(data, plotly_js=asset(PLOTLY_JS)).encode())
     return path
 
 
