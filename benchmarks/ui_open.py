@@ -29,7 +29,7 @@ from streamrl_cli.runner.folder import create_folder
 from streamrl_cli.ui.catalog import Catalog
 from streamrl_cli.ui.pages import application
 from streamrl_pages.server import PageServer
-from streamrl_pages.site import TIMEOUT_S
+from streamrl_pages.website import TIMEOUT_S
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.stream.packing import pack_float32, pack_int32

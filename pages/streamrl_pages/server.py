@@ -1,4 +1,4 @@
-"""HTTP/1.1 in the running loop: a few read-only endpoints of a process, or an application with pages for people (`site.py`).
+"""HTTP/1.1 in the running loop: a few read-only endpoints of a process, or an application with pages for people (`website.py`).
 
 Owns: the port, and who may hold it how long. Does not own: what a page says. Starlette has the routes, uvicorn and h11 the protocol.
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from streamrl_cli.ui.pages import application
 from streamrl_pages.server import PageServer
-from streamrl_pages.site import TIMEOUT_S
+from streamrl_pages.website import TIMEOUT_S
 
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = [

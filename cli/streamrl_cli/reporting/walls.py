@@ -108,14 +108,14 @@ class Bins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TimeRange:
     """A part of a run, in minutes since its first line."""
 
     start: float
     end: float
 
 
-def timelines(files: Mapping[str, Path], *, beneath: Path, window: Window | None = None) -> tuple[Timeline, ...]:
+def timelines(files: Mapping[str, Path], *, beneath: Path, window: TimeRange | None = None) -> tuple[Timeline, ...]:
     """Of each process its timeline, the trainer first; `window` None: of the whole run.
 
     Raises `UserError`: a file cannot be read, or a line is not of this shape.

@@ -40,7 +40,7 @@ async def run(args: argparse.Namespace) -> int:
             raise UserError(field="streamrl ui", rule=f"needs {module}", fix="pip install 'streamrl[ui]'")
     from streamrl_cli.ui.pages import application
     from streamrl_pages.server import PageServer
-    from streamrl_pages.site import TIMEOUT_S
+    from streamrl_pages.website import TIMEOUT_S
 
     token = _token(args.token_file, host=args.host)
     server = PageServer(

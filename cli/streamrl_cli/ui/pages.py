@@ -46,11 +46,11 @@ from streamrl_cli.reporting.page import (
     timeline,
 )
 from streamrl_cli.reporting.samples import KINDS, SampleQuery, ShownSample, of_step, search
-from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, Window, timelines
+from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, timelines
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
 from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
-from streamrl_pages.site import Asked, Asset, site
+from streamrl_pages.website import Asked, Asset, website
 
 _OVERVIEW, _TIMELINE, _SAMPLES, _NOW, _EVENTS = (
     f"/runs/{{run}}{tail}" for tail in ("", "/timeline", "/samples", "/now", "/events")
@@ -69,7 +69,7 @@ _LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 def application(folder: Path, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
     """The pages about a run, or the runs of a folder. Raises `UserError`: there is no such folder."""
     pages = RunPages(Catalog(folder))
-    return site(pages, paths=tuple(pages.shown), assets=_assets(), token=token, names=names)
+    return website(pages, paths=tuple(pages.shown), assets=_assets(), token=token, names=names)
 
 
 @cache
@@ -204,7 +204,7 @@ class RunPages:
         if not lines:
             raise UserError(field=folder.name, rule="has no times of processes yet", fix="wait some seconds")
         half = lines[0].bin_minutes / 2
-        shown = Window(start=max(0.0, lines[0].minutes[0] - half), end=lines[0].minutes[-1] + half)
+        shown = TimeRange(start=max(0.0, lines[0].minutes[0] - half), end=lines[0].minutes[-1] + half)
         return self._run_page(
             "timeline.html",
             asked,
@@ -305,16 +305,16 @@ def _by_name(found: Figure) -> Figure:
 # ---- what is asked for
 
 
-def _window(asked: Asked) -> Window | None:
+def _window(asked: Asked) -> TimeRange | None:
     try:
         start, end = float(asked.query["from"]), float(asked.query["until"])
     except (KeyError, ValueError):
         return None
     least = MOST_BINS * SHORTEST_BIN_S / 60 / 4
-    return Window(start=max(0.0, start), end=max(start + least, end)) if 0 <= start < 1e7 and end < 1e7 else None  # noqa: PLR2004 - minutes
+    return TimeRange(start=max(0.0, start), end=max(start + least, end)) if 0 <= start < 1e7 and end < 1e7 else None  # noqa: PLR2004 - minutes
 
 
-def _moves(shown: Window) -> list[tuple[str, str, str]]:
+def _moves(shown: TimeRange) -> list[tuple[str, str, str]]:
     """(key, what it does, address) of each move."""
     width, middle = shown.end - shown.start, (shown.start + shown.end) / 2
 

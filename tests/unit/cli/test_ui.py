@@ -12,7 +12,7 @@ from streamrl_cli.reporting.samples import SampleQuery, search
 from streamrl_cli.ui import command, state
 from streamrl_cli.ui.catalog import Catalog
 from streamrl_cli.ui.pages import RunPages
-from streamrl_pages.site import Asked
+from streamrl_pages.website import Asked
 from support.command import streamrl
 from support.hostile import foreign_folder, wall_line, write_lines
 from support.sampled_runs import write_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamrl_cli.reporting import walls
-from streamrl_cli.reporting.walls import Window, timelines
+from streamrl_cli.reporting.walls import TimeRange, timelines
 
 LINES = 20_000
 RESTARTS = (3_000, 3_001, 3_040, 11_111, 19_998)
@@ -30,7 +30,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def shown(file: Path, window: Window | None = None) -> walls.Timeline:
+def shown(file: Path, window: TimeRange | None = None) -> walls.Timeline:
     (found,) = timelines({"trainer-0": file}, beneath=file.parent, window=window)
     return found
 
@@ -61,7 +61,7 @@ def test_few_lines_of_a_long_file_are_read(file: Path, monkeypatch: pytest.Monke
 
 
 def test_a_part_is_shown_as_finely_as_it_was_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = shown(file, Window(start=100.0, end=101.0))
+    part = shown(file, TimeRange(start=100.0, end=101.0))
     assert (part.minutes[0], part.minutes[-1]) == (pytest.approx(100 + 0.5 / 60), pytest.approx(101 - 0.5 / 60))
     assert (part.wall_s, part.bin_minutes * 60) == (pytest.approx(60), pytest.approx(1))
     assert sum(part.totals_s.values()) == pytest.approx(60)
@@ -71,5 +71,5 @@ def test_a_part_is_shown_as_finely_as_it_was_written(file: Path, monkeypatch: py
 
 
 def test_a_part_without_lines_is_empty(file: Path) -> None:
-    part = shown(file, Window(start=1000.0, end=1001.0))
+    part = shown(file, TimeRange(start=1000.0, end=1001.0))
     assert (part.wall_s, set(part.shares["busy"])) == (0, {0.0})

@@ -4,7 +4,7 @@ const figures = (() => {
   let all = [];
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const seen = new IntersectionObserver(
-    (entries) => entries.filter((one) => one.isIntersecting).forEach((one) => draw(one.target)), { rootMargin: "300px" });
+    (entries) => entries.filter((one) => one.isIntersecting).forEach((one) => setTimeout(draw, 0, one.target)), { rootMargin: "300px" });
 
   // Charts take the colours of the page's style, light or dark.
   function draw(place) {

@@ -42,7 +42,6 @@ _READERS = 2
 _STREAMS = 64
 _KEPT = "private, max-age=31536000, immutable"
 """An asset's address changes with its text."""
-LEAST_TOKEN_CHARS = 16
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -93,7 +92,7 @@ class Asset:
     media_type: str
 
 
-def site(
+def website(
     pages: Pages, *, paths: tuple[str, ...], assets: Mapping[str, Asset], token: str, names: frozenset[str]
 ) -> ASGIApp:
     """The application.
