@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from streamrl.errors import EXIT_DONE, UserError
-from streamrl.spec.parse import suggest
+from streamrl.spec.parse import unknown_field
 from streamrl.spec.phrases import allowed, type_name, unit
 from streamrl.spec.schema import Schema, children, job_schema, schema_at
 from streamrl_cli import console
@@ -74,4 +74,4 @@ def _unknown(path: str) -> UserError:
         if schema_at(here) is None:
             break
     parent = schema_at(".".join(parts[: end - 1])) or job_schema()
-    return UserError(field=here, rule="is not a known field", fix=suggest(parts[end - 1], children(parent)))
+    return unknown_field(here, name=parts[end - 1], section=parent)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob, parse_job
-from streamrl.spec.parse import suggest
-from streamrl.spec.schema import children, is_free_form, job_schema, path_text, schema_at
+from streamrl.spec.parse import unknown_field
+from streamrl.spec.schema import is_open, job_schema, path_text, schema_at
 from streamrl_cli.local import run_problems
 from streamrl_cli.yaml_document import Document, YamlError, read_documents, read_value
 
@@ -151,10 +151,9 @@ def _check_known(parts: Sequence[str | int]) -> None:
         if schema_at(path_text(parts[:end])) is not None:
             continue
         parent = schema_at(path_text(parts[: end - 1])) or job_schema()
-        if is_free_form(parent):
+        if is_open(parent):
             return
-        fix = suggest(str(parts[end - 1]), children(parent))
-        raise UserError(field=f"{FLAG} {path_text(parts[:end])}", rule="is not a known field", fix=fix)
+        raise unknown_field(f"{FLAG} {path_text(parts[:end])}", name=str(parts[end - 1]), section=parent)
 
 
 def _descend(data: Any, parts: Sequence[str | int]) -> Any:  # noqa: ANN401 - plain data

@@ -63,6 +63,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return nearest(name, names) or (f"known: {', '.join(names)}" if names else "")
 
 
+def unknown_field(field: str, *, name: str, section: Schema) -> UserError:
+    """The error for a field `name` that a section does not have; `field`: how it is told."""
+    if why := refusals(section).get(name):
+        return UserError(field=field, rule=f"is refused: {why}")
+    return UserError(field=field, rule="is not a known field", fix=suggest(name, children(section)))
+
+
 def _own_mistakes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Without the lists that are too short only because their items are wrong."""
     places = [error["loc"] for error in errors]
@@ -90,10 +97,9 @@ def _explain(details: ErrorDetails, *, root: Schema) -> UserError:
     if kind == "missing":
         return UserError(field=field, rule="is required", fix=f"give {allowed(schema or {})}")
     if kind == "extra_forbidden":
-        section = schema_at(path_text(location[:-1]), root=root) or {}
-        if why := refusals(section).get(str(location[-1])):
-            return UserError(field=field, rule=f"is refused: {why}")
-        return UserError(field=field, rule="is not a known field", fix=suggest(str(location[-1]), children(section)))
+        return unknown_field(
+            field, name=str(location[-1]), section=schema_at(path_text(location[:-1]), root=root) or {}
+        )
     if kind == "value_error" or schema is None:
         return UserError(field=field, rule=details["msg"].removeprefix("Value error, "))
     return _broken_rule(field, schema=schema, got=details["input"])

@@ -72,6 +72,12 @@ def is_free_form(schema: Schema) -> bool:
     return schema.get("type") == "object" and "properties" not in schema
 
 
+def is_open(schema: Schema) -> bool:
+    """Whether fields that are not described may stand in this section, or in the items of this list."""
+    node = schema.get("items", schema)
+    return is_free_form(node) or bool(node.get("x-kubernetes-preserve-unknown-fields"))
+
+
 def is_amount(schema: Schema) -> bool:
     """Whether it takes a whole number or text: an amount as Kubernetes writes it."""
     return bool(schema.get("x-kubernetes-int-or-string"))

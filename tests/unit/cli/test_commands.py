@@ -36,6 +36,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("explain", "spec.piplin"), "spec.piplin: is not a known field; did you mean pipeline?"),
         (("explain", "spec.pipeline.steps.x"), "spec.pipeline.steps.x: is not a known field"),
+        (
+            ("explain", "spec.trainer.pod.nodeName"),
+            "spec.trainer.pod.nodeName: is refused: the cluster's scheduler places the pods; use nodeSelector",
+        ),
         (("explain", "odd"), "odd: is not a known field; known: apiVersion, kind, metadata, spec"),
     ],
 )

@@ -151,6 +151,17 @@ def test_a_job_json_of_another_release_stays() -> None:
         assert job_json(begun, theirs) == theirs
 
 
+def test_a_job_json_with_the_pods_of_an_earlier_release_stays() -> None:
+    begun, _ = reconciled(job(), OLD)
+    document = json.loads(begun.resolved[keys.FILE_JOB])
+    assert "pod" not in document["spec"]["trainer"]  # images of any release read it, however pods are spelled
+    document["spec"]["trainer"]["pod"] = {"resources": {"requests": {}, "limits": {"nvidia.com/gpu": "1"}}, "env": []}
+    theirs = json.dumps(document)
+    assert job_json(begun, theirs) == theirs
+    document["spec"]["trainer"]["pod"] = {"env": [{"name": "T", "secretKey": {"name": "s", "key": "k"}}]}
+    assert job_json(begun, json.dumps(document)) == begun.resolved[keys.FILE_JOB]
+
+
 def test_what_may_change_leaves_job_json_alone() -> None:
     begun, before = reconciled(job(), OLD)
     document = {**begun.raw, "spec": {**begun.raw["spec"], "activeDeadlineSeconds": 3600}}
