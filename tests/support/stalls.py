@@ -1,6 +1,6 @@
 """Stalls whose length the test itself measures, and what real processes count meanwhile.
 
-A `HeldLink` stands between two processes. It passes bytes; it holds them until it is told; it is cut and mended. Instants are of the
+A `HeldLink` stands between two processes. It passes bytes, at once or late; it holds them until it is told; it is cut and mended. Instants are of the
 machine's monotonic clock, by which all processes count.
 """
 
@@ -33,9 +33,12 @@ class HeldLink:
         self.address = f"127.0.0.1:{self.port}"
         self.passed_s = 0.0
         """When bytes last went through."""
+        self.late_s = 0.0
+        """So long each piece is under way."""
         self._target: tuple[str, int] = ("", 0)
         self._peers: dict[socket.socket, socket.socket] = {}
-        self._held: dict[socket.socket, bytes] = {}
+        self._held: dict[socket.socket, tuple[bytes, float]] = {}
+        """By who said it: a piece, and when it is due."""
         self._is_held = self._is_cut = self._is_closed = False
         self._held_since_s: float | None = None
         self._thread = threading.Thread(target=self._serve, name="held-link")
@@ -79,8 +82,7 @@ class HeldLink:
         with selectors.DefaultSelector() as ready, socket.create_server(("127.0.0.1", self.port)) as door:
             ready.register(door, selectors.EVENT_READ)
             while not self._is_closed:
-                if self._is_cut or not self._is_held:
-                    self._settle(ready)
+                self._settle(ready)
                 for key, _ in ready.select(_LOOK_S):
                     assert isinstance(key.fileobj, socket.socket)
                     if key.fileobj is door:
@@ -90,13 +92,15 @@ class HeldLink:
             self._end_all(ready)
 
     def _settle(self, ready: selectors.BaseSelector) -> None:
-        """A cut link ends all; one that is not held passes what waited."""
+        """A cut link ends all; one that is not held passes what is due."""
         if self._is_cut:
             self._end_all(ready)
-        for source, piece in list(self._held.items()):
-            del self._held[source]
-            ready.register(source, selectors.EVENT_READ)
-            self._pass(source, piece, ready)
+        due = [one for one, (_, due_s) in self._held.items() if not self._is_held and due_s <= time.monotonic()]
+        for source in due:
+            if source in self._held:  # its connection has not ended with another's
+                piece, _ = self._held.pop(source)
+                ready.register(source, selectors.EVENT_READ)
+                self._pass(source, piece, ready)
 
     def _open(self, caller: socket.socket, ready: selectors.BaseSelector) -> None:
         if self._is_cut:
@@ -120,8 +124,8 @@ class HeldLink:
             piece = b""
         if not piece:
             self._end(source, ready)
-        elif self._is_held:
-            self._held[source] = piece
+        elif self._is_held or self.late_s:
+            self._held[source] = piece, time.monotonic() + self.late_s
             self._held_since_s = self._held_since_s or time.monotonic()
             ready.unregister(source)
         else:
