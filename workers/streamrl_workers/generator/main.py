@@ -220,6 +220,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         precision=settings.spec.trainer.precision,
         failed=failed,
         probe_timeout_s=liveness_s(os.environ),
+        metric_labels=settings.metric_labels,
     )
     try:
         return kind.create(options)
