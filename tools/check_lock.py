@@ -63,8 +63,7 @@ def problems() -> Iterator[str]:
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
     image = [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["trackers"]]
     yield from unmet(image, lock="worker.txt")
-    lean = [line for line in (*project["dependencies"], *extras["operator"]) if Requirement(line).name != "plotly"]
-    yield from unmet(lean, lock="operator.txt")
+    yield from unmet([*project["dependencies"], *extras["operator"]], lock="operator.txt")
     dev = locked("dev.txt")
     for lock in ("worker.txt", "operator.txt"):
         for name, pin in locked(lock).items():

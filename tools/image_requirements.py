@@ -1,7 +1,6 @@
-"""Prints what the package needs, one requirement a line. Usage: image_requirements.py EXTRA... [-PACKAGE]...
+"""Prints what the package needs, one requirement a line. Usage: image_requirements.py EXTRA...
 
-Extras are added, packages with a minus are left out. Images install these before the code is copied, so that a change of code keeps
-the layer of the dependencies.
+Images install these before the code is copied, so that a change of code keeps the layer of the dependencies.
 """
 
 import re
@@ -11,8 +10,7 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
 extras = project["optional-dependencies"]
-wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
-left_out = {word.removeprefix("-") for word in sys.argv[1:]} - set(wanted)
+wanted = sys.argv[1:]
 if unknown := set(wanted) - set(extras):
     sys.exit(f"extra: must be one of {', '.join(extras)}; got {', '.join(sorted(unknown))}")
 lines = {
@@ -20,6 +18,4 @@ lines = {
     for name in [None, *wanted]
     for line in (extras[name] if name else project["dependencies"])
 }
-if absent := left_out - set(lines):
-    sys.exit(f"package to leave out: must be a requirement; got {', '.join(sorted(absent))}")
-sys.stdout.write("".join(f"{line}\n" for name, line in lines.items() if name not in left_out))
+sys.stdout.write("".join(f"{line}\n" for line in lines.values()))

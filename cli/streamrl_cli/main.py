@@ -25,6 +25,7 @@ COMMANDS = {
     "explain": "describe a field of the job file",
     "report": "write report.html of a run",
     "compare": "set runs side by side: reward against steps, tokens, time and cost",
+    "ui": "show runs in a browser, while they go on too",
     "journal": "check, show or repair the journal of a run",
     "samples": "look at what a run generated",
     "generate": "try a trained model",
@@ -42,12 +43,13 @@ COMMANDS = {
 }
 """Name -> what it does. The module of a command has its name, but for `MODULES`."""
 
-MODULES = {"profile": "profile_command", "resume": "suspend", "samples": "samples_command"}
-"""Commands whose module has another name: that of the standard library is taken; two are one story."""
+MODULES = {"profile": "profile_command", "resume": "suspend", "samples": "samples_command", "ui": "command"}
+"""Commands whose module has another name: that of the standard library or of a folder is taken; two are one story."""
 
 PACKAGES = {
     "streamrl_cli.cluster": ("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"),
     "streamrl_cli.reporting": ("report", "samples", "compare"),
+    "streamrl_cli.ui": ("ui",),
 }
 """Where the modules of commands are that are not in `streamrl_cli` itself."""
 

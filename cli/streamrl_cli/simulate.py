@@ -23,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and show."""
+    from streamrl_cli.chrome_trace import ChromeTrace
     from streamrl_cli.simulation.output import lines
     from streamrl_cli.simulation.reading import read_rows, read_scenario
-    from streamrl_cli.simulation.results import ChromeTrace, summary
+    from streamrl_cli.simulation.results import summary
     from streamrl_cli.simulation.world import simulate
 
     scenario = read_scenario(args.scenario)
@@ -53,9 +54,8 @@ def _write_files(args: argparse.Namespace, found: dict[str, Any]) -> None:
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if args.plot is not None:
-        from plotly.offline import get_plotlyjs
-
+        from streamrl_cli.reporting.page import PLOTLY_JS, asset
         from streamrl_cli.simulation.output import render
 
-        page = render(found, title=args.scenario.stem, plotly_js=get_plotlyjs())
+        page = render(found, title=args.scenario.stem, plotly_js=asset(PLOTLY_JS))
         args.plot.write_text(page, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""A few read-only endpoints over HTTP/1.1, served in the running loop.
+"""HTTP/1.1 in the running loop: a few read-only endpoints of a process, or an application with pages for people (`site.py`).
 
 Owns: the port, and who may hold it how long. Does not own: what a page says. Starlette has the routes, uvicorn and h11 the protocol.
 
 Invariants:
-- A connection carries one request. It ends `_TIMEOUT_S` after it was made, whatever it has sent or read.
+- A connection carries one request. It ends `_TIMEOUT_S` after it was made (an application may name another time), whatever it has sent or read.
 - `_CONNECTIONS` are open at most, `_CONNECTIONS_OF_A_PEER` of one address. A new one takes the place of the oldest: who asks is
   answered at once, so the oldest is one that waits for nothing but its end.
 - GET and HEAD alone; other methods are 405, other paths 404. Nobody reads a request's body.
@@ -13,12 +13,13 @@ import asyncio
 import errno
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -37,7 +38,8 @@ _CONNECTIONS_OF_A_PEER = 16
 """Kubelet, Prometheus and the operator open one at a time; some may share an address."""
 _HEADER_BYTES = 8 * 1024
 """A scraper's request has some hundred bytes."""
-_HEADERS = [("connection", "close"), ("cache-control", "no-store")]
+_CLOSE = ("connection", "close")
+_NOT_KEPT = ("cache-control", "no-store")
 
 
 def metrics_response(text: bytes) -> Response:
@@ -58,13 +60,16 @@ def json_response(value: Mapping[str, Any]) -> Response:
     return Response(text, media_type="application/json")
 
 
-class EndpointServer:
-    """Serves endpoints by path. `start` binds, `close` ends."""
+class PageServer:
+    """Serves an application. `start` binds, `close` ends."""
 
-    def __init__(self, pages: Mapping[str, Endpoint]) -> None:
-        routes = [Route(path, _endpoint(page), methods=["GET"]) for path, page in pages.items()]
+    def __init__(
+        self, app: ASGIApp, *, timeout_s: float | None = None, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """`timeout_s`: for one request; None: `_TIMEOUT_S`. `headers`: of every answer, beside the application's own."""
+        self._timeout_s = timeout_s
         self._config = Config(
-            Router(routes, redirect_slashes=False),
+            app,
             interface="asgi3",
             lifespan="off",
             ws="none",
@@ -73,7 +78,7 @@ class EndpointServer:
             access_log=False,
             log_config=None,
             log_level=logging.ERROR,  # what peers send wrong is no news
-            headers=_HEADERS,
+            headers=[_CLOSE, *headers],
             h11_max_incomplete_event_size=_HEADER_BYTES,
         )
         self._config.load()
@@ -82,12 +87,12 @@ class EndpointServer:
         self._state.default_headers = self._config.encoded_headers
         self._server: asyncio.Server | None = None
 
-    async def start(self, *, host: str, port: int) -> int:
-        """Bind and serve; returns the port (0 = any free one). A port in use is the user's error."""
+    async def start(self, *, host: str, port: int, field: str = ENV_SIGNALS_PORT) -> int:
+        """Bind and serve; returns the port (0 = any free one). A port in use is the error of the user, who named it by `field`."""
         try:
             self._server = await asyncio.get_running_loop().create_server(self._connection, host, port)
         except OSError as error:
-            raise _unbindable(error, port=port) from error
+            raise _unbindable(error, port=port, field=field) from error
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -103,19 +108,31 @@ class EndpointServer:
         self._server = None
 
     def _connection(self) -> "_Connection":
-        return _Connection(self._config, self._state, open_=self._open)
+        timeout_s = _TIMEOUT_S if self._timeout_s is None else self._timeout_s
+        return _Connection(self._config, self._state, open_=self._open, timeout_s=timeout_s)
+
+
+class EndpointServer(PageServer):
+    """Serves endpoints by path."""
+
+    def __init__(self, pages: Mapping[str, Endpoint]) -> None:
+        routes = [Route(path, _endpoint(page), methods=["GET"]) for path, page in pages.items()]
+        super().__init__(Router(routes, redirect_slashes=False), headers=[_NOT_KEPT])
 
 
 class _Connection(H11Protocol):
     """One peer's connection, until its deadline or until its place is needed."""
 
-    def __init__(self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]") -> None:
+    def __init__(
+        self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]", timeout_s: float
+    ) -> None:
         super().__init__(config, state, app_state={})
+        self._timeout_s = timeout_s
         self._open = open_  # oldest first, with the address of each
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_TIMEOUT_S, transport.abort)
+        self._deadline = self.loop.call_later(self._timeout_s, transport.abort)
         peer = self.client[0] if self.client else ""
         self._make_room(peer)
         self._open[self] = peer
@@ -145,6 +162,6 @@ def _endpoint(page: Endpoint) -> Callable[[Request], Any]:
     return endpoint
 
 
-def _unbindable(error: OSError, *, port: int) -> UserError:
+def _unbindable(error: OSError, *, port: int, field: str) -> UserError:
     rule = f"port {port} is in use" if error.errno == errno.EADDRINUSE else f"cannot bind port {port}: {error.strerror}"
-    return UserError(field=ENV_SIGNALS_PORT, rule=rule, fix="choose another port, or 0 for any free one")
+    return UserError(field=field, rule=rule, fix="choose another port, or 0 for any free one")

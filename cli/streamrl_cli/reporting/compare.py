@@ -23,7 +23,7 @@ from streamrl_cli.reporting.comparison import (
     compare,
 )
 from streamrl_cli.reporting.data import read_run
-from streamrl_cli.reporting.page import SEVERAL, Figure, figure, render_page, trace
+from streamrl_cli.reporting.page import PLOTLY_JS, SEVERAL, Figure, asset, figure, render_page, trace
 from streamrl_cli.runner.progress import PARTS, format_count, format_seconds
 
 _TEXTS = {
@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
         )
     console.out(*lines(found))
     if args.plot is not None:
-        from plotly.offline import get_plotlyjs
-
-        replace_file(args.plot, render(found, plotly_js=get_plotlyjs()).encode())
+        replace_file(args.plot, render(found, plotly_js=asset(PLOTLY_JS)).encode())
     return EXIT_DONE
 
 
@@ -145,9 +143,14 @@ def render(found: Comparison, *, plotly_js: str) -> str:
         plotly_js=plotly_js,
         text=_TEXTS[found.reward],
         charts=[f"Reward against {title}" for title in titles.values()],
-        variants=[(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)],
+        variants=named_runs(found),
         tables=tables(found),
     )
+
+
+def named_runs(found: Comparison) -> list[tuple[str, str, str]]:
+    """(letter, what sets it apart, names of its runs) of each variant."""
+    return [(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)]
 
 
 def chart(found: Comparison, effort: str, *, x_title: str) -> Figure:

@@ -3,39 +3,32 @@
 Owns names, types and bounds of what a report shows. Fields that it does not show are left out, and may be anything.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl.spec.schema import path_text
 from streamrl_cli.reporting.samples import KINDS, ShownSample, of_step
+from streamrl_cli.reporting.walls import WALL, Seconds, Timeline, WallRecord, checked, timelines
 from streamrl_cli.runner.folder import RunFolder, open_folder
-from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.runner.scaling import FILE_SCALING
-from streamrl_workers.metrics.bubbles import Part, ProcessWall, bubble_ratios
+from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]
-Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 ResizeRecord = TypedDict("ResizeRecord", {"time_s": Seconds, "pool": str, "from": Count, "to": Count, "reason": str})
 """A line of `scaling.jsonl`."""
 MOST_PROCESSES = 1000
 _NO_PROCESSES = frozenset(("steps.jsonl", "evaluations.jsonl", FILE_SCALING))
-MOST_BINS = 120
-"""Points of a timeline: as many as can be told apart on a screen."""
 _SAMPLES_OF_A_KIND = 2
-SHORTEST_BIN_S = 1.0
-"""Processes write their parts once a second."""
 RESIZE: TypeAdapter[ResizeRecord] = TypeAdapter(with_config(_STRICT)(ResizeRecord))
 Record = TypeVar("Record")
 
@@ -49,6 +42,7 @@ class StepRecord(TypedDict):
     elapsed_s: Seconds
     tokens: Count
     samples: NotRequired[Count]
+    attempt: NotRequired[Count]
     time_s: NotRequired[Seconds]
     length_mean: NotRequired[Number | None]
     length_max: NotRequired[Number | None]
@@ -69,60 +63,8 @@ class EvaluationRecord(TypedDict):
     step: Count
     mean_reward: Number | None
     sampled_reward: NotRequired[Number | None]
-
-
-@with_config(_STRICT)
-class WallRecord(TypedDict):
-    """A line of a process's bubbles (`metrics/jsonl.py` of the workers)."""
-
-    t: Seconds
-    instance: str
-    wall_s: Seconds
-    parts: dict[Part, Seconds]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """What one process did over time."""
-
-    process: str
-    minutes: tuple[float, ...]
-    """Middle of each bin, minutes since the run's first line."""
-    bin_minutes: float
-    shares: Mapping[str, tuple[float, ...]]
-    """Part -> share of each bin, 0 to 1."""
-    totals_s: Mapping[str, float]
-    """Part (causes of `pipeline` apart) -> seconds over the run, all instances of the process together."""
-    wall_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bins:
-    """Equal bins over the time of a run."""
-
-    start_s: float
-    end_s: float
-    width_s: float
-
-    @property
-    def count(self) -> int:
-        """Number of bins, at least one."""
-        return max(1, math.ceil((self.end_s - self.start_s) / self.width_s))
-
-    def spread(self, from_s: float, until_s: float) -> list[tuple[int, float]]:
-        """(bin, share of the interval in it); an interval that is a point goes to its bin whole."""
-        first, last = self._bin(from_s), self._bin(until_s)
-        if until_s <= from_s or first == last:
-            return [(last, 1.0)]
-        shares = []
-        for index in range(first, last + 1):
-            begin_s = self.start_s + index * self.width_s
-            overlap_s = min(until_s, begin_s + self.width_s) - max(from_s, begin_s)
-            shares.append((index, overlap_s / (until_s - from_s)))
-        return shares
-
-    def _bin(self, at_s: float) -> int:
-        return min(max(int((at_s - self.start_s) / self.width_s), 0), self.count - 1)
+    time_s: NotRequired[Seconds]
+    prompts: NotRequired[Count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +88,8 @@ class RunData:
     """Why there are none to show; "": there are, or the folder has no journal."""
 
 
-def read_run(path: Path) -> RunData:
-    """Read a run folder.
+def read_run(path: Path, *, with_samples: bool = True) -> RunData:
+    """Read a run folder, with some samples of the newest step or without.
 
     Raises `UserError`: it is not one, one of its files cannot be read, or nothing has been measured yet.
     """
@@ -159,12 +101,12 @@ def read_run(path: Path) -> RunData:
     evaluations = {line["step"]: line for line in held_out}
     if not steps and not evaluations:
         raise UserError(field=str(path), rule="has no steps to report yet", fix="wait for the first step, or see logs/")
-    samples, no_samples = _samples(folder)
+    samples, no_samples = _samples(folder) if with_samples else ((), "")
     return RunData(
         folder=folder,
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
-        timelines=_timelines(folder),
+        timelines=timelines(process_files(folder), beneath=folder.path),
         result=folder.result(),
         scaling=tuple(records(metrics / FILE_SCALING, RESIZE, beneath=folder.path)),
         dropped=sum((Counter(line.get("dropped", {})) for line in lines), Counter()),
@@ -184,53 +126,18 @@ def _samples(folder: RunFolder) -> tuple[tuple[ShownSample, ...], str]:
         return (), str(error)
 
 
-def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:
+def process_files(folder: RunFolder) -> dict[str, Path]:
+    """Process -> where its bubbles are. Raises `UserError`: there are too many."""
     files = sorted(path for path in folder.file(keys.DIR_METRICS).glob("*.jsonl") if path.name not in _NO_PROCESSES)
     if len(files) > MOST_PROCESSES:
         raise UserError(field=str(folder.file(keys.DIR_METRICS)), rule=f"must hold at most {MOST_PROCESSES} processes")
-    found = {path.stem: list(records(path, WALL, beneath=folder.path)) for path in files}
-    processes = {name: lines for name, lines in found.items() if lines}
-    if not processes:
-        return ()
-    start_s = min(lines[0]["t"] - lines[0]["wall_s"] for lines in processes.values())
-    end_s = max(lines[-1]["t"] for lines in processes.values())
-    bins = Bins(start_s=start_s, width_s=max((end_s - start_s) / MOST_BINS, SHORTEST_BIN_S), end_s=end_s)
-    order = sorted(processes, key=lambda name: (not name.startswith("trainer"), name))
-    return tuple(_timeline(name, processes[name], bins=bins) for name in order)
+    return {path.stem: path for path in files}
 
 
-def _timeline(name: str, lines: list[WallRecord], *, bins: Bins) -> Timeline:
-    """Spread the growth of each part between two lines over the bins it falls in."""
-    seconds = {part: [0.0] * bins.count for part in PARTS}
-    totals: dict[str, float] = {}
-    wall_s = 0.0
-    for from_s, until_s, grown in _growth(lines):
-        wall_s += until_s - from_s
-        for cause, amount in grown.items():
-            totals[cause] = totals.get(cause, 0.0) + amount
-            for index, share in bins.spread(from_s, until_s):
-                seconds[cause.split("_", 1)[0]][index] += share * amount
-    return Timeline(
-        process=name,
-        minutes=tuple(round((index + 0.5) * bins.width_s / 60, 6) for index in range(bins.count)),
-        shares={part: tuple(round(min(1.0, value / bins.width_s), 4) for value in seconds[part]) for part in PARTS},
-        bin_minutes=bins.width_s / 60,
-        totals_s=totals,
-        wall_s=wall_s,
-    )
-
-
-def _growth(lines: list[WallRecord]) -> list[tuple[float, float, dict[Part, float]]]:
-    """(from, until, growth of each part) between consecutive lines of the same instance."""
-    rows: list[tuple[float, float, dict[Part, float]]] = []
-    instance, wall_s, parts = "", 0.0, dict[Part, float]()
-    for line in lines:
-        if line["instance"] != instance:
-            wall_s, parts = 0.0, {}
-        grown = {part: value - parts.get(part, 0.0) for part, value in line["parts"].items()}
-        rows.append((line["t"] - (line["wall_s"] - wall_s), line["t"], grown))
-        instance, wall_s, parts = line["instance"], line["wall_s"], line["parts"]
-    return rows
+def wall_lines(folder: RunFolder) -> dict[str, list[WallRecord]]:
+    """Process -> all of its lines, of those that have some."""
+    found = {name: list(records(path, WALL, beneath=folder.path)) for name, path in process_files(folder).items()}
+    return {name: lines for name, lines in found.items() if lines}
 
 
 def weighted_bubbles(run: RunData) -> dict[str, float]:
@@ -252,7 +159,7 @@ def _walls(run: RunData) -> Iterator[ProcessWall]:
         yield ProcessWall(wall_s=line.wall_s, parts=line.totals_s, cost_per_hour=price)
 
 
-STEP, EVALUATION, WALL = TypeAdapter(StepRecord), TypeAdapter(EvaluationRecord), TypeAdapter(WallRecord)
+STEP, EVALUATION = TypeAdapter(StepRecord), TypeAdapter(EvaluationRecord)
 
 
 def records(path: Path, shape: TypeAdapter[Record], *, beneath: Path) -> Iterator[Record]:
@@ -261,10 +168,4 @@ def records(path: Path, shape: TypeAdapter[Record], *, beneath: Path) -> Iterato
     Raises `UserError`: the file cannot be read, or a line is not of this shape.
     """
     for line in read_jsonl(path, beneath=beneath):
-        try:
-            yield shape.validate_python(line)
-        except ValidationError as error:
-            details = error.errors(include_url=False)[0]
-            field, rule = path_text(details["loc"]), details["msg"]
-            got = None if details["type"] == "missing" else details["input"]
-            raise UserError(field=f"{path}: {field}", rule=rule[:1].lower() + rule[1:], got=got) from None
+        yield checked(line, shape, path=path)

@@ -8,7 +8,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
 from itertools import cycle
 from textwrap import wrap
 from typing import Any, cast
@@ -17,17 +19,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from streamrl.text import plain
-from streamrl_cli.reporting.data import RunData, Timeline, weighted_bubbles
+from streamrl_cli.reporting.data import RunData, weighted_bubbles
+from streamrl_cli.reporting.walls import Timeline
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
 from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
-DRAW_JS = (
-    "JSON.parse(document.getElementById('figures').textContent)"
-    ".forEach((f,i)=>Plotly.newPlot('f'+i,f.data,f.layout,{displayModeBar:false,responsive:true}));"
-)
-_TEMPLATES = Environment(loader=PackageLoader("streamrl_cli.reporting"), autoescape=True, undefined=StrictUndefined)
-_TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+PLOTLY_JS, DRAW_JS, STYLE = "plotly-basic.min.js", "draw.js", "style.css"
+"""Files of `static`: plotly.js as its maintainers build it, without maps and three dimensions; ours, which calls it; the dress of every page."""
 WHY_NO_SCORE = {
     "raised": "the reward or the environment raised",
     "timeout": "it took longer than timeoutSeconds",
@@ -54,21 +53,40 @@ REASON_CHARS = 60
 """A line of a reason, as wide as fits beside the pointer."""
 MOST_TEXT_CHARS = 4000
 """Of a prompt or a turn: `streamrl samples --full` has it whole."""
+MOST_POINTS = 1200
+"""Of a line, more than a screen has columns: a page stays small however long a run is."""
 SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
 
 
+def environment(package: str, **more: Any) -> Environment:  # noqa: ANN401 - as of `Environment`
+    """The templates of a package: whatever they show is escaped, and what is not there is an error."""
+    found = Environment(loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, **more)
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return found
+
+
+_TEMPLATES = environment("streamrl_cli.reporting")
+
+
 def render_page(template: str, *, title: str, figures: Sequence[Figure], plotly_js: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
     """A page as HTML text, of a template that extends `page.html`."""
-    scripts = {"plotly_js": plotly_js, "draw_js": DRAW_JS}
+    scripts = {"plotly_js": plotly_js, "draw_js": asset(DRAW_JS)}
     page = _TEMPLATES.get_template(template).render(
         title=title,
         figures=figures,
         policy=_policy(scripts.values()),
+        style=Markup(asset(STYLE)),  # noqa: S704 - our own
         **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704 - our own
         **values,
     )
     return page.encode(errors="replace").decode()  # half a surrogate pair has no UTF-8
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of `static`."""
+    return (files("streamrl_cli.reporting") / "static" / name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Iterable[str]) -> str:
@@ -88,27 +106,35 @@ def render(run: RunData, *, plotly_js: str) -> str:
         figures=[*(figure for _, _, figure in charts), *map(timeline, run.timelines)],
         plotly_js=plotly_js,
         folder=run.folder.name,
-        cards=_cards(run),
         charts=[(name, text) for name, text, _ in charts],
-        sizes=list(_sizes(run)),
-        lost=list(_lost(run)),
-        key={part: COLOURS[part] for part in PARTS},
-        walls=list(_walls(run)),
+        **overview(run),
         samples=list(_shown_samples(run)),
         no_samples=plain(run.no_samples),
         processes=[line.process for line in run.timelines],
-        job=json.dumps(job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     )
+
+
+def overview(run: RunData) -> dict[str, Any]:
+    """What pages about a run say in numbers and words."""
+    return {
+        "cards": _cards(run),
+        "sizes": list(_sizes(run)),
+        "lost": list(_lost(run)),
+        "key": {part: COLOURS[part] for part in PARTS},
+        "walls": list(_walls(run)),
+        "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
+    }
 
 
 def _shown_samples(run: RunData) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Title, numbers, texts of each; what would be hidden or change the direction is shown as its escape."""
     for sample in run.samples:
-        texts = [(name, plain(_cut(text))) for name, text in sample.texts()]
+        texts = [(name, plain(cut(text))) for name, text in sample.texts()]
         yield plain(sample.title()), plain(sample.facts()), texts
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Its beginning, and how much there is behind it."""
     return (
         text
         if len(text) <= MOST_TEXT_CHARS
@@ -214,7 +240,7 @@ def reward(run: RunData) -> Figure:
     return figure(
         [
             trace(steps, values, name="train", colour=SOFT, width=1),
-            trace(steps, _smooth(values), name="train, smoothed", colour=LINE, width=2.5),
+            trace(steps, smooth(values), name="train, smoothed", colour=LINE, width=2.5),
             *(
                 {
                     "x": evaluated,
@@ -242,7 +268,7 @@ def reward_parts(run: RunData) -> Figure:
 def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
     rows = [(line["step"] + 1, line.get("reward_parts", {}).get(name)) for line in run.steps]
     known = [(step, mean) for step, mean in rows if mean is not None]
-    means = _smooth([mean for _, mean in known])
+    means = smooth([mean for _, mean in known])
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
 
 
@@ -278,7 +304,7 @@ def size_chart(changes: Sequence[tuple[float, str, int, str]], *, end_s: float) 
 
 def label(text: str) -> str:
     """A text of others as a label: Plotly reads some HTML in them (links, line breaks)."""
-    return escape(text, quote=False)
+    return escape(plain(text), quote=False)
 
 
 def timeline(line: Timeline) -> Figure:
@@ -339,11 +365,31 @@ def _by_pool_and_lag(run: RunData, measure: str) -> Figure:
 
 
 def trace(x: Sequence[float], y: Sequence[float | None], *, name: str, colour: str, width: float = 2) -> dict[str, Any]:
-    """A line."""
-    return {"x": list(x), "y": list(y), "name": label(name), "mode": "lines", "line": {"color": colour, "width": width}}
+    """A line; of a long one the lowest and the highest point of each stretch."""
+    kept = _drawn(y) if len(y) > MOST_POINTS else range(len(y))
+    line = {"color": colour, "width": width}
+    return {
+        "x": [x[at] for at in kept],
+        "y": [y[at] for at in kept],
+        "name": label(name),
+        "mode": "lines",
+        "line": line,
+    }
 
 
-def _smooth(values: Sequence[float]) -> list[float]:
+def _drawn(values: Sequence[float | None]) -> list[int]:
+    """Which of many values are drawn; gaps stay where a whole stretch has none."""
+    stretch = 2 * len(values) / MOST_POINTS
+    kept: set[int] = set()
+    for number in range(MOST_POINTS // 2):
+        places = range(round(number * stretch), round((number + 1) * stretch))
+        known = [(value, at) for at in places if (value := values[at]) is not None]
+        kept.update((min(known)[1], max(known)[1]) if known else places[:1])
+    return sorted(kept | {0, len(values) - 1})
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """A mean in which the newest value has the weight `SMOOTHING`."""
     smoothed: list[float] = []
     for value in values:
         before = smoothed[-1] if smoothed else value
@@ -357,8 +403,8 @@ def figure(traces: list[dict[str, Any]], *, x_title: str = "step", height_px: in
         "height": height_px,
         "margin": {"l": 56, "r": 16, "t": 8, "b": 40},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
-        "paper_bgcolor": "#ffffff",
-        "plot_bgcolor": "#ffffff",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x_title}, "gridcolor": "#eef1f4", "zeroline": False},
         "yaxis": {"gridcolor": "#eef1f4", "zeroline": False, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1.12, "x": 0},

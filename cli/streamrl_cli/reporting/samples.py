@@ -9,7 +9,7 @@ from typing import Any
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
+from streamrl_workers.scheduler.journal.sample_store import SamplePlace, StoredGroup, open_samples
 from streamrl_workers.stream.packing import count_32, unpack_float32, unpack_int32
 
 KINDS = {
@@ -19,6 +19,10 @@ KINDS = {
     "random": "at random, the same ones each time",
 }
 """Kind -> which samples it picks."""
+_MOST_LOOKED_AT = 100_000
+"""Groups that one search goes over, at some 5 µs each."""
+_MOST_READ_BYTES = 32 * 2**20
+"""Samples that one search reads, before they were compressed: some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +179,62 @@ def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
         return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleQuery:
+    """Which samples a search is for."""
+
+    text: str = ""
+    """In prompt, completion or an answer of the environment, in upper or lower case."""
+    step: int | None = None
+    dropped: bool = False
+    """Only of groups that were dropped."""
+
+    def takes(self, head: pb.ArchivedGroup) -> bool:
+        """Whether a group may have some."""
+        if self.dropped and not head.drop_reason:
+            return False
+        return self.step is None or (head.HasField("step") and head.step == self.step)
+
+    def matches(self, sample: ShownSample) -> bool:
+        """Whether one of its texts has the text."""
+        wanted = self.text.casefold()
+        return not wanted or any(wanted in text.casefold() for _, text in sample.texts())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What was found in a part of the samples, newest first."""
+
+    samples: tuple[ShownSample, ...]
+    left_out: int
+    """Groups that the archive was to have, and has not."""
+    looked_at: int
+    """Groups that this search has gone over."""
+    next_place: SamplePlace | None
+    """From where to go on; None: that was all."""
+
+
+def search(run_dir: Path, query: SampleQuery, *, before: SamplePlace | None, count: int) -> SearchResult:
+    """About `count` samples, groups whole, newest first; fewer where many had to be looked at. Raises `UserError`: as `of_group`."""
+    found: list[ShownSample] = []
+    looked_at = read_bytes = 0
+    place: SamplePlace | None = None
+    with open_samples(run_dir) as store:
+        for group in store.newest(before=before):
+            if len(found) >= count or looked_at >= _MOST_LOOKED_AT or read_bytes >= _MOST_READ_BYTES:
+                return SearchResult(
+                    samples=tuple(found), left_out=store.account.left_out, looked_at=looked_at, next_place=place
+                )
+            looked_at, place = looked_at + 1, group.place
+            if not query.takes(group.head):
+                continue
+            stored = group.read()
+            read_bytes += stored.ByteSize()
+            shown = (_of_stored(group, stored, index, kinds=()) for index in range(len(stored.samples)))
+            found += [sample for sample in shown if query.matches(sample)]
+        return SearchResult(samples=tuple(found), left_out=store.account.left_out, looked_at=looked_at, next_place=None)
+
+
 _Candidate = tuple[StoredGroup, int]
 """A group and which of its samples."""
 
@@ -212,7 +272,10 @@ _PICK: dict[str, Callable[[Sequence[_Candidate]], list[_Candidate]]] = {
 
 
 def _shown(group: StoredGroup, index: int, *, kinds: tuple[str, ...]) -> ShownSample:
-    stored = group.read()
+    return _of_stored(group, group.read(), index, kinds=kinds)
+
+
+def _of_stored(group: StoredGroup, stored: pb.ArchivedSamples, index: int, *, kinds: tuple[str, ...]) -> ShownSample:
     texts = stored.texts.samples
     return ShownSample(
         kinds=kinds,

@@ -31,7 +31,16 @@ STATUS_TIMEOUT_S = 2.0
 """One read of the scheduler's numbers; a busy scheduler is asked again a second later."""
 _MOST_BYTES = 1 << 20
 """Of a page, as the operator reads it: it has some hundred bytes for each generator."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A scheduler sends nobody elsewhere; what is not one shall not either."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 """`http_proxy` of the environment is for the world outside, not for the loopback address."""
 STEPS_LONG = 3
 """A step may take so many times the usual before it is worth a line."""
@@ -201,12 +210,20 @@ async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:
 
 
 def _fetch(folder: RunFolder) -> Mapping[str, Any] | None:
-    until_s = time.monotonic() + STATUS_TIMEOUT_S
     try:
         address = json.loads(folder.file(keys.DIR_ENDPOINTS, "scheduler.json").read_text())["signals"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return fetch_from(address)
+
+
+def fetch_from(address: str) -> Mapping[str, Any] | None:
+    """The page of the scheduler at host:port; None: there is none."""
+    until_s = time.monotonic() + STATUS_TIMEOUT_S
+    try:
         with _DIRECT.open(f"http://{address}/numbers", timeout=STATUS_TIMEOUT_S) as reply:
             page = json.loads(_body(reply, until_s=until_s))
-    except (OSError, ValueError, KeyError, TypeError, HTTPException, RecursionError):
+    except (OSError, ValueError, TypeError, HTTPException, RecursionError):
         return None
     return page if isinstance(page, dict) else None
 

@@ -10,7 +10,16 @@ from rich.console import Console
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
-from streamrl_cli.reporting.page import all_charts, render, replicas, reward_parts
+from streamrl_cli.reporting.page import (
+    MOST_POINTS,
+    PLOTLY_JS,
+    all_charts,
+    asset,
+    render,
+    replicas,
+    reward,
+    reward_parts,
+)
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, failures_text
 from streamrl_cli.runner.view import LiveView, PlainView
@@ -70,7 +79,28 @@ def test_the_page_holds_no_markup_of_the_data(folder: RunFolder) -> None:
     write_lines(folder, "steps", [step(0), step(1)])
     page = render(read_run(folder.path), plotly_js="")
     assert "<script></script>" in page
-    assert page.count("Plotly.newPlot") == 1
+    assert page.count("Plotly.react") == 1
+
+
+def test_a_long_run_is_a_small_page_with_all_its_peaks(folder: RunFolder) -> None:
+    lines = [step(at, reward_mean=0.5 + (at == 7001) - (at == 7002)) for at in range(10_000)]
+    write_lines(folder, "steps", lines)
+    write_lines(
+        folder, "trainer-0", [wall(float(at), float(at), busy=at * 0.5, other=at * 0.5) for at in range(1, 9000)]
+    )
+    run = read_run(folder.path)
+    raw = reward(run)["data"][0]
+    found = dict(zip(raw["x"], raw["y"], strict=True))
+    assert (found[7002], found[7003], min(raw["x"]), max(raw["x"])) == (1.5, -0.5, 1, 10_000)
+    assert len(raw["x"]) <= MOST_POINTS + 2
+    assert len(render(run, plotly_js=asset(PLOTLY_JS)).encode()) < 2_000_000
+
+
+def test_a_gap_stays_a_gap(folder: RunFolder) -> None:
+    write_lines(folder, "steps", [step(at, queue=None if 4000 <= at < 6000 else 3) for at in range(10_000)])
+    queue = {title: figure for title, _, figure in all_charts(read_run(folder.path))}["Queue"]["data"][0]
+    inside = [y for x, y in zip(queue["x"], queue["y"], strict=True) if 4010 < x < 5990]
+    assert inside and set(inside) == {None}
 
 
 def test_an_evaluation_that_failed_is_a_dash_and_a_gap(folder: RunFolder) -> None:

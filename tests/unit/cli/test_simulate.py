@@ -52,7 +52,7 @@ def test_files_hold_the_same_twice(scenario: Path, tmp_path: Path) -> None:
     assert (found["steps"], found["samples"], found["tokens"]) == (4, 16, 400)
     for kind in ("json", "trace", "plot"):
         assert (tmp_path / f"{kind}-1").read_bytes() == (tmp_path / f"{kind}-2").read_bytes()
-    assert "Plotly.newPlot" in (tmp_path / "plot-1").read_text()
+    assert "Plotly.react" in (tmp_path / "plot-1").read_text()
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**31)])

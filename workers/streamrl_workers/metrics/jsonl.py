@@ -72,12 +72,13 @@ def read_jsonl(path: Path, *, beneath: Path | None = None) -> Iterator[dict[str,
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
             raise UserError(field=str(path), rule=f"must be at most {MOST_BYTES >> 20} MiB")
         for line in bounded_lines(file, name=str(path), most_bytes=MOST_LINE_BYTES):
-            record = _parsed(line)
+            record = parse_line(line)
             if record is not None:
                 yield record
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None: it is none, as half a line that a killed process left."""
     try:
         record = json.loads(line.decode("utf-8", errors="replace"), parse_constant=lambda _: None)
     except (ValueError, RecursionError):

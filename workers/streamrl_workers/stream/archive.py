@@ -161,6 +161,11 @@ class ArchivedEntry:
     """Its offset, its bytes, its bytes before they were compressed."""
     digest: bytes
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its segment and where in it: rises with the order in which groups settled."""
+        return int(self.path.name.rpartition("-")[2]), self.body[0]
+
     def samples(self) -> pb.ArchivedSamples:
         """Its samples. Raises `UserError`: they are not what was written, or their segment is gone."""
         offset, body_bytes, raw_bytes = self.body
@@ -207,6 +212,24 @@ def read_archive(folder: Path, *, beneath: Path, end: ArchivePosition | None = N
         chain = segment.chain
         if end is not None and is_last and chain != end.chain:
             raise _damaged(path, "its end is not what was written")
+
+
+def read_segment(folder: Path, number: int, *, beneath: Path, end: ArchivePosition) -> list[ArchivedEntry]:
+    """The groups of one segment, held against each other and not against the segments before. Arguments and errors as of `read_archive`."""
+    path = segment_path(folder, number)
+    try:
+        file = open_regular(path, beneath=beneath)
+    except MissingFileError:
+        return []  # its writer has just removed it
+    with file:
+        segment = _Segment(file, path=path, beneath=beneath, stop=end.offset if number == end.segment else None)
+        segment.begin(number, after=None)
+        return list(segment.entries(may_be_cut=False))
+
+
+def segment_numbers(folder: Path, *, end: ArchivePosition) -> list[int]:
+    """Of the segments that are there, oldest first."""
+    return [number for number, _ in _segments(folder) if number <= end.segment and (number < end.segment or end.offset)]
 
 
 class _Segment:

@@ -15,7 +15,11 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.archiver import Account, consumptions, read_account, read_stored
 from streamrl_workers.scheduler.journal.check import snapshot
 from streamrl_workers.scheduler.journal.store import SAMPLE_BITS
-from streamrl_workers.stream.archive import ArchivedEntry, read_archive
+from streamrl_workers.stream.archive import ArchivedEntry, read_archive, read_segment, segment_numbers
+
+SamplePlace = tuple[int, int]
+"""Segment and place in it; of a group in the journal `_JOURNAL` and its id."""
+_JOURNAL = 2**32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,11 @@ class StoredGroup:
     head: pb.ArchivedGroup
     source: ArchivedEntry | pb.ArchivedSamples
     """Where they are: in the archive, or in the journal, out of which they have been read."""
+
+    @property
+    def place(self) -> "SamplePlace":
+        """Where it stands in the order of `SampleStore.newest`."""
+        return self.source.place if isinstance(self.source, ArchivedEntry) else (_JOURNAL, self.head.group_id)
 
     def read(self) -> pb.ArchivedSamples:
         """Its samples. Raises `UserError`: they are not what was written."""
@@ -57,8 +66,25 @@ class SampleStore:
         """
         for entry in read_archive(self.run_dir / DIR_ARCHIVE, beneath=self.run_dir, end=self.account.position):
             yield StoredGroup(head=entry.head, source=entry)
+        yield from self._of_journal("ASC")
+
+    def newest(self, *, before: SamplePlace | None = None) -> Iterator[StoredGroup]:
+        """Groups from the newest on, the journal's first, from behind `before` on. Of the archive no more segments are read than are asked for.
+
+        Raises: as `groups`.
+        """
+        yield from (group for group in self._of_journal("DESC") if before is None or group.place < before)
+        folder, end = self.run_dir / DIR_ARCHIVE, self.account.position
+        for number in reversed(segment_numbers(folder, end=end)):
+            if before is not None and number > before[0]:
+                continue
+            for entry in reversed(read_segment(folder, number, beneath=self.run_dir, end=end)):
+                if before is None or entry.place < before:
+                    yield StoredGroup(head=entry.head, source=entry)
+
+    def _of_journal(self, order: str) -> Iterator[StoredGroup]:
         consumed = consumptions(self._connection)
-        ids = self._connection.execute(f"SELECT DISTINCT key >> {SAMPLE_BITS} FROM trajectories ORDER BY 1")  # noqa: S608 - a constant
+        ids = self._connection.execute(f"SELECT DISTINCT key >> {SAMPLE_BITS} FROM trajectories ORDER BY 1 {order}")  # noqa: S608 - constants
         for (group_id,) in ids.fetchall():
             stored = read_stored(self._connection, group_id, consumed=consumed)
             if stored is not None:

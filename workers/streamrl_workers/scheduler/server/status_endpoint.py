@@ -65,6 +65,8 @@ class StatusEndpoint:
         self.reward_took = self._metrics.reward_took
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
+        self.spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Spans of traces that were sent, and that are lost."""
 
     @property
     def elapsed_s(self) -> float:
@@ -123,6 +125,8 @@ class StatusEndpoint:
         metrics.last_step(self._last_line, warnings=warnings, cost_per_step=self._step_cost)
         metrics.evaluations(self._first_evaluation, self._last_evaluation)
         metrics.costs(self._cost)
+        sent, lost = self.spans()
+        metrics.spans(sent=sent, lost=lost)
         metrics.lengths(view.lengths, self.ranker())
         return metrics.render()
 

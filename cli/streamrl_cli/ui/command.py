@@ -1,0 +1,79 @@
+"""`streamrl ui RUN|FOLDER`: pages about a run, or about all runs in a folder, also while they go on. Read-only.
+
+The line that it prints has a link with the token of this start in it: open that one. Without the token nothing is shown, since
+every user of this machine can reach its loopback address. `--token-file` names a file with a token that stays.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import ipaddress
+import secrets
+import signal
+from pathlib import Path
+
+from streamrl.errors import EXIT_DONE, UserError
+from streamrl.files import read_text
+from streamrl_cli import console
+
+_LEAST_TOKEN_CHARS = 16
+_MOST_TOKEN_BYTES = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `streamrl ui`."""
+    parser.add_argument("folder", type=Path, metavar="RUN|FOLDER", help="a run folder, or a folder that has some")
+    parser.add_argument("--port", type=int, default=8265, help="default: 8265; 0: any free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to bind (default: loopback); another one needs --token-file"
+    )
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token; else each start makes one")
+    parser.add_argument(
+        "--name", action="append", default=[], metavar="NAME", help="a name by which browsers may call the server"
+    )
+
+
+async def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM."""
+    for module in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(field="streamrl ui", rule=f"needs {module}", fix="pip install 'streamrl[ui]'")
+    from streamrl_cli.ui.pages import application
+    from streamrl_pages.server import PageServer
+    from streamrl_pages.site import TIMEOUT_S
+
+    token = _token(args.token_file, host=args.host)
+    server = PageServer(
+        application(args.folder, token=token, names=frozenset(name.lower() for name in (*args.name, args.host))),
+        timeout_s=TIMEOUT_S,
+    )
+    port = await server.start(host=args.host, port=args.port, field="--port")
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    console.out(f"http://{host}:{port}/" + ("" if args.token_file else f"#token={token}"))
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        await server.close()
+    return EXIT_DONE
+
+
+def _token(file: Path | None, *, host: str) -> str:
+    if file is None:
+        if not _is_loopback(host):
+            raise UserError(field="--host", rule="needs --token-file where it is not loopback", got=host)
+        return secrets.token_urlsafe(24)
+    token = read_text(file, most_bytes=_MOST_TOKEN_BYTES).strip()
+    if len(token) < _LEAST_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
+        rule = f"must hold a token of at least {_LEAST_TOKEN_CHARS} printable ASCII characters"
+        raise UserError(field="--token-file", rule=rule, fix=f"openssl rand -base64 24 > {file}")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,350 @@
+"""The pages of `streamrl ui`: which there are, what each shows, and when it has changed.
+
+    /                       runs side by side             /runs/KEY           reward, speed, bubbles, what was lost
+    /compare?run=A&run=B    for equal effort              /runs/KEY/timeline  where each process's time went, with zoom
+                                                          /runs/KEY/samples   with search
+                                                          /runs/KEY/now       dispatch and why, versions and who holds them
+                                                          /runs/KEY/events
+
+Whatever stands in a run folder is data: templates escape all of it, and what would be hidden or turn the direction is shown as its escape.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+
+from streamrl.errors import UserError
+from streamrl.text import plain
+from streamrl_cli.reporting import compare as comparing
+from streamrl_cli.reporting.comparison import EFFORTS, compare
+from streamrl_cli.reporting.data import process_files
+from streamrl_cli.reporting.page import (
+    CHART_HEIGHT_PX,
+    COLOURS,
+    DRAW_JS,
+    PLOTLY_JS,
+    SEVERAL,
+    STYLE,
+    Figure,
+    all_charts,
+    asset,
+    cut,
+    environment,
+    figure,
+    label,
+    overview,
+    stacked,
+    timeline,
+)
+from streamrl_cli.reporting.samples import KINDS, SampleQuery, ShownSample, of_step, search
+from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, Window, timelines
+from streamrl_cli.runner.progress import PARTS
+from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
+from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
+from streamrl_pages.site import Asked, Asset, site
+
+_OVERVIEW, _TIMELINE, _SAMPLES, _NOW, _EVENTS = (
+    f"/runs/{{run}}{tail}" for tail in ("", "/timeline", "/samples", "/now", "/events")
+)
+_TABS = {"Overview": "", "Timeline": "/timeline", "Samples": "/samples", "Now": "/now", "Events": "/events"}
+_DRAWN_RUNS = 8
+"""As many lines as can be told apart."""
+_SHOWN_RUNS = 20
+_SAMPLES_SHOWN = 20
+_LIVE_EVERY_S = 5
+"""How often pages are made anew that change each second."""
+_MOST_TEXT_CHARS = 200
+_LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
+
+
+def application(folder: Path, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
+    """The pages about a run, or the runs of a folder. Raises `UserError`: there is no such folder."""
+    pages = RunPages(Catalog(folder))
+    return site(pages, paths=tuple(pages.shown), assets=_assets(), token=token, names=names)
+
+
+@cache
+def _assets() -> dict[str, Asset]:
+    own = files("streamrl_cli.ui") / "static"
+    texts = {name: asset(name) for name in (PLOTLY_JS, DRAW_JS, STYLE)}
+    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("ui.css", "ui.js", "sign_in.js")}
+    kinds = {"js": "text/javascript", "css": "text/css"}
+    return {name: Asset(text=text, media_type=kinds[name.rpartition(".")[2]]) for name, text in texts.items()}
+
+
+def _shown(value: object) -> object:
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+class RunPages:
+    """Pages about the runs of a catalog."""
+
+    def __init__(self, catalog: Catalog, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since the epoch."""
+        self._catalog, self._clock = catalog, clock
+        self._templates = environment("streamrl_cli.ui", finalize=_shown)
+        texts = "".join(one.text for one in _assets().values())
+        self._templates.globals["version"] = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
+        self.shown: dict[str, Callable[[Asked, str], str]] = {
+            "/": self._runs,
+            "/compare": self._compare,
+            _OVERVIEW: self._overview,
+            _TIMELINE: self._timeline,
+            _SAMPLES: self._samples,
+            _NOW: self._now,
+            _EVENTS: self._events,
+        }
+
+    def html(self, path: str, asked: Asked, *, state: str) -> str:
+        """A page."""
+        return self.shown[path](asked, state)
+
+    def stamp(self, path: str, asked: Asked) -> str:
+        """What a page rests on: the numbers of its runs, and the time where they change each second."""
+        paths = self._catalog.paths()
+        beat = str(int(self._clock() / _LIVE_EVERY_S))
+        if path in ("/", "/compare"):
+            return " ".join(f"{key} {stamp_of(folder)}" for key, folder in paths.items())
+        folder = paths.get(asked.parts["run"])
+        if folder is None:
+            return "gone"
+        if path == _SAMPLES:
+            return "" if asked.query else stamp_of(folder)
+        has_ended = path == _OVERVIEW or (folder / "result.json").exists()
+        return stamp_of(folder) + ("" if has_ended else beat)
+
+    def error(self, line: str, *, state: str) -> str:
+        """A line that says what is wrong."""
+        return self._page("error.html", title="Not to be shown", state=state, line=line)
+
+    def sign_in(self) -> str:
+        """Asks for the token."""
+        return self._templates.get_template("sign_in.html").render()
+
+    def _page(self, template: str, *, title: str, state: str, figures: Sequence[Figure] = (), **values: object) -> str:
+        blank: dict[str, Any] = {"tabs": [], "tab": "", "key": COLOURS}
+        text = self._templates.get_template(template).render(
+            {**blank, "title": title, "state": state, "figures": list(figures), **values}
+        )
+        return text.encode(errors="replace").decode()
+
+    def _run_page(self, template: str, asked: Asked, *, title: str, state: str, tab: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
+        tabs = [(name, f"/runs/{asked.parts['run']}{tail}") for name, tail in _TABS.items()]
+        return self._page(template, title=title, state=state, tabs=tabs, tab=tab, **values)
+
+    # ---- several runs
+
+    def _runs(self, asked: Asked, state: str) -> str:
+        lines = list(self._catalog.lines(most=_SHOWN_RUNS))
+        drawn = [line for line in lines if (line.key in asked.chosen if asked.chosen else not line.fault)][:_DRAWN_RUNS]
+        charts = [
+            ("Reward", "Of the samples of each step, smoothed.", _beside(drawn, "rewards")),
+            ("Speed", "Tokens trained a second, smoothed.", _beside(drawn, "speeds")),
+            ("Bubbles", "Share of the wall of all processes, weighted by cost.", _bubbles(drawn)),
+            ("Cost", "Of all processes, by costPerHour.", _costs(drawn)),
+        ]
+        chosen = {line.key for line in drawn}
+        more = max(0, len(self._catalog.paths()) - len(lines))
+        return self._page(
+            "runs.html",
+            title="Runs",
+            state=state,
+            figures=[found for _, _, found in charts] if drawn else [],
+            charts=[(name, text) for name, text, _ in charts] if drawn else [],
+            lines=lines,
+            chosen=chosen,
+            more=more,
+            parts=PARTS,
+        )
+
+    def _compare(self, asked: Asked, state: str) -> str:
+        if not asked.chosen:
+            raise UserError(field="run", rule="must name at least one run", fix="choose some in the list of runs")
+        found = compare([self._catalog.data(key) for key in dict.fromkeys(asked.chosen[:_DRAWN_RUNS])])
+        return self._page(
+            "compare.html",
+            title="Comparison",
+            state=state,
+            figures=[comparing.chart(found, effort, x_title=effort) for effort in EFFORTS],
+            charts=[(f"Reward against {effort}", "") for effort in EFFORTS],
+            tables=comparing.tables(found),
+            variants=comparing.named_runs(found),
+        )
+
+    # ---- one run
+
+    def _overview(self, asked: Asked, state: str) -> str:
+        run = self._catalog.data(asked.parts["run"])
+        charts = all_charts(run)
+        return self._run_page(
+            "overview.html",
+            asked,
+            title=run.folder.name,
+            state=state,
+            tab="Overview",
+            figures=[found for _, _, found in charts],
+            charts=[(name, text) for name, text, _ in charts],
+            parts=PARTS,
+            **overview(run),
+        )
+
+    def _timeline(self, asked: Asked, state: str) -> str:
+        folder = self._catalog.folder(asked.parts["run"])
+        window = _window(asked)
+        lines = timelines(process_files(folder), beneath=folder.path, window=window)
+        if not lines:
+            raise UserError(field=folder.name, rule="has no times of processes yet", fix="wait some seconds")
+        half = lines[0].bin_minutes / 2
+        shown = Window(start=max(0.0, lines[0].minutes[0] - half), end=lines[0].minutes[-1] + half)
+        return self._run_page(
+            "timeline.html",
+            asked,
+            title=folder.name,
+            state=state,
+            tab="Timeline",
+            figures=[timeline(line) for line in lines],
+            processes=[line.process for line in lines],
+            shown=f"{shown.start:.2f} to {shown.end:.2f} minutes, {60 * lines[0].bin_minutes:.3g} s a bar",
+            moves=_moves(shown),
+        )
+
+    def _samples(self, asked: Asked, state: str) -> str:
+        folder = self._catalog.folder(asked.parts["run"])
+        query = asked.query
+        text, kind, step = query.get("text", "")[:_MOST_TEXT_CHARS], query.get("kind", ""), _step(query.get("step", ""))
+        values: dict[str, Any] = {
+            "text": text,
+            "kind": kind,
+            "step": "" if step is None else step,
+            "kinds": ["dropped", *KINDS],
+            "note": "",
+            "more": "",
+        }
+        wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
+        if kind in KINDS:
+            found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN)
+            matching = [sample for sample in found.samples if wanted.matches(sample)]
+            values |= {"samples": list(map(_sample, matching)), "note": KINDS[kind] + _missing(found.left_out)}
+        else:
+            result = search(folder.path, wanted, before=_place(query.get("before", "")), count=_SAMPLES_SHOWN)
+            note = f"{len(result.samples)} samples, newest first, in {result.looked_at} groups that were looked at"
+            values |= {"samples": list(map(_sample, result.samples)), "note": note + _missing(result.left_out)}
+            if result.next_place is not None:
+                on = {"text": text, "kind": kind, "step": values["step"], "before": "{}.{}".format(*result.next_place)}
+                values["more"] = f"?{urlencode(on, errors='replace')}"
+        return self._run_page("samples.html", asked, title=folder.name, state=state, tab="Samples", **values)
+
+    def _now(self, asked: Asked, state: str) -> str:
+        folder = self._catalog.folder(asked.parts["run"])
+        status = read_status(folder)
+        scheduling = folder.job.spec.scheduling.model_dump(mode="json", by_alias=True, exclude_none=True)
+        values: dict[str, Any] = {
+            "status": status,
+            "checkpoints": checkpoints(folder),
+            "plan": json.dumps(scheduling, indent=1),
+        }
+        if status is not None:
+            tables = {
+                "holders": list(holders(status)),
+                "speeds": list(pool_speeds(status)),
+                "signals": list(signals(status)),
+            }
+            values |= tables | {"groups": {name: count for name, count in status["groups"].items() if count}}
+        return self._run_page("now.html", asked, title=folder.name, state=state, tab="Now", **values)
+
+    def _events(self, asked: Asked, state: str) -> str:
+        run = self._catalog.data(asked.parts["run"])
+        return self._run_page(
+            "events.html", asked, title=run.folder.name, state=state, tab="Events", events=events(run)
+        )
+
+
+# ---- figures of several runs
+
+
+def _beside(lines: list[RunLine], what: str) -> Figure:
+    traces = []
+    for line, colour in zip(lines, cycle(_LINE_COLOURS), strict=False):
+        traces.append(getattr(line, what) | {"name": label(line.name), "line": {"color": colour, "width": 2}})
+    found = figure(traces)
+    found["layout"] |= {"showlegend": True}
+    return found
+
+
+def _bubbles(lines: list[RunLine]) -> Figure:
+    shares = {part: [line.bubbles.get(part, 0.0) for line in lines] for part in PARTS}
+    return _by_name(stacked([label(line.name) for line in lines], shares, x_title="", height_px=CHART_HEIGHT_PX))
+
+
+def _costs(lines: list[RunLine]) -> Figure:
+    colours = [colour for _, colour in zip(lines, cycle(_LINE_COLOURS), strict=False)]
+    bars = {
+        "type": "bar",
+        "x": [label(line.name) for line in lines],
+        "y": [line.spent for line in lines],
+        "name": "cost",
+    }
+    return _by_name(figure([bars | {"marker": {"color": colours}}], x_title=""))
+
+
+def _by_name(found: Figure) -> Figure:
+    found["layout"]["xaxis"] |= {"type": "category", "automargin": True}
+    found["layout"]["hovermode"] = "closest"
+    return found
+
+
+# ---- what is asked for
+
+
+def _window(asked: Asked) -> Window | None:
+    try:
+        start, end = float(asked.query["from"]), float(asked.query["until"])
+    except (KeyError, ValueError):
+        return None
+    least = MOST_BINS * SHORTEST_BIN_S / 60 / 4
+    return Window(start=max(0.0, start), end=max(start + least, end)) if 0 <= start < 1e7 and end < 1e7 else None  # noqa: PLR2004 - minutes
+
+
+def _moves(shown: Window) -> list[tuple[str, str, str]]:
+    """(key, what it does, address) of each move."""
+    width, middle = shown.end - shown.start, (shown.start + shown.end) / 2
+
+    def to(start: float, end: float) -> str:
+        start = max(0.0, start)
+        return f"?from={start:.4f}&until={max(start, end):.4f}"
+
+    return [
+        ("+", "closer", to(middle - width / 4, middle + width / 4)),
+        ("-", "farther", to(middle - width, middle + width)),
+        ("ArrowLeft", "earlier", to(shown.start - width / 2, shown.start - width / 2 + width)),
+        ("ArrowRight", "later", to(shown.start + width / 2, shown.end + width / 2)),
+        ("0", "all", "?"),
+    ]
+
+
+def _step(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None  # noqa: PLR2004 - digits
+
+
+def _place(text: str) -> tuple[int, int] | None:
+    parts = text.split(".")
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):  # noqa: PLR2004 - of a place; digits
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def _sample(sample: ShownSample) -> tuple[str, str, list[tuple[str, str]]]:
+    return sample.title(), sample.facts(), [(name, cut(text)) for name, text in sample.texts()]
+
+
+def _missing(left_out: int) -> str:
+    return f"; {left_out} groups are not in the archive" if left_out else ""

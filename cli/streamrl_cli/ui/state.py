@@ -1,0 +1,163 @@
+"""What happened in a run, and what its scheduler says while it goes on: events, dispatch and why, versions and who holds them."""
+
+import ipaddress
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Annotated, Any, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from streamrl import keys
+from streamrl.errors import UserError
+from streamrl.files import read_json
+from streamrl_cli.reporting.data import Count, Number, RunData
+from streamrl_cli.runner.folder import RunFolder
+from streamrl_cli.runner.progress import bubble_shares, fetch_from, format_count, format_number, held_out_text
+from streamrl_workers.metrics.bubbles import Part
+
+Row = tuple[str, ...]
+_LAX = ConfigDict(strict=True, allow_inf_nan=False)
+_MOST_EVENTS = 500
+Text = Annotated[str, Field(max_length=500)]
+
+
+@with_config(_LAX)
+class ProcessStatus(TypedDict):
+    """A generator or the trainer."""
+
+    id: Text
+    bubbles: dict[Part, Number]
+    wall_s: Number
+    pool: NotRequired[Text]
+    slots: NotRequired[Count]
+    active: NotRequired[Count]
+    version: NotRequired[int | None]
+
+
+@with_config(_LAX)
+class DispatchStatus(TypedDict):
+    """The order in force."""
+
+    why: Text
+    longest_first: bool
+    long_generators: list[Text]
+    pools: dict[Text, dict[str, Any]]
+
+
+@with_config(_LAX)
+class RunStatus(TypedDict):
+    """What is shown of the scheduler's status."""
+
+    attempt: Count
+    step: Count
+    steps: Count
+    queue: Count
+    running: Count
+    announced_step: int | None
+    checkpoint_step: int | None
+    groups: dict[Text, Count]
+    generators: list[ProcessStatus]
+    trainer: ProcessStatus | None
+    dispatch: NotRequired[DispatchStatus]
+    lengths: NotRequired[dict[str, Any]]
+
+
+_STATUS = TypeAdapter(RunStatus)
+
+
+def read_status(folder: RunFolder) -> RunStatus | None:
+    """What the scheduler says now; None: it says nothing, or nothing that can be believed.
+
+    A folder may be foreign: no other address than one of this machine is asked.
+    """
+    try:
+        if folder.result() is not None:
+            return None
+        address = read_json(folder.file(keys.DIR_ENDPOINTS, "scheduler.json"), beneath=folder.path)["signals"]
+        if not ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback:
+            return None
+        page = fetch_from(address)
+        return None if page is None else _STATUS.validate_python(page)
+    except (UserError, ValidationError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def holders(status: RunStatus) -> Iterator[Row]:
+    """(process, pool, version, versions behind, active of slots, busy) of each that holds a version."""
+    newest = status["announced_step"]
+    for one in status["generators"]:
+        version = one.get("version")
+        behind = "–" if version is None or newest is None else str(newest - version)
+        held, slots = "–" if version is None else str(version), f"{one.get('active', 0)} / {one.get('slots', 0)}"
+        yield one["id"], one.get("pool", ""), held, behind, slots, _busy(one)
+    if (trainer := status["trainer"]) is not None:
+        yield trainer["id"], "trainer", str(status["step"]), "–", "–", _busy(trainer)
+
+
+def _busy(one: ProcessStatus) -> str:
+    shares = bubble_shares({str(part): s for part, s in one["bubbles"].items()}, wall_s=one["wall_s"])
+    return f"{shares['busy']:.0%}"
+
+
+def pool_speeds(status: RunStatus) -> Iterator[Row]:
+    """(pool, how its speed is known, milliseconds of a decoding step by batch)."""
+    for pool, found in status.get("dispatch", {"pools": {}})["pools"].items():
+        steps = found.get("step_s")
+        known = steps.items() if isinstance(steps, dict) else ()
+        times = ", ".join(f"{batch}: {1000 * s:.3g} ms" for batch, s in known if isinstance(s, float | int))
+        yield pool, str(found.get("speed", "")), times or "–"
+
+
+def signals(status: RunStatus) -> Iterator[Row]:
+    """(signal of length, whether it is trusted, pairs, recall of the longest, rank correlation)."""
+    found = status.get("lengths", {}).get("signals")
+    for name, one in found.items() if isinstance(found, dict) else ():
+        if isinstance(one, dict):
+            numbers = (one.get(key) for key in ("pairs", "recall", "rank_correlation"))
+            yield name, "yes" if one.get("trusted") is True else "no", *map(_number, numbers)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "–"
+    return format_count(value) if isinstance(value, int) else format_number(value, digits=2)
+
+
+def checkpoints(folder: RunFolder) -> list[str]:
+    """Names of those that are there, newest first."""
+    try:
+        return sorted((path.name for path in folder.file(keys.DIR_CHECKPOINTS).glob("step-*")), reverse=True)[:20]
+    except OSError:
+        return []
+
+
+def events(run: RunData) -> list[tuple[str, str, str]]:
+    """(when, what, text), newest first."""
+    found: list[tuple[float, str, str]] = [
+        (line["time_s"], "scaling", f"{line['pool']}: {line['from']} → {line['to']}: {line['reason']}")
+        for line in run.scaling
+    ]
+    for before, after in pairwise(run.steps):
+        attempts = before.get("attempt"), after.get("attempt")
+        if None not in attempts and attempts[0] != attempts[1]:
+            found.append(
+                (after.get("time_s", 0.0), "attempt", f"attempt {attempts[1]} goes on with step {after['step'] + 1}")
+            )
+    for evaluation in run.evaluations:
+        text = held_out_text(evaluation | {"prompts": evaluation.get("prompts", "?")})
+        found.append((evaluation.get("time_s", 0.0), "evaluation", text))
+    for line in run.timelines:
+        for number, (at_s, _) in enumerate(line.instances):
+            found.append((at_s, "process", f"{line.process} {'started again' if number else 'started'}"))
+    if run.result is not None:
+        reason = run.result.get("reason")
+        said = f": {reason}" if isinstance(reason, str) and reason else ""
+        found.append((max((at_s for at_s, _, _ in found), default=0.0), "end", run.result["status"] + said))
+    found.sort(key=lambda event: event[0])
+    return [(_instant(at_s), kind, text) for at_s, kind, text in reversed(found[-_MOST_EVENTS:])]
+
+
+def _instant(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if 0 < at_s < 1e10 else "–"  # noqa: PLR2004 - the year 2286
