@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,9 @@ from cluster import rights
 from cluster.harness.control_plane import ControlPlane
 from cluster.operators import Lab, Operator
 from streamrl import keys
+from support.dashboards import OPERATOR_JOB
 from support.jobs import simulated_job
+from support.prometheus import chart_rules, scraping
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -87,6 +90,17 @@ def test_each_namespace_is_by_itself(
     without.wait(suspended(without), "what was asked for meanwhile", operator)
     losses = [line for line in operator.log.read_text().splitlines() if "namespace is left alone" in line]
     assert len(losses) == 3  # told once each: at the start, when the Role went, after the restart
+
+
+def test_a_namespace_that_is_refused_is_an_alert_until_it_has_its_role(
+    labs: tuple[Lab, Lab, Lab], operator: Operator, own_control_plane: ControlPlane, tmp_path: Path
+) -> None:
+    first, without, _ = labs
+    targets, rules = {OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, chart_rules(operator_job=OPERATOR_JOB)
+    with scraping(targets, folder=tmp_path, rules=rules) as watching:
+        watching.wait_firing("StreamRLNamespaceNotSeen")
+        rights.grant(own_control_plane.api, operator.user, home=first.namespace, namespaces=(without.namespace,))
+        watching.wait_silent("StreamRLNamespaceNotSeen")
 
 
 def test_a_namespace_that_is_deleted_with_its_job(

@@ -9,12 +9,15 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import VllmEngineSpec
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Delta, Engine, EngineOptions
+from support.metric_pages import families
 from support.vllm_models import logprobs, make, published, save
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # vLLM leaves sockets open at its end
 
+LABELS = {"namespace": "local", "rljob": "sums", "pool": "large"}
+SHARE = "vllm:kv_cache_usage_perc"
 LOAD = 32
 UPDATES = 20
 CLOSE = 1e-4
@@ -31,7 +34,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 def engine(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = save(kind, tmp_path_factory.mktemp(kind))
     spec = VllmEngineSpec.model_validate({"maxConcurrency": LOAD, "kvCacheBytes": "64Mi"})
-    made = engine_kind("vllm").create(EngineOptions(spec=spec, model_path=str(folder), threads=1))
+    options = EngineOptions(spec=spec, model_path=str(folder), threads=1, metric_labels=LABELS)
+    made = engine_kind("vllm").create(options)
     yield made
     made.close()
 
@@ -82,14 +86,18 @@ def test_how_full_the_memory_is(engine: Engine, kind: str) -> None:
     assert empty.shares_prompts
     assert empty.capacity_tokens == 64 * 2**20 // BYTES_PER_TOKEN
     assert engine.add([sample(lease) for lease in range(100_000, 100_000 + LOAD)]) == []
-    most = 0
+    most, shares = 0, set[float]()
     while engine.active():
         engine.step()
+        shares.update(
+            one.value for one in families(engine.metrics())[SHARE].samples if LABELS.items() <= one.labels.items()
+        )
         load = engine.kv_load()
         assert load is not None
         most = max(most, load.used_tokens)
     longest = 32 * -(-(100 + len("12500+25000=")) // 32)  # in vLLM's blocks
     assert LOAD < most <= LOAD * longest
+    assert 0 < max(shares) <= 1, f"{SHARE} has data for the panel that asks for this pool"
 
 
 def take(deltas, gained, ended) -> int:

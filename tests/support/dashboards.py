@@ -22,7 +22,8 @@ ONLY_WHEN = {
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
-"""Metric -> when it has data; a healthy run may give it none."""
+"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/engine_vllm/test_engine.py,
+tests/chart/test_alerts_in_runs.py and tests/cluster/test_alerts.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,19 @@ from typing import Any
 
 from cluster.harness import tools
 from cluster.harness.processes import Server
+from support.chart import CHART
 from support.ports import free_port
+from support.runs import wait_for
 
 READY_S = 120.0
+ALERT_S = 300.0
+"""Until an alert fires or clears, on a machine that builds something else beside it."""
 ANSWER_S = 30.0
 SCRAPE_S = 1
+FASTER = 60
+"""In tests of alerts an hour is a minute."""
+_DURATION = re.compile(r"(?<=\[)\d+[smh](?=\])|(?<=offset )\d+[smh]|(?<=for: )\d+[smh]")
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,18 @@ class Prometheus:
         result = self._get("query", query=expr)["result"]
         return any(math.isfinite(float(one["value"][1])) for one in result)
 
+    def wait_firing(self, *names: str) -> None:
+        """Until all of these alerts fire."""
+        wait_for(lambda: self.firing().issuperset(names), what=f"{names} to fire", deadline_s=ALERT_S)
+
+    def wait_silent(self, *names: str) -> None:
+        """Until none of these alerts fires."""
+        wait_for(lambda: self.firing().isdisjoint(names), what=f"{names} to be silent", deadline_s=ALERT_S)
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire."""
+        return {one["labels"]["alertname"] for one in self._get("alerts")["alerts"] if one["state"] == "firing"}
+
     def selectors(self, expr: str) -> list[Selector]:
         """All that an expression reads."""
         return list(_selectors(self._get("parse_query", query=expr)))
@@ -60,13 +81,28 @@ class Prometheus:
             return json.load(answer)["data"]
 
 
+def chart_rules(*, operator_job: str = "") -> str:
+    """The chart's, sooner; `operator_job`: what Prometheus calls an operator's target."""
+    return faster((CHART / "files/rules.yaml").read_text().replace("OPERATOR_JOB", operator_job))
+
+
+def faster(rules: str) -> str:
+    """Rules with windows and waits a `FASTER`th as long; nothing else is changed."""
+    return _DURATION.sub(lambda found: f"{int(found[0][:-1]) * _UNIT_MS[found[0][-1]] // FASTER}ms", rules)
+
+
 @contextmanager
-def scraping(targets: Mapping[str, Sequence[str]], *, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus, as long as the block lasts; `targets`: name of a scrape job -> addresses."""
+def scraping(targets: Mapping[str, Sequence[str]], *, folder: Path, rules: str = "") -> Iterator[Prometheus]:
+    """A Prometheus, as long as the block lasts; `targets`: name of a scrape job -> addresses; `rules`: a file's text."""
     port = free_port()
     jobs = [{"job_name": name, "static_configs": [{"targets": list(them)}]} for name, them in targets.items()]
     interval = f"{SCRAPE_S}s"
-    settings = {"global": {"scrape_interval": interval, "scrape_timeout": interval}, "scrape_configs": jobs}
+    (folder / "alerts.yaml").write_text(rules)
+    settings = {
+        "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
+        "rule_files": [str(folder / "alerts.yaml")],
+        "scrape_configs": jobs,
+    }
     config = folder / "prometheus.yaml"
     config.write_text(json.dumps(settings))  # YAML reads JSON
     command = (tools.tool("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}")

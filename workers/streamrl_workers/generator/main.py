@@ -221,6 +221,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         failed=failed,
         traces_endpoint=_traces_endpoint(settings.spec),
         probe_timeout_s=liveness_s(os.environ),
+        metric_labels=settings.metric_labels,
     )
     try:
         return kind.create(options)

@@ -13,7 +13,7 @@ Invariants that every engine keeps:
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from streamrl.proto import stream_pb2 as pb
@@ -45,6 +45,7 @@ class EngineOptions:
     )  # called from any thread when an engine that works by itself cannot go on
     traces_endpoint: str | None = None  # where an engine with traces of its own sends them; None: it makes none
     probe_timeout_s: float = 90.0  # such an engine that answers nothing for so long has failed
+    metric_labels: Mapping[str, str] = field(default_factory=dict)  # of this generator, on the engine's own metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,10 +73,16 @@ class ExpectedTensors:
 
 
 class _Metrics:
-    """vLLM's metrics, without those of the process that share its registry."""
+    """vLLM's metrics, without those of the process that share its registry, each with the labels of this generator."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = dict(labels)
 
     def collect(self) -> Iterator[Metric]:
-        return (metric for metric in REGISTRY.collect() if metric.name.startswith("vllm:"))
+        for metric in REGISTRY.collect():
+            if metric.name.startswith("vllm:"):
+                metric.samples = [one._replace(labels=one.labels | self._labels) for one in metric.samples]
+                yield metric
 
 
 def _few(names: Sequence[str]) -> str:
@@ -87,13 +93,16 @@ def _few(names: Sequence[str]) -> str:
 class VllmEngine:
     """`AsyncLLM` behind the `Engine` protocol."""
 
-    def __init__(self, core: AsyncEngine, *, slots: int, requests: Requests, checked: ExpectedTensors) -> None:
+    def __init__(
+        self, core: AsyncEngine, *, slots: int, requests: Requests, checked: ExpectedTensors, labels: Mapping[str, str]
+    ) -> None:
         """`core` has started; its weights mean nothing yet."""
         self.slots = slots
         self.version: int | None = None
         self._core = core
         self._requests = requests
         self._expected = checked
+        self._metrics = _Metrics(labels)
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
         self.last_pause_s = 0.0
@@ -148,7 +157,7 @@ class VllmEngine:
         return self._core.kv_load()
 
     def metrics(self) -> bytes:
-        return generate_latest(_Metrics())
+        return generate_latest(self._metrics)
 
     def close(self) -> None:
         self._core.close()
@@ -230,4 +239,5 @@ def create(options: EngineOptions) -> VllmEngine:
         vocabulary=model.get_input_embeddings().get_parameter("weight").shape[0],
         add_special_tokens=options.add_special_tokens,
     )
-    return VllmEngine(core, slots=options.spec.slots, requests=requests, checked=ExpectedTensors(model))
+    checked = ExpectedTensors(model)
+    return VllmEngine(core, slots=options.spec.slots, requests=requests, checked=checked, labels=options.metric_labels)

@@ -1,0 +1,79 @@
+"""Alerts about operators: what they warn of is made to happen to a real one, a real Prometheus says that they fire, and that they clear.
+
+The chart's rules with shorter windows (`support.prometheus.faster`). A namespace that is refused: `test_operator_namespaces.py`; jobs in runs:
+tests/chart. Nowhere: a job above its maxCost, whose numbers a scheduler in a pod would have to tell.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cluster.operators import Lab, Operator
+from cluster.test_operator_unread import make_ready
+from streamrl import names
+from support import dashboards
+from support.dashboards import ONLY_WHEN, OPERATOR_JOB
+from support.jobs import simulated_job
+from support.prometheus import Prometheus, chart_rules, scraping
+
+pytestmark = pytest.mark.timeout(900)
+
+JOB = simulated_job()["metadata"]["name"]
+LEASE_S = 30
+"""Of a holder that is gone: long enough for the alert, and then the operator takes the Lease."""
+MICROSECONDS = "%Y-%m-%dT%H:%M:%S.%fZ"
+
+
+@pytest.fixture
+def watching(operator: Operator, tmp_path: Path) -> Iterator[Prometheus]:
+    rules = chart_rules(operator_job=OPERATOR_JOB)
+    with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as made:
+        yield made
+
+
+def test_an_operator_that_is_down(watching: Prometheus, operator: Operator) -> None:
+    watching.wait_silent("StreamRLOperatorDown")
+    assert operator.stop() == 0
+    watching.wait_firing("StreamRLOperatorDown")
+    operator.start().wait_until_leading()
+    watching.wait_silent("StreamRLOperatorDown")
+
+
+def test_operators_that_nobody_leads(watching: Prometheus, operator: Operator, lab: Lab) -> None:
+    """Somebody else took the Lease and is gone; once its time is over the operator takes it."""
+    assert operator.stop() == 0
+    (lease,) = lab.list("leases")
+    moment = datetime.now(UTC).strftime(MICROSECONDS)
+    taken = {"holderIdentity": "gone", "leaseDurationSeconds": LEASE_S, "renewTime": moment}
+    lab.patch("leases", lease["metadata"]["name"], {"spec": taken})
+    operator.start()
+    watching.wait_firing("StreamRLOperatorWithoutLeader")
+    operator.wait_until_leading()
+    watching.wait_silent("StreamRLOperatorWithoutLeader")
+
+
+def test_reconciles_that_fail(watching: Prometheus, operator: Operator, lab: Lab, namespace: str) -> None:
+    """An object that a job needs is somebody else's. What reads the errors has data then, and only then."""
+    theirs = names.resolved(JOB)
+    lab.create("configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": theirs}})
+    lab.create("rljobs", simulated_job())
+    watching.wait_firing("StreamRLReconcilesFail")
+    variables = {"operator": OPERATOR_JOB, "namespace": namespace, "job": JOB, "pool": "sim"}
+    (metric,) = (name for name in ONLY_WHEN if name.startswith("streamrl_operator_"))
+    asked = [one for one in dashboards.panel_queries(variables) if metric in one.expr]
+    assert asked
+    assert [str(one) for one in asked if not watching.has_data(one.expr)] == [], operator.tail()
+    lab.delete("configmaps", theirs)
+    lab.patch("rljobs", JOB, {"spec": {"activeDeadlineSeconds": 3600}})  # a new wish ends the pause
+    watching.wait_silent("StreamRLReconcilesFail")
+
+
+def test_numbers_that_cannot_be_read(watching: Prometheus, operator: Operator, lab: Lab) -> None:
+    lab.create("rljobs", simulated_job())
+    lab.wait(lambda: len(lab.list("pods")) == 3, "the pods", operator)
+    make_ready(lab)
+    watching.wait_firing("StreamRLNumbersUnreachable")
+    lab.delete("rljobs", JOB)
+    watching.wait_silent("StreamRLNumbersUnreachable")
