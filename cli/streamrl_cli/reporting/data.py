@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec.schema import path_text
-from streamrl_cli.reporting.samples import KINDS, ShownSample, of_step
+from streamrl_cli.reporting.samples import ShownSample, of_step
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.runner.scaling import FILE_SCALING

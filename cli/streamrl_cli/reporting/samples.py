@@ -1,8 +1,7 @@
 """Picks samples of a run to look at, and says what is known of each. Owns no reading of files, and no layout."""
 
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,7 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
 from streamrl_workers.stream.packing import count_32, unpack_float32, unpack_int32
-
-KINDS = {
-    "best": "the highest rewards",
-    "worst": "the lowest rewards",
-    "longest": "the most tokens",
-    "random": "at random, the same ones each time",
-}
-"""Kind -> which samples it picks."""
+from streamrl_workers.stream.sample_choice import choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,40 +167,9 @@ def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
         return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
 
 
-_Candidate = tuple[StoredGroup, int]
-"""A group and which of its samples."""
-
-
 def _picked(groups: Iterable[StoredGroup], *, kinds: Sequence[str], count: int) -> tuple[ShownSample, ...]:
     """Of each kind so many; one that is of several kinds comes once."""
-    candidates = [(group, index) for group in groups for index in range(len(group.head.samples))]
-    chosen: dict[tuple[int, int], list[str]] = {}
-    groups_by_id = {group.head.group_id: group for group, _ in candidates}
-    for kind in kinds:
-        for group, index in _PICK[kind](candidates)[:count]:
-            chosen.setdefault((group.head.group_id, index), []).append(kind)
-    return tuple(
-        _shown(groups_by_id[group_id], index, kinds=tuple(names)) for (group_id, index), names in chosen.items()
-    )
-
-
-def _by_reward(candidates: Sequence[_Candidate], *, sign: int) -> list[_Candidate]:
-    known = [(group, index) for group, index in candidates if group.head.samples[index].HasField("reward")]
-    return sorted(known, key=lambda one: -sign * one[0].head.samples[one[1]].reward)
-
-
-def _at_random(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    order = list(candidates)
-    random.Random(0).shuffle(order)
-    return order
-
-
-_PICK: dict[str, Callable[[Sequence[_Candidate]], list[_Candidate]]] = {
-    "best": lambda candidates: _by_reward(candidates, sign=1),
-    "worst": lambda candidates: _by_reward(candidates, sign=-1),
-    "longest": lambda candidates: sorted(candidates, key=lambda one: -one[0].head.samples[one[1]].tokens),
-    "random": _at_random,
-}
+    return tuple(_shown(group, index, kinds=why) for group, index, why in choose(groups, kinds=kinds, count=count))
 
 
 def _shown(group: StoredGroup, index: int, *, kinds: tuple[str, ...]) -> ShownSample:

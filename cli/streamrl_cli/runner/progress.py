@@ -12,15 +12,13 @@ import urllib.request
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
 from typing import Any
 
 from streamrl import keys
-from streamrl.files import MissingFileError, open_regular, parse_json
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
@@ -39,29 +37,6 @@ _WHOLE = ("finished", "scored", "delivered", "consumed", "dropped")
 """States of groups with all their samples, and after."""
 _LONGEST_GAP_S = 10.0
 """Between two looks: more has passed only if this process was stopped too."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LineReader:
-    """Follows a JSON-lines file: each call gives the whole lines that are new."""
-
-    path: Path
-    offset: int = 0
-
-    def new_lines(self) -> Iterator[dict[str, Any]]:
-        """Parsed lines since the last call; a line still being written waits for the next."""
-        try:
-            file = open_regular(self.path)
-        except MissingFileError:
-            return
-        with file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                with suppress(ValueError):  # half a line that a full disk left
-                    yield parse_json(line.decode())
 
 
 @dataclass(slots=True, kw_only=True)

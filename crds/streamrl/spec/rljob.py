@@ -10,6 +10,7 @@ from streamrl.spec.model import Model
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
+from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import (
     AlgorithmSpec,
     FailurePolicy,
@@ -61,6 +62,7 @@ class RLJobSpec(SpecModel):
         default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators."
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
+    trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
@@ -114,6 +116,7 @@ class RLJobSpec(SpecModel):
                 "trainer",
                 "weights",
                 "storage",
+                "trackers",
             )
         ),
         ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
