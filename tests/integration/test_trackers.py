@@ -9,7 +9,11 @@ import psutil
 import pytest
 
 from streamrl import keys
+from streamrl.spec import parse_job
+from streamrl_workers.scheduler.server.lifetime import ProcessExit
+from streamrl_workers.scheduler.server.tracker_clients import TrackerClients, TrackerTimes
 from streamrl_workers.trackers.registry import MODULE
+from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
 from support.tracked import TRACKERS, expected, held
@@ -18,37 +22,65 @@ from support.worker_processes import Workers
 DEADLINE_S = 400.0
 """A tracker's process runs at the lowest priority, by design."""
 pytestmark = pytest.mark.timeout(900)
-STEPS = 24
+STEPS, HELD_AT = 24, 6
 
 
-def prepared(folder: Path, trackers: Mapping[str, Any], *, steps: int = STEPS) -> Workers:
-    write_prompts(folder / "prompts.jsonl")
-    job = simulated_job(steps=steps, replicas=1)
-    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 0.05}
-    job["spec"]["storage"]["checkpoints"] = {"intervalSteps": 2, "keepLast": 1}
-    job["spec"]["trackers"] = {**trackers, "sampleIntervalSteps": 4}
-    return Workers.prepare(job, folder=folder / "run")
+@dataclass
+class TrackedWorkers:
+    """Workers of a job with trackers that is held at a step."""
+
+    workers: Workers
+    hold: Hold
+
+    @classmethod
+    def prepare(cls, folder: Path, trackers: Mapping[str, Any]) -> "TrackedWorkers":
+        write_prompts(folder / "prompts.jsonl")
+        job = simulated_job(steps=STEPS, replicas=1)
+        job["spec"]["storage"]["checkpoints"] = {"intervalSteps": 2, "keepLast": 1}
+        job["spec"]["trackers"] = {**trackers, "sampleIntervalSteps": 4}
+        hold = Hold.on(job, folder, step=HELD_AT)
+        return cls(Workers.prepare(job, folder=folder / "run"), hold)
+
+    def is_ready(self, key: str) -> bool:
+        return bool(self.workers.numbers()["trackers"][key]["state"] == "ready")
+
+    def wait_ready(self, *keys_of: str) -> None:
+        for key in keys_of:
+            wait_for(lambda key=key: self.is_ready(key), what=f"{key}: {self.said()}", deadline_s=DEADLINE_S)
+
+    def finish(self) -> None:
+        self.hold.let_go()
+        assert self.workers.wait("scheduler") == 0, self.said()
+        assert len(expected(self.workers.folder)["train/reward_mean"]) == STEPS
+
+    def said(self) -> str:
+        return self.workers.text("scheduler")
 
 
 @pytest.fixture
-def workers_of(tmp_path: Path) -> Iterator[Any]:
-    started: list[Workers] = []
+def tracked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Workers whose scheduler watches the hearts of its helpers."""
+    monkeypatch.setenv(keys.ENV_HEARTBEAT_FILE, str(tmp_path / "heartbeats" / "scheduler"))
+    monkeypatch.setenv(keys.ENV_LIVENESS_SECONDS, "20")
+    started: list[TrackedWorkers] = []
 
-    def start(trackers: Mapping[str, Any], **options: int) -> Workers:
-        started.append(prepared(tmp_path, trackers, **options))
+    def start(trackers: Mapping[str, Any]) -> TrackedWorkers:
+        started.append(TrackedWorkers.prepare(tmp_path, trackers))
         return started[-1]
 
     yield start
-    for workers in started:
-        workers.close()
+    for one in started:
+        one.workers.close()
 
 
-def process_of(scheduler: int, key: str) -> psutil.Process | None:
-    """The process of a tracker, if it lives; their first frame is not on the command line, their heartbeat's name is in the environment."""
-    for child in psutil.Process(scheduler).children():
-        if MODULE in child.cmdline() and f"tracker-{key}" in child.environ().get(keys.ENV_HEARTBEAT_FILE, ""):
-            return child
-    return None
+def process_of(scheduler: int, key: str) -> psutil.Process:
+    """The process of a tracker: its heartbeat has its name."""
+    (found,) = (
+        child
+        for child in psutil.Process(scheduler).children()
+        if MODULE in child.cmdline() and child.environ()[keys.ENV_HEARTBEAT_FILE].endswith(f"tracker-{key}")
+    )
+    return found
 
 
 def position(workers: Workers, key: str) -> int:
@@ -57,24 +89,75 @@ def position(workers: Workers, key: str) -> int:
     return int(json.loads(file.read_text())["steps"]) if file.exists() else 0
 
 
-def assert_equal(workers: Workers, key: str) -> None:
+def assert_equal(run: Path, key: str) -> None:
     """Every value of every step, once."""
-    found, wanted = held(workers.folder, key), expected(workers.folder)
+    found, wanted = held(run, key), expected(run)
     assert found.keys() == wanted.keys()
     for name, values in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in values], (key, name)
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in values], rel=1e-6), name
 
 
-def test_every_tracker_holds_every_step_once_across_restarts_of_the_scheduler(workers_of: Any) -> None:
-    workers = workers_of(TRACKERS)
+def test_every_tracker_holds_every_step_once_across_a_restart_of_the_scheduler(tracked_of: Any) -> None:
+    run: TrackedWorkers = tracked_of(TRACKERS)
+    workers = run.workers
     workers.start_all()
     for key in TRACKERS:
-        wait_for(lambda key=key: position(workers, key) > 0, what=f"the first step in {key}", deadline_s=DEADLINE_S)
+        wait_for(lambda key=key: position(workers, key) >= HELD_AT, what=f"{key}: {run.said()}", deadline_s=DEADLINE_S)
     workers.kill("scheduler")
     workers.start_scheduler()
-    assert workers.wait("scheduler") == 0, workers.text("scheduler")
-    assert len(expected(workers.folder)["train/reward_mean"]) == STEPS
+    run.wait_ready(*TRACKERS)
+    run.finish()
     for key in TRACKERS:
-        assert_equal(workers, key)
+        assert_equal(workers.folder, key)
     assert {name.partition("/")[0] for name in expected(workers.folder)} == {"train", "eval", "bubbles", "cost"}
+    files = workers.folder / keys.DIR_TRACKERS
+    assert len({record.run.run_id for record in wandb_records(files / "wandb") if record.HasField("run")}) == 1
+    tables = list(files.glob("wandb/wandb/offline-run-*/files/media/table/samples_*.json"))
+    assert "question " in tables[0].read_text()
+
+
+def test_a_run_goes_on_when_its_trackers_are_killed_frozen_or_fail(tracked_of: Any) -> None:
+    run: TrackedWorkers = tracked_of({"tensorBoard": {}, "mlflow": TRACKERS["mlflow"], "trackio": TRACKERS["trackio"]})
+    workers = run.workers
+    blocked = workers.folder / keys.DIR_TRACKERS / "trackio"
+    blocked.parent.mkdir()
+    blocked.write_text("no folder")
+    workers.start_all()
+    scheduler = workers.processes["scheduler"].pid
+    run.wait_ready("tensorBoard", "mlflow")
+    process_of(scheduler, "tensorBoard").kill()
+    process_of(scheduler, "mlflow").send_signal(signal.SIGSTOP)
+    for key in ("tensorBoard", "mlflow", "trackio"):
+        wait_for(lambda key=key: workers.numbers()["trackers"][key]["deaths"] > 0, what=key, deadline_s=DEADLINE_S)
+    assert "tracker tensorBoard: its process ended by signal 9; started again in 5 s, the run goes on" in run.said()
+    assert "tracker mlflow: its process ended by signal 9; started again" in run.said()
+    assert any("trackio: its process failed: [Errno 17]" in one["message"] for one in workers.numbers()["warnings"])
+    run.wait_ready("tensorBoard", "mlflow")
+    run.finish()
+    assert run.said().count("WARNING streamrl.scheduler.trackers: tracker trackio") == 1
+    for key in ("tensorBoard", "mlflow"):
+        assert_equal(workers.folder, key)
+    assert not psutil.pid_exists(scheduler)
+
+
+async def test_a_server_that_never_answers_is_given_up_and_the_end_is_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = await asyncio.start_server(lambda reader, writer: None, host="127.0.0.1")
+    port = silent.sockets[0].getsockname()[1]
+    job = simulated_job()
+    job["spec"]["trackers"] = {"mlflow": {"trackingUri": f"http://127.0.0.1:{port}"}}
+    times = TrackerTimes(start_s=1.0, first_pause_s=0.01, end_s=0.5)
+    clients = TrackerClients(parse_job(job), run_dir=tmp_path, store_dir=tmp_path, times=times)
+    clients.start()
+    async with asyncio.timeout(DEADLINE_S):
+        while clients.status()["mlflow"]["deaths"] < 2:
+            await asyncio.sleep(0.02)
+        await clients.end(ProcessExit(exit_code=0))
+    silent.close()
+    (warning, *_) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(
+        "tracker mlflow: its process did not begin the run in the tracker within 1 s; started again"
+    )
+    assert not psutil.Process().children()

@@ -22,6 +22,7 @@ from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.runner.scaling import FILE_SCALING
 from streamrl_workers.metrics.bubbles import Part, ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.stream.sample_choice import KINDS
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]
