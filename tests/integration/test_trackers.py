@@ -1,7 +1,10 @@
 """Trackers with their real packages, in real runs: they hold what the run's files say, and a run goes on without them."""
 
+import asyncio
 import json
+import signal
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from streamrl_workers.trackers.registry import MODULE
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import wait_for
-from support.tracked import TRACKERS, expected, held
+from support.tracked import TRACKERS, expected, held, wandb_records
 from support.worker_processes import Workers
 
 DEADLINE_S = 400.0
