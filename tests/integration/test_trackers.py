@@ -155,7 +155,7 @@ async def test_a_server_that_never_answers_is_given_up_and_the_end_is_bounded(
     clients = TrackerClients(parse_job(job), run_dir=tmp_path, store_dir=tmp_path, times=times)
     clients.start()
     async with asyncio.timeout(DEADLINE_S):
-        while clients.status()["mlflow"]["deaths"] < 2:
+        while clients.status()["mlflow"]["deaths"] < 2:  # noqa: ASYNC110 - a poll with a deadline: another process is awaited
             await asyncio.sleep(0.02)
         await clients.end(ProcessExit(exit_code=0))
     silent.close()

@@ -31,6 +31,8 @@ _MOST_BYTES = 1 << 20
 """Of a page, as the operator reads it: it has some hundred bytes for each generator."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """`http_proxy` of the environment is for the world outside, not for the loopback address."""
+TRACKER_DOWN = "TrackerDown"
+"""Type of a warning of the status: a tracker's process is not there."""
 STEPS_LONG = 3
 """A step may take so many times the usual before it is worth a line."""
 _WHOLE = ("finished", "scored", "delivered", "consumed", "dropped")
@@ -53,6 +55,8 @@ class RunProgress:
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
     _readers: dict[str, LineReader] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+    """Warnings of trackers."""
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
@@ -62,6 +66,15 @@ class RunProgress:
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
         return steps, evaluations
+
+    def take_page(self, page: Mapping[str, Any]) -> None:
+        """The same for a run whose files are elsewhere: a scheduler's page has its last step and its last evaluation."""
+        self.status = page
+        step, evaluation = page.get("last_step"), page.get("last_evaluation")
+        if step and step != self.steps.get(int(step["step"])):
+            self._take_step(step)
+        if evaluation:
+            self.evaluations[int(evaluation["step"])] = evaluation
 
     def _take_step(self, line: dict[str, Any]) -> None:
         step = int(line["step"])
@@ -74,6 +87,12 @@ class RunProgress:
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
         return reader.new_lines()
+
+    def tracker_warnings(self) -> Iterator[str]:
+        """What is new about trackers that are down."""
+        down = {one["message"] for one in self.status.get("warnings", ()) if one["type"] == TRACKER_DOWN}
+        yield from (f"warning: {message}; the run goes on without it" for message in sorted(down - self._told))
+        self._told |= down
 
     def warnings(self, steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         """What began with one of these steps and a person should look at."""
