@@ -6,7 +6,9 @@ from pydantic import Field, StringConstraints
 
 from streamrl.spec.base import SpecModel
 
-Project = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$", min_length=1, max_length=64)]
+PROJECT_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_.]*$"
+SERVER_PATTERN = r"^https?://[^@\s]+$"
+Project = Annotated[str, StringConstraints(pattern=PROJECT_PATTERN, min_length=1, max_length=64)]
 """What all trackers take as a name."""
 
 
@@ -27,7 +29,7 @@ class TensorBoardTracker(SpecModel):
 class MlflowTracker(SpecModel):
     """MLflow. Reads `MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD`, `MLFLOW_TRACKING_TOKEN`."""
 
-    tracking_uri: Annotated[str, StringConstraints(pattern=r"^https?://[^@\s]+$", max_length=2048)] | None = Field(
+    tracking_uri: Annotated[str, StringConstraints(pattern=SERVER_PATTERN, max_length=2048)] | None = Field(
         default=None, description="Server, without credentials; absent = files in the run folder."
     )
     experiment: Project = Field(default="streamrl", description="Experiment.")

@@ -3,7 +3,7 @@
     train/<name>            a line of `steps.jsonl`, and what the trainer says of the step
     train/reward/<part>     parts of the reward;  train/dropped/<reason>, train/score_failures/<kind>: counts
     bubbles/<role>/<part>   shares of the wall over the last heartbeats: of the trainer, and of the generators together
-    cost/total, cost/<pool> since the run began
+    cost/total, cost/<pool> since the run began; cost/trainer
     eval/<name>             a line of `evaluations.jsonl`
 
 Pure. A value that is no finite number is left out.
@@ -28,13 +28,13 @@ def step_point(line: Mapping[str, Any]) -> ScalarPoint:
     values = {
         **_numbers("train", line.get("trainer")),
         **_numbers("train", line),
-        **_numbers("cost", line.get("cost")),
+        **(costs := _numbers("cost", {key or "trainer": one for key, one in _table(line.get("cost")).items()})),
     }
     for key, name in _GROUPS.items():
         values.update(_numbers(f"train/{name}", line.get(key)))
     for role, parts in _table(line.get("bubbles")).items():
         values.update(_numbers(f"bubbles/{role}", parts))
-    if costs := dict(_numbers("cost", line.get("cost"))):
+    if costs:
         values["cost/total"] = math.fsum(costs.values())
     return ScalarPoint(kind="train", step=int(line["step"]) + 1, time_s=float(line.get("time_s", 0.0)), values=values)
 

@@ -9,7 +9,7 @@ LINE = {
     "attempt": 2,
     "time_s": 100.5,
     "elapsed_s": 7.0,
-    "cost": {"trainer": 0.5, "math pool": 0.25},
+    "cost": {"": 0.5, "math pool": 0.25},
     "reward_mean": 0.5,
     "reward_parts": {"answer": 0.25},
     "dropped": {"zero_variance": 3},
