@@ -45,7 +45,7 @@ class TrackedWorkers:
         return cls(Workers.prepare(job, folder=folder / "run"), hold)
 
     def is_ready(self, key: str) -> bool:
-        return bool(self.workers.numbers()["trackers"][key]["state"] == "ready")
+        return bool(self.workers.numbers().get("trackers", {}).get(key, {}).get("state") == "ready")
 
     def wait_ready(self, *keys_of: str) -> None:
         for key in keys_of:
