@@ -1,6 +1,7 @@
 """Trackers with their real packages, in real runs: they hold what the run's files say, and a run goes on without them."""
 
 import asyncio
+import contextlib
 import json
 import signal
 from collections.abc import Iterator, Mapping
@@ -77,13 +78,13 @@ def tracked_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
 
 
 def process_of(scheduler: int, key: str) -> psutil.Process:
-    """The process of a tracker: its heartbeat has its name."""
-    (found,) = (
-        child
-        for child in psutil.Process(scheduler).children()
-        if MODULE in child.cmdline() and child.environ()[keys.ENV_HEARTBEAT_FILE].endswith(f"tracker-{key}")
-    )
-    return found
+    """The process of a tracker: its heartbeat has its name. Others come and go."""
+    for child in psutil.Process(scheduler).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            heartbeat = child.environ().get(keys.ENV_HEARTBEAT_FILE, "")
+            if MODULE in child.cmdline() and heartbeat.endswith(f"tracker-{key}"):
+                return child
+    raise AssertionError(f"{key} has no process")
 
 
 def position(workers: Workers, key: str) -> int:

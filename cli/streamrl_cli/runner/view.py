@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -71,7 +71,7 @@ def run_panel(progress: RunProgress) -> Panel:
     """The run at a glance: how far it is, figures, pools, where the wall goes, and what a person should look at."""
     bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
     head = Text(f"step {progress.done_steps}/{progress.total_steps}   eta {format_seconds(progress.eta_s())}")
-    parts = [head, bar, Text(), figures_table(progress), Text(), bubbles_table(progress)]
+    parts: list[RenderableType] = [head, bar, Text(), figures_table(progress), Text(), bubbles_table(progress)]
     if pools := progress.status.get("scaling", {}).get("pools"):
         parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()))]
     parts += [_text(f"warning: {one['message']}", style="bold red") for one in progress.status.get("warnings", ())]

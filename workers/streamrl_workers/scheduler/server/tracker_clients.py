@@ -205,5 +205,5 @@ def tracked_run(job: RLJob, *, run_dir: Path, store_dir: Path) -> dict[str, Any]
     return {"id": hashlib.sha256(identity.encode()).hexdigest()[:_ID_CHARS], "name": name, "config": config["spec"]}
 
 
-_NOT_CONFIG = {"spec": {"generators": {"__all__": {"pod"}}, "trainer": {"pod"}, "trackers": True}}
+_NOT_CONFIG: Any = {"spec": {"generators": {"__all__": {"pod"}}, "trainer": {"pod"}, "trackers": True}}
 """Environment of pods may hold what is nobody else's; where a run is tracked is no property of it."""
