@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 async def show_job(args: argparse.Namespace) -> None:
     """Show a job of a cluster."""
     async with connect(args) as cluster:
-        job = _JobView(args.run, cluster=cluster)
+        job = _WatchedJob(args.run, cluster=cluster)
         await _show(job.draw, args=args)
 
 
@@ -82,7 +82,7 @@ async def _draw_folder(progress: RunProgress) -> Drawn:
     return run_panel(progress), progress.folder.result() is not None
 
 
-class _JobView:
+class _WatchedJob:
     """One job of a cluster, and what was seen of it."""
 
     def __init__(self, name: str, *, cluster: ApiClient) -> None:
