@@ -1,6 +1,7 @@
 """What a line of the run's metrics becomes in a tracker. The names are part of the public face (`docs/trackers.md`).
 
     train/<name>            a line of `steps.jsonl`, and what the trainer says of the step
+    train/pool/<pool>/<lag>/<name>    the same of the samples of one pool and version lag
     train/reward/<part>     parts of the reward;  train/dropped/<reason>, train/score_failures/<kind>: counts
     bubbles/<role>/<part>   shares of the wall over the last heartbeats: of the trainer, and of the generators together
     cost/total, cost/<pool> since the run began; cost/trainer
@@ -26,7 +27,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_./-]+")
 def step_point(line: Mapping[str, Any]) -> ScalarPoint:
     """Of a line of `steps.jsonl`: step k is told at k + 1, the steps behind the weights that it made."""
     values = {
-        **_numbers("train", line.get("trainer")),
+        **_numbers("train", {_named(key): one for key, one in _table(line.get("trainer")).items()}),
         **_numbers("train", line),
         **(costs := _numbers("cost", {key or "trainer": one for key, one in _table(line.get("cost")).items()})),
     }
@@ -43,6 +44,12 @@ def evaluation_point(line: Mapping[str, Any]) -> ScalarPoint:
     """Of a line of `evaluations.jsonl`."""
     values = dict(_numbers("eval", line))
     return ScalarPoint(kind="eval", step=int(line["step"]), time_s=float(line.get("time_s", 0.0)), values=values)
+
+
+def _named(key: str) -> str:
+    """`clip_fraction/local/0` is `pool/local/0/clip_fraction`: no name is the beginning of another, as some trackers keep names as paths."""
+    name, *where = key.split("/")
+    return "/".join(("pool", *where, name)) if where else name
 
 
 def _numbers(prefix: str, table: object) -> dict[str, float]:

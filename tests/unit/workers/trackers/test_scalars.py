@@ -15,7 +15,14 @@ LINE = {
     "dropped": {"zero_variance": 3},
     "score_failures": {"timeout": 1},
     "staleness": {"0": 4},
-    "trainer": {"loss": 0.1, "reward_mean": 0.75, "entropy": math.nan, "value_loss": None},
+    "trainer": {
+        "loss": 0.1,
+        "clip_fraction": 0.5,
+        "clip_fraction/local/1": 0.75,
+        "reward_mean": 0.75,
+        "entropy": math.nan,
+        "value_loss": None,
+    },
     "bubbles": {"generators": {"busy": 0.75}, "trainer": None},
     "above_bound": {"a": 1},
 }
@@ -28,6 +35,8 @@ def test_a_step_is_told_behind_it_under_stable_names() -> None:
         "train/attempt": 2.0,
         "train/elapsed_s": 7.0,
         "train/loss": 0.1,
+        "train/clip_fraction": 0.5,
+        "train/pool/local/1/clip_fraction": 0.75,
         "train/reward_mean": 0.5,
         "train/reward/answer": 0.25,
         "train/dropped/zero_variance": 3.0,
@@ -37,6 +46,11 @@ def test_a_step_is_told_behind_it_under_stable_names() -> None:
         "cost/math_pool": 0.25,
         "cost/total": 0.75,
     }
+
+
+def test_no_name_is_the_beginning_of_another() -> None:
+    names = sorted(step_point(LINE).values)
+    assert [name for name in names for other in names if other.startswith(f"{name}/")] == []
 
 
 def test_an_evaluation_is_told_at_the_steps_of_its_weights() -> None:
