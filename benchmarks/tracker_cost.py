@@ -1,6 +1,6 @@
 """What it costs a run to be watched: processor seconds of its own processes for each trained sample, with and without, in turns.
 
-    python benchmarks/observability_cost.py [--feature trackers archive] [--pairs 5] [--steps 60] [--job examples/chain-sum.yaml]
+    python benchmarks/tracker_cost.py [--feature trackers archive] [--pairs 5] [--steps 60] [--job examples/chain-sum.yaml]
 
 Runs one with the feature and one without, by turns, all with the job's seed. Of each process the processor seconds (with those of its
 helpers) are counted from the end of the third step to the end of the run, so neither imports nor the warm-up are in them. Processor time, not time
@@ -48,9 +48,7 @@ def main() -> None:
         pairs: list[tuple[Counter[str], Counter[str]]] = []
         for number in range(args.pairs):
             fixed = [f"spec.pipeline.steps={args.steps}"]
-            order = (
-                (0, 1) if number % 2 else (1, 0)
-            )  # who comes first finds the machine's caches as the other left them
+            order = (0, 1) if number % 2 else (1, 0)  # who comes first finds the caches as the other left them
             found = {which: cost_of(args.job, changes=[*fixed, *FEATURES[feature][which]]) for which in order}
             pairs.append((found[0], found[1]))
             print(f"# {feature}, pair {number}: {dict(found[0])} with, {dict(found[1])} without", flush=True)
