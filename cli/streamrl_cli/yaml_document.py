@@ -41,6 +41,7 @@ _CONSTANTS: dict[str, Any] = {"": None, "~": None}
 _CONSTANTS |= dict.fromkeys(("null", "Null", "NULL"))
 _CONSTANTS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,400}\Z")
+_OCTAL_TO_SOME = re.compile(r"0[0-7]+\Z")
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}\Z|0x[0-9a-fA-F]{1,100}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
@@ -209,6 +210,9 @@ def _scalar(event: Any) -> Any:  # noqa: ANN401 - ruamel's events and plain data
     text = _text(event)
     if text in _CONSTANTS:
         return _CONSTANTS[text]
+    if _OCTAL_TO_SOME.match(text):
+        rule = f"{text[:60]} is octal to kubectl and decimal to YAML 1.2"
+        raise YamlError(_line(event), rule=rule, fix="write 0o before the digits of an octal number")
     if _DECIMAL.match(text):
         return int(text)
     if _OTHER_BASE.match(text):

@@ -120,6 +120,8 @@ FILE_NUMBERS = "numbers.json"
 """The last /numbers page of a run that has ended. Written and read by the scheduler in a pod."""
 FILE_STORE = "store.json"
 """{"path"}: where checkpoints/ and model/ lie; absent = in the run folder. Written by the trainer, read by `streamrl journal`."""
+FILE_TRACE = "trace.json"
+"""{"run"}: a random number, in hexadecimal digits, that the ids of all traces of the run come from. Written and read by the scheduler."""
 DIR_MODEL_FILES = "model-files"
 """Configuration and tokenizer as the scheduler handed them out. Written by a generator in a pod."""
 

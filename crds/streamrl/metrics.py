@@ -147,6 +147,8 @@ SCHEDULER = MetricTable(
             _gauge("groups", "Groups in memory by state of life.", unit="groups", by="state"),
             _counter("reissued_samples", "Samples issued again, since their generator was lost.", unit="samples"),
             _counter("moved_samples", "Samples that went on at an emptier generator.", unit="samples"),
+            _counter("sent_spans", "Spans of traces that the endpoint has taken."),
+            _counter("lost_spans", "Spans of traces that it has not taken, or not in time."),
             _counter("dropped_groups", "Groups that will never be trained, by reason.", unit="groups", by="reason"),
             _gauge("staleness_bound_steps", "maxStalenessSteps of the job, 0 in synchronous modes.", unit="steps"),
             _gauge("staleness_max_steps", "Largest staleness of the last step's groups.", unit="steps"),

@@ -60,6 +60,16 @@ CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR =
     "trainer",
     "generator",
 )
+OWN_CONTAINERS = (CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR)
+
+
+MOST_SET_CHARACTERS = 52
+"""Of a StatefulSet's name: its pods have a label of 63 characters at most, the name with a dash and a hash of 10."""
+MOST_JOB_CHARACTERS = MOST_SET_CHARACTERS - len("-trainer-workers")
+MOST_POOL_CHARACTERS = MOST_SET_CHARACTERS - len("j-")
+"""With the shortest name of a job; the two together have one less than a StatefulSet, for the dash."""
+OWN_SUFFIXES = ("trainer", "trainer-workers", "scheduler")
+"""Which no pool is called: the job's own objects are."""
 
 
 def trainer(job: str) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
+from streamrl import names
 from streamrl.spec.base import SpecModel, map_by
 
 
@@ -48,7 +49,7 @@ class Scaled(StatusModel):
 class PoolSummary(StatusModel):
     """A pool in the job's status."""
 
-    name: str = Field(description="Name of the pool.", min_length=1, max_length=11)
+    name: str = Field(description="Name of the pool.", min_length=1, max_length=names.MOST_POOL_CHARACTERS)
     desired: int = Field(ge=0, description="Pods that should be there.")
     ready: int = Field(ge=0, description="Pods that are ready.")
 

@@ -34,8 +34,8 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     Scaling: SCALING_POLICIES,
     TrainerEngine: TRAINER_ENGINES,
 }
-WITHOUT_REGISTRY = {"Model", "Speculation", "Volume", "Weights"}
-"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, a volume Kubernetes'; there is one transport."""
+WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "Model", "ResourceClaim", "Speculation", "Volume", "Weights"}
+"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes'; there is one transport."""
 
 
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)

@@ -17,6 +17,7 @@ from streamrl_cli.yaml_document import read_documents
 
 OTHER_VERDICT = {
     "bool-yes.yaml": "YAML 1.1, which kubectl and the API server read, has `yes` for true; we read 1.2",
+    "octal.yaml": "the same with 0400, which is 256 there; we ask for 0o400, which is 256 everywhere",
     "empty.yaml": "no document, so no request; kubectl itself says that there are no objects",
 }
 """Bad files that are not refused by the API server, and why that is by their nature."""
@@ -28,6 +29,7 @@ OTHER_WORDS = {
     "list.yaml": NOT_READ,
     "tab-indent.yaml": NOT_READ,
     "text.yaml": NOT_READ,
+    "pool-name-long-with-job.yaml": "it says it of the whole object, which has no name there",
     "name-number.yaml": "it says ObjectMeta.name",
     "tag.yaml": "it ignores the tag, reads a list and says so of spec.model; we give the line alone",
     "field-misspelt.yaml": FIRST_UNKNOWN,
@@ -74,6 +76,7 @@ REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "trainer-pod": ({"trainer": {"pod": {"image": "example.com/trainer:2"}}}, "trainer cannot be changed"),
     "weights": ({"weights": {"grpc": {"timeoutSeconds": 1}}}, "weights cannot be changed"),
     "storage": ({"storage": {"journal": {"size": "2Gi"}}}, "storage cannot be changed"),
+    "tracing": ({"tracing": {"endpoint": "http://collector:4318/v1/traces"}}, "tracing cannot be changed"),
     "managed-by": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy cannot be changed"),
     "engine": (
         {"generators": [{"engine": {"hf": {"slots": 3}}}, {}]},

@@ -238,6 +238,22 @@ def test_an_object_of_somebody_else_is_left_alone(lab: Lab, operator: Operator) 
     settle(lab, operator)
 
 
+def test_an_account_that_exists_is_not_taken_over(lab: Lab, operator: Operator) -> None:
+    lab.create("serviceaccounts", {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "robot"}})
+    role = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}
+    lab.create("rljobs", job(serviceAccount={"name": "robot", "annotations": role}))
+    lab.wait(lambda: lab.condition(JOB, "Ready").get("reason") == "NameTaken", "the condition NameTaken", operator)
+    assert "ServiceAccount robot: must not exist before" in lab.condition(JOB, "Ready")["message"]
+    assert not {"annotations", "ownerReferences"} & set(lab.must("serviceaccounts", "robot")["metadata"])
+    assert lab.list("statefulsets") == []
+    lab.delete("serviceaccounts", "robot")
+    lab.patch("rljobs", JOB, {"spec": {"activeDeadlineSeconds": 3600}})  # any new wish ends the pause
+    lab.wait(lambda: bool(lab.list("statefulsets")), "the pods' StatefulSets", operator)
+    made = lab.must("serviceaccounts", "robot")["metadata"]
+    assert made["annotations"].items() >= role.items()
+    assert made["ownerReferences"][0]["name"] == JOB
+
+
 def test_deletion_leaves_the_claims_that_are_kept(lab: Lab, operator: Operator) -> None:
     start(lab, operator)
     lab.delete("rljobs", JOB)

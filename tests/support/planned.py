@@ -25,7 +25,7 @@ _POD = {
     "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
     "resources": {"requests": {"cpu": "4", "memory": "32Gi"}, "limits": {"nvidia.com/gpu": "2"}},
     "env": [
-        {"name": "HF_TOKEN", "secretKey": {"name": "hub", "key": "token"}},
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
         {"name": "HF_HOME", "value": "/data/hub"},
         {"name": "EMPTY", "value": ""},
     ],

@@ -42,6 +42,10 @@ def defaulted(value: Any, schema: Schema) -> Any:
 
 def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
     """Paths of what the schema refuses."""
+    if schema.get("x-kubernetes-int-or-string"):
+        if isinstance(value, bool) or not isinstance(value, (int, str)) or not _scalar_fits(str(value), schema):
+            yield path
+        return
     kind = schema["type"]
     if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         yield path

@@ -39,6 +39,8 @@ SHORTEST_BIN_S = 1.0
 """Processes write their parts once a second."""
 RESIZE: TypeAdapter[ResizeRecord] = TypeAdapter(with_config(_STRICT)(ResizeRecord))
 Record = TypeVar("Record")
+Growth = tuple[float, float, Mapping[Part, float]]
+"""From, until, seconds of each part between the two."""
 
 
 @with_config(_STRICT)
@@ -185,12 +187,17 @@ def _samples(folder: RunFolder) -> tuple[tuple[ShownSample, ...], str]:
         return (), str(error)
 
 
-def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:
+def wall_lines(folder: RunFolder) -> dict[str, list[WallRecord]]:
+    """Process -> its lines, of those that have some."""
     files = sorted(path for path in folder.file(keys.DIR_METRICS).glob("*.jsonl") if path.name not in _NO_PROCESSES)
     if len(files) > MOST_PROCESSES:
         raise UserError(field=str(folder.file(keys.DIR_METRICS)), rule=f"must hold at most {MOST_PROCESSES} processes")
     found = {path.stem: list(records(path, WALL, beneath=folder.path)) for path in files}
-    processes = {name: lines for name, lines in found.items() if lines}
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def _timelines(folder: RunFolder) -> tuple[Timeline, ...]:
+    processes = wall_lines(folder)
     if not processes:
         return ()
     start_s = min(lines[0]["t"] - lines[0]["wall_s"] for lines in processes.values())
@@ -205,7 +212,7 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins) -> Timeline:
     seconds = {part: [0.0] * bins.count for part in PARTS}
     totals: dict[str, float] = {}
     wall_s = 0.0
-    for from_s, until_s, grown in _growth(lines):
+    for from_s, until_s, grown in growth(lines):
         wall_s += until_s - from_s
         for cause, amount in grown.items():
             totals[cause] = totals.get(cause, 0.0) + amount
@@ -221,9 +228,9 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins) -> Timeline:
     )
 
 
-def _growth(lines: list[WallRecord]) -> list[tuple[float, float, dict[Part, float]]]:
+def growth(lines: list[WallRecord]) -> list[Growth]:
     """(from, until, growth of each part) between consecutive lines of the same instance."""
-    rows: list[tuple[float, float, dict[Part, float]]] = []
+    rows: list[Growth] = []
     instance, wall_s, parts = "", 0.0, dict[Part, float]()
     for line in lines:
         if line["instance"] != instance:

@@ -5,20 +5,27 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE
-from streamrl.files import replace_file
+from streamrl.files import check_output, replace_file
 from streamrl_cli import console
 from streamrl_cli.reporting.data import RunData, read_run, weighted_bubbles
 from streamrl_cli.reporting.page import render
+from streamrl_cli.runner.folder import RunFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `streamrl report`."""
     parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a Chrome trace too (ui.perfetto.dev reads it)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and say where it is."""
-    console.out(str(write_report(read_run(args.run))))
+    data = read_run(args.run)
+    console.out(str(write_report(data)))
+    if args.trace is not None:
+        _write_trace(data.folder, args.trace)
     return EXIT_DONE
 
 
@@ -29,6 +36,17 @@ def write_report(data: RunData) -> Path:
     path = data.folder.file(keys.FILE_REPORT)
     replace_file(path, render(data, plotly_js=get_plotlyjs()).encode())
     return path
+
+
+def _write_trace(folder: RunFolder, path: Path) -> None:
+    from streamrl_cli.reporting.run_trace import run_trace
+
+    check_output(path, field="--trace")
+    found = run_trace(folder)
+    found.trace.write(path)
+    console.out(str(path))
+    if found.left_out:
+        console.err(f"the trace has {found.samples} samples; {found.left_out} older ones are left out")
 
 
 def bubbles_line(data: RunData) -> str:

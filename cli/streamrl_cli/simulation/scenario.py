@@ -121,7 +121,7 @@ _DAY_S = 86_400.0
 class ScenarioPool(SpecModel):
     """Generators of one kind."""
 
-    name: PoolName = Field(description="Name of the pool, at most 11 characters.")
+    name: PoolName = Field(description="Name of the pool.")
     scaling: Scaling = Field(
         default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
     )

@@ -6,10 +6,11 @@ Owns the loop. Does not own what happens in it.
 from functools import partial
 
 from streamrl.errors import UserError
+from streamrl_cli.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.generator import ModelledGenerator
 from streamrl_cli.simulation.lengths import LengthModel, Rows
 from streamrl_cli.simulation.replicas import Replicas
-from streamrl_cli.simulation.results import ChromeTrace, Measures, SimulationResult
+from streamrl_cli.simulation.results import Measures, SimulationResult
 from streamrl_cli.simulation.scenario import Kill, Leave, RestartTrainer, Scenario, ScenarioEvent
 from streamrl_cli.simulation.shell import Shell
 from streamrl_cli.simulation.trainer import ModelledTrainer

@@ -105,7 +105,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation")
+    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation", "traceparent")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class SampleRequest(_message.Message):
     PINNED_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     lease: int
     group_id: int
     sample_index: int
@@ -126,7 +127,8 @@ class SampleRequest(_message.Message):
     pinned: bool
     context_tokens: int
     observation: str
-    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s", "observation_tokens")
@@ -173,7 +175,7 @@ class Segment(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments")
+    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,7 @@ class Sample(_message.Message):
     GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     sample_index: int
     prompt_tokens: bytes
@@ -207,7 +210,8 @@ class Sample(_message.Message):
     generator_id: str
     generate_s: float
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
-    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
+    ended_at: float
+    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class GeneratorEvent(_message.Message):
     __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "leaving")
@@ -294,16 +298,18 @@ class Heartbeat(_message.Message):
     def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., step_times: _Optional[_Mapping[int, StepTimes]] = ..., kv_used_tokens: _Optional[int] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
-    __slots__ = ("version", "engine_hash", "fetch_s", "load_s")
+    __slots__ = ("version", "engine_hash", "fetch_s", "load_s", "waited_s")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_HASH_FIELD_NUMBER: _ClassVar[int]
     FETCH_S_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    WAITED_S_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     engine_hash: bytes
     fetch_s: float
     load_s: float
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., engine_hash: _Optional[bytes] = ..., fetch_s: _Optional[float] = ..., load_s: _Optional[float] = ...) -> None: ...
+    waited_s: float
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., engine_hash: _Optional[bytes] = ..., fetch_s: _Optional[float] = ..., load_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
 class WeightsFailed(_message.Message):
     __slots__ = ("version", "error")

@@ -1,10 +1,18 @@
 """Building blocks of the specification: strict camelCase models, one-of by key, quantities."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+
+MOST_FREE_FIELDS = 32
+"""Of a piece that goes to the API server as it is."""
+Piece = Annotated[
+    dict[str, JsonValue],
+    Field(max_length=MOST_FREE_FIELDS, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
+]
+"""A piece of a Pod that the API server checks, not we."""
 
 
 def map_by(key: str) -> dict[str, JsonValue]:
@@ -66,8 +74,16 @@ def _complete_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
         default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
         if default is not None:
             schema["properties"][_alias(model, name)]["default"] = minimal(default)
+    if model.refused:
+        schema[REFUSED_KEY] = dict(model.refused)
+    if model.model_config.get("extra") == "allow":
+        schema |= {"x-kubernetes-preserve-unknown-fields": True, "maxProperties": MOST_FREE_FIELDS}
     if rules := model.all_cel_rules():
         schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
+
+
+REFUSED_KEY = "x-refused"
+"""Of a schema; API servers are not told of it."""
 
 
 class SpecModel(BaseModel):
@@ -78,6 +94,8 @@ class SpecModel(BaseModel):
     )
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = ()
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that people know from elsewhere -> why there is none here, and what to use."""
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
@@ -86,6 +104,8 @@ class SpecModel(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
+        if len(self.model_fields_set) > MOST_FREE_FIELDS and self.model_extra:
+            raise ValueError(f"must have at most {MOST_FREE_FIELDS} fields")
         for rule in self.field_rules:
             if got := rule.broken(self):
                 raise ValueError(rule.message if got is True else f"{rule.message}, got {got}")
@@ -150,6 +170,8 @@ _SUFFIX_BYTES = {
 
 BYTES_PATTERN = r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
+ENDPOINT_PATTERN = rf"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:({_PORT}))?(/[^\s?#]*)?$"
 COST_PATTERN = r"^[0-9]+(\.[0-9]{1,6})?$"
 
 ByteQuantity = Annotated[str, StringConstraints(pattern=BYTES_PATTERN, max_length=16)]

@@ -4,11 +4,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
+from streamrl import names
 from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
 from streamrl.spec.pod import Pod
 
 ArgumentValue = Annotated[str, StringConstraints(max_length=1024)]
-PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=11)]
+PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_POOL_CHARACTERS)]
 
 
 class HfEngineSpec(SpecModel):
@@ -203,7 +204,9 @@ class Scaling(OneOf):
 class GeneratorPool(SpecModel):
     """Generators of one kind."""
 
-    name: PoolName = Field(description="Name of the pool, at most 11 characters.")
+    name: PoolName = Field(
+        description=f"Name of the pool; with the job's at most {names.MOST_SET_CHARACTERS - 1} characters."
+    )
     engine: GeneratorEngine = Field(description="What generates.")
     scaling: Scaling = Field(
         default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
@@ -213,8 +216,8 @@ class GeneratorPool(SpecModel):
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
-            "name must not be trainer or scheduler: the job's own objects have those",
-            "!(self.name in ['trainer', 'scheduler'])",
-            lambda pool: pool.name in ("trainer", "scheduler") and pool.name,
+            f"name must not be {', '.join(names.OWN_SUFFIXES)}: the job's own objects have those",
+            f"!(self.name in {list(names.OWN_SUFFIXES)})",
+            lambda pool: pool.name in names.OWN_SUFFIXES and pool.name,
         ),
     )

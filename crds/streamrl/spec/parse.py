@@ -13,7 +13,7 @@ from streamrl.errors import UserError, UserErrors
 from streamrl.files import read_json
 from streamrl.spec.phrases import allowed
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.schema import Schema, children, path_text, plain_schema, schema_at
+from streamrl.spec.schema import Schema, children, is_amount, path_text, plain_schema, refusals, schema_at
 
 DOCUMENT = "(document)"
 """The field of an error about the whole document."""
@@ -91,6 +91,8 @@ def _explain(details: ErrorDetails, *, root: Schema) -> UserError:
         return UserError(field=field, rule="is required", fix=f"give {allowed(schema or {})}")
     if kind == "extra_forbidden":
         section = schema_at(path_text(location[:-1]), root=root) or {}
+        if why := refusals(section).get(str(location[-1])):
+            return UserError(field=field, rule=f"is refused: {why}")
         return UserError(field=field, rule="is not a known field", fix=suggest(str(location[-1]), children(section)))
     if kind == "value_error" or schema is None:
         return UserError(field=field, rule=details["msg"].removeprefix("Value error, "))
@@ -111,6 +113,8 @@ def _remedy(schema: Schema, got: object) -> str:
         return nearest(got, schema["enum"])  # the rule lists them all
     if isinstance(got, str) and schema.get("type") in ("integer", "number") and got.strip().isdigit():
         return "remove the quotes"
+    if isinstance(got, float) and is_amount(schema):
+        return "write it in thousandths (500m), in a smaller unit, or in quotes"
     if isinstance(got, (int, float)) and not isinstance(got, bool) and schema.get("type") == "string":
         return "put it in quotes"
     return ""

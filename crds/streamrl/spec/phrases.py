@@ -1,20 +1,22 @@
 """A field's type, bounds and unit in plain words, from its schema. Used by errors, `explain` and the reference."""
 
-from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, NAME_PATTERN
-from streamrl.spec.pod import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
-from streamrl.spec.schema import Schema, children
+from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, ENDPOINT_PATTERN, NAME_PATTERN
+from streamrl.spec.pod import LABEL_PATTERN
+from streamrl.spec.schema import Schema, children, is_amount
 from streamrl.spec.task import VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
+from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 
 _PATTERNS = {
     BYTES_PATTERN: "a byte quantity (such as 64Mi)",
     COST_PATTERN: "a decimal number in quotes (such as '1.00')",
     r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$": "`module:function`",
     r"^https?://[^\s]+$": "an address (http:// or https://)",
+    ENDPOINT_PATTERN: "an address (http:// or https://, then host, port and path alone)",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "the name of an environment variable",
     NAME_PATTERN: "a name (a-z, 0-9 and '-', beginning with a letter, not ending with '-')",
     OBJECT_PATTERN: "the name of an object (a-z, 0-9, '-' and '.')",
-    QUANTITY_PATTERN: "an amount in quotes (such as '500m', '8Gi')",
+    QUANTITY_PATTERN: "an amount (such as 1, 500m, 8Gi)",
     LABEL_PATTERN: "the value of a label (letters, digits, '-', '_' and '.')",
     PATH_PATTERN: "an absolute path without ':', '//', '.', '..' or a '/' at its end",
     SUB_PATH_PATTERN: "a path in the volume without '//', '.', '..' or a '/' at its ends",
@@ -46,7 +48,7 @@ def type_name(schema: Schema) -> str:
     """Short name of the type: `integer`, `[]object`."""
     if schema.get("type") == "array":
         return f"[]{type_name(schema['items'])}"
-    return str(schema.get("type", "any"))
+    return "amount" if is_amount(schema) else str(schema.get("type", "any"))
 
 
 def allowed(schema: Schema) -> str:

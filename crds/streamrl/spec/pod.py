@@ -1,54 +1,43 @@
-"""What a user may change of the pods on Kubernetes: few fields, typed, merged over what the operator makes.
+"""What a user may change of the pods on Kubernetes: pieces spelled as in a Pod, merged over what the operator makes.
 
 Owns shape and bounds. Commands, own ports, probes and security contexts are the operator's and cannot be overridden
-(decision 0012). A local run does not use any of this.
+(decisions 0012, 0041). A local run does not use any of this.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, SpecModel, demand_different, map_by
+from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, demand_different, map_by, repeated
+from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
+from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, Word
 
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=20)]
-"""An amount as Kubernetes writes it: `500m`, `8Gi`, `2`."""
-OBJECT_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
-ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_PATTERN, min_length=1, max_length=253)]
-"""Name of an object in the job's namespace."""
 LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
-Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
-def _segment(barred: str) -> str:
-    """Pattern of one part of a path: neither empty nor `.` nor `..`, so that each directory has one spelling."""
-    free, start = rf"[^/{barred}\x00-\x1f\x7f]", rf"[^/.{barred}\x00-\x1f\x7f]"
-    return rf"(\.?{start}{free}*|\.\.{free}+)"
+class ServiceAccount(SpecModel):
+    """The account of all pods of the job; the operator makes it, and no right is bound to it."""
 
-
-PATH_PATTERN = rf"^(/{_segment(':')})+$"
-AbsolutePath = Annotated[str, StringConstraints(pattern=PATH_PATTERN, max_length=1024)]
-"""Of a directory in a container; what compares paths can compare their text."""
-SUB_PATH_PATTERN = rf"^{_segment('')}(/{_segment('')})*$"
-SubPath = Annotated[str, StringConstraints(pattern=SUB_PATH_PATTERN, max_length=1024)]
-"""Of a directory in a volume; it does not leave it."""
-
-OWN_PREFIX = "STREAMRL_"
-"""Environment variables that the operator sets."""
-OWN_DIRS = ("/etc/streamrl/", "/var/lib/streamrl/")
-"""Directories in which the operator mounts: job, certificates, code, run, checkpoints."""
-
-
-class Resources(SpecModel):
-    """Requests and limits of the main container."""
-
-    requests: dict[str, Quantity] = Field(
-        default_factory=dict, max_length=16, description="Amounts that the scheduler of the cluster reserves."
+    name: ObjectName | None = Field(
+        default=None, description="Its name; absent = <job>-pods. One that exists is refused."
     )
-    limits: dict[str, Quantity] = Field(
-        default_factory=dict, max_length=16, description="Amounts that it may not exceed; GPUs stand here."
+    annotations: dict[str, Text] = Field(
+        default_factory=dict, max_length=16, description="Such as the cloud's role (IRSA, Workload Identity)."
+    )
+
+
+class ResourceClaim(OneOf):
+    """Devices that the cluster's drivers give (DRA)."""
+
+    one_of: ClassVar[tuple[str, ...]] = ("resource_claim_name", "resource_claim_template_name")
+
+    name: Word = Field(description="By which resources.claims name it.")
+    resource_claim_name: ObjectName | None = Field(default=None, description="A ResourceClaim that exists.")
+    resource_claim_template_name: ObjectName | None = Field(
+        default=None, description="A ResourceClaimTemplate: a claim for each pod."
     )
 
 
@@ -63,103 +52,6 @@ class Toleration(SpecModel):
     )
     toleration_seconds: int | None = Field(
         default=None, ge=0, le=31_536_000, description="For NoExecute: so long; absent = for ever."
-    )
-
-
-class SecretKey(SpecModel):
-    """One key of a Secret in the job's namespace."""
-
-    name: ObjectName = Field(description="Name of the Secret.")
-    key: Word = Field(description="Key in it.")
-
-
-class EnvVar(SpecModel):
-    """An environment variable."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)] = Field(
-        description="Name; those that begin with STREAMRL_ are the operator's."
-    )
-    value: str | None = Field(default=None, max_length=4096, description="Its value.")
-    secret_key: SecretKey | None = Field(default=None, description="Or the Secret that holds it.")
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "needs exactly one of value, secretKey",
-            "has(self.value) != has(self.secretKey)",
-            lambda variable: (variable.value is None) == (variable.secret_key is None),
-        ),
-        FieldRule(
-            "name must not begin with STREAMRL_: the operator sets those",
-            "!self.name.startsWith('STREAMRL_')",
-            lambda variable: variable.name.startswith(OWN_PREFIX),
-        ),
-    )
-
-
-class ClaimVolume(SpecModel):
-    """A persistent volume claim."""
-
-    claim_name: ObjectName = Field(description="Name of the claim.")
-    read_only: bool = Field(default=False, description="Mounted for reading only.")
-
-
-class ConfigMapVolume(SpecModel):
-    """A ConfigMap as files."""
-
-    name: ObjectName = Field(description="Name of the ConfigMap.")
-
-
-class SecretVolume(SpecModel):
-    """A Secret as files."""
-
-    secret_name: ObjectName = Field(description="Name of the Secret.")
-
-
-class EmptyDirVolume(SpecModel):
-    """Scratch space that ends with the pod."""
-
-    medium: Literal["", "Memory"] = Field(default="", description="Memory: in main memory.")
-    size_limit: Quantity | None = Field(default=None, description="At most so much.")
-
-
-class Volume(OneOf):
-    """A volume of the pod."""
-
-    one_of: ClassVar[tuple[str, ...]] = ("persistent_volume_claim", "config_map", "secret", "empty_dir")
-
-    name: Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=40)] = Field(
-        description="Name of the volume; those that begin with streamrl- are the operator's."
-    )
-    persistent_volume_claim: ClaimVolume | None = Field(default=None, description="A persistent volume claim.")
-    config_map: ConfigMapVolume | None = Field(default=None, description="A ConfigMap as files.")
-    secret: SecretVolume | None = Field(default=None, description="A Secret as files.")
-    empty_dir: EmptyDirVolume | None = Field(default=None, description="Scratch space that ends with the pod.")
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "name must not begin with streamrl-: the operator makes those",
-            "!self.name.startsWith('streamrl-')",
-            lambda volume: volume.name.startswith("streamrl-"),
-        ),
-    )
-
-
-class VolumeMount(SpecModel):
-    """Where the containers of the pod see a volume."""
-
-    name: Word = Field(description="Name of the volume.")
-    mount_path: AbsolutePath = Field(description="Directory in the container.")
-    sub_path: SubPath | None = Field(default=None, description="Directory in the volume; absent = all.")
-    read_only: bool = Field(default=False, description="For reading only.")
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "mountPath must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's",
-            f"{list(OWN_DIRS)}.all(own, !(self.mountPath + '/').startsWith(own) && !own.startsWith(self.mountPath + '/'))",
-            lambda mount: any(
-                f"{mount.mount_path}/".startswith(own) or own.startswith(f"{mount.mount_path}/") for own in OWN_DIRS
-            ),
-        ),
     )
 
 
@@ -194,12 +86,21 @@ class Pod(SpecModel):
         description="nodeAffinity, podAffinity, podAntiAffinity as in a Pod.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
-    resources: Resources = Field(default=Resources(), description="Requests and limits of the main container.")
+    topology_spread_constraints: tuple[Piece, ...] = Field(
+        default=(), max_length=8, description="As in a Pod; labelSelector absent = these pods."
+    )
+    resources: MainResources = Field(default=MainResources(), description="Of the main container.")
+    resource_claims: tuple[ResourceClaim, ...] = Field(
+        default=(), max_length=8, description="Devices (DRA) of the pod.", json_schema_extra=map_by("name")
+    )
     env: tuple[EnvVar, ...] = Field(
         default=(),
         max_length=32,
-        description="Environment of all containers of the pod.",
+        description="Environment of all containers of ours.",
         json_schema_extra=map_by("name"),
+    )
+    env_from: tuple[EnvFrom, ...] = Field(
+        default=(), max_length=8, description="More environment of all containers of ours; env goes over it."
     )
     volumes: tuple[Volume, ...] = Field(
         default=(), max_length=16, description="More volumes.", json_schema_extra=map_by("name")
@@ -207,23 +108,84 @@ class Pod(SpecModel):
     volume_mounts: tuple[VolumeMount, ...] = Field(
         default=(),
         max_length=16,
-        description="Where all containers of the pod see them.",
+        description="Where all containers of ours see them.",
         json_schema_extra=map_by("mountPath"),
     )
     priority_class_name: ObjectName | None = Field(default=None, description="Priority class of the pods.")
     runtime_class_name: ObjectName | None = Field(default=None, description="Runtime class of the pods.")
+    scheduler_name: ObjectName | None = Field(default=None, description="Who places the pods; absent = the cluster's.")
+    termination_grace_period_seconds: int | None = Field(
+        default=None, ge=10, le=86_400, description="Between SIGTERM and SIGKILL; absent = the operator's."
+    )
+    init_containers: tuple[ExtraContainer, ...] = Field(
+        default=(),
+        max_length=4,
+        description="Before ours, in this order; with restartPolicy Always beside them.",
+        json_schema_extra=map_by("name"),
+    )
+    containers: tuple[ExtraContainer, ...] = Field(
+        default=(), max_length=4, description="Beside ours.", json_schema_extra=map_by("name")
+    )
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:
         demand_different("names of env", (entry.name for entry in self.env))
         demand_different("names of volumes", (volume.name for volume in self.volumes))
+        demand_different("names of resourceClaims", (claim.name for claim in self.resource_claims))
         demand_different("mountPath of volumeMounts", (mount.mount_path for mount in self.volume_mounts))
         return self
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "hostPID": "a pod must not see its node's processes; what needs that runs beside StreamRL, in pods of its own",
+        "hostIPC": "a pod must not share its node's memory; use an emptyDir of medium Memory at /dev/shm",
+        "hostNetwork": "a pod must not share its node's network; for RDMA use resources or resourceClaims of a device plugin",
+        "securityContext": "the operator sets that of Pod Security 'restricted'; remove it",
+        "privileged": "a pod must not rule its node; for devices use resources or resourceClaims",
+        **dict.fromkeys(("serviceAccountName", "serviceAccount"), "all pods have the job's; use spec.serviceAccount"),
+        "automountServiceAccountToken": "no pod speaks to the API; for a token use a projected volume",
+        **dict.fromkeys(("command", "args"), "what runs is the operator's; use image for another one"),
+        "restartPolicy": "the pods are a StatefulSet's, which are always started again; use spec.failurePolicy",
+        "nodeName": "the cluster's scheduler places the pods; use nodeSelector",
+    }
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "volumeMounts must name volumes of this pod",
-            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))",
-            lambda pod: not {mount.name for mount in pod.volume_mounts} <= {volume.name for volume in pod.volumes},
+            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "
+            "self.initContainers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))) && "
+            "self.containers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)))",
+            lambda pod: (
+                not {
+                    mount.name
+                    for container in (pod, *pod.init_containers, *pod.containers)
+                    for mount in container.volume_mounts
+                }
+                <= {volume.name for volume in pod.volumes}
+            ),
         ),
+        FieldRule(
+            "names of initContainers and containers must differ",
+            "self.containers.all(c, !self.initContainers.exists(i, i.name == c.name))",
+            lambda pod: repeated(each.name for each in (*pod.init_containers, *pod.containers)),
+        ),
+        FieldRule(
+            "resources.claims must name resourceClaims of this pod",
+            "self.resources.claims.all(c, self.resourceClaims.exists(r, r.name == c.name))",
+            lambda pod: (
+                not {claim.name for claim in pod.resources.claims} <= {claim.name for claim in pod.resource_claims}
+            ),
+        ),
+    )
+
+
+class TrainerPod(Pod):
+    """Changes to the trainer's pods; not used by a local run."""
+
+    prepare_resources: Resources | None = Field(
+        default=None, description="Of the container that makes the model ready; absent = requests of 100m and 512Mi."
+    )
+    scheduler_resources: Resources | None = Field(
+        default=None, description="Of the scheduler; absent = as prepare, and 2Gi with a ranker that needs torch."
+    )
+    scheduler_start_seconds: int = Field(
+        default=1800, ge=60, le=86_400, description="In which the scheduler reads its data set and replays its journal."
     )

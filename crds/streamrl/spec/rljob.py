@@ -1,12 +1,15 @@
 """The RLJob: the one document that a user writes."""
 
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
+from streamrl import names
+from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model
+from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
@@ -19,13 +22,13 @@ from streamrl.spec.training import (
     Weights,
 )
 
-JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=32)]
+JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_JOB_CHARACTERS)]
 
 
 class Metadata(SpecModel):
     """Name and labels of the job."""
 
-    name: JobName = Field(description="Name of the job, at most 32 characters.")
+    name: JobName = Field(description=f"Name of the job, at most {names.MOST_JOB_CHARACTERS} characters.")
     namespace: str | None = Field(default=None, max_length=63, description="Namespace; not used by a local run.")
     labels: dict[str, str] | None = Field(default=None, description="Labels.")
     annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
@@ -41,6 +44,25 @@ class MaxCost(SpecModel):
         default="Suspend",
         description="Above it: the trainer writes a checkpoint and all processes end, until the amount is raised; or a warning.",
     )
+
+
+class Tracing(SpecModel):
+    """OpenTelemetry spans of a group's life, and of every weight version."""
+
+    endpoint: str = Field(
+        description="Where traces go, by OTLP over HTTP: `http://collector:4318/v1/traces`.",
+        pattern=ENDPOINT_PATTERN,
+        max_length=2048,
+    )
+    share_percent: int = Field(
+        default=1, ge=0, le=100, description="Share of the groups that is traced; 0 traces nothing, no version either."
+    )
+
+    @property
+    def port(self) -> int:
+        """Of the endpoint."""
+        address = urlsplit(self.endpoint)
+        return address.port or (443 if address.scheme == "https" else 80)
 
 
 class RLJobSpec(SpecModel):
@@ -63,9 +85,13 @@ class RLJobSpec(SpecModel):
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
     trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")
+    service_account: ServiceAccount = Field(
+        default=ServiceAccount(), description="On Kubernetes: the account of all pods."
+    )
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What happens when a process dies."
     )
+    tracing: Tracing | None = Field(default=None, description="Traces to send; absent = none.")
     max_cost: MaxCost | None = Field(default=None, description="What the job may cost; absent = anything.")
     suspend: bool = Field(
         default=False, description="On Kubernetes: no pods; volumes stay, and the job goes on from there later."
@@ -117,7 +143,12 @@ class RLJobSpec(SpecModel):
                 "weights",
                 "storage",
                 "trackers",
+                "serviceAccount",
             )
+        ),
+        (
+            "has(self.tracing) == has(oldSelf.tracing) && (!has(self.tracing) || self.tracing == oldSelf.tracing)",
+            "tracing cannot be changed; make a new job",
         ),
         ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
         (
@@ -151,3 +182,19 @@ class RLJob(SpecModel):
     kind: Literal["RLJob"] = Field(description="RLJob")
     metadata: Metadata = Field(description="Name and labels.")
     spec: RLJobSpec = Field(description="What is trained, on what, how, and with which resources.")
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"metadata.name and the name of a pool must have at most {names.MOST_SET_CHARACTERS - 1} characters together: "
+            "pods are named after both",
+            f"self.spec.generators.all(g, self.metadata.name.size() + g.name.size() < {names.MOST_SET_CHARACTERS})",
+            lambda job: next(
+                (
+                    f"{len(job.metadata.name)} and {len(pool.name)}"
+                    for pool in job.spec.generators
+                    if len(job.metadata.name) + len(pool.name) >= names.MOST_SET_CHARACTERS
+                ),
+                "",
+            ),
+        ),
+    )

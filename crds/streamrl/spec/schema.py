@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from streamrl.spec.base import REFUSED_KEY
 from streamrl.spec.rljob import RLJob
 
 Schema = dict[str, Any]
@@ -71,6 +72,17 @@ def is_free_form(schema: Schema) -> bool:
     return schema.get("type") == "object" and "properties" not in schema
 
 
+def is_amount(schema: Schema) -> bool:
+    """Whether it takes a whole number or text: an amount as Kubernetes writes it."""
+    return bool(schema.get("x-kubernetes-int-or-string"))
+
+
+def refusals(schema: Schema) -> Mapping[str, str]:
+    """Fields that a section, or the items of a list of sections, does not have -> why, and what to use."""
+    reasons: Mapping[str, str] = schema.get("items", schema).get(REFUSED_KEY, {})
+    return reasons
+
+
 def _inline(node: Any, definitions: Mapping[str, Schema]) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(node, list):
         return [_inline(item, definitions) for item in node]
@@ -89,6 +101,8 @@ def _inline(node: Any, definitions: Mapping[str, Schema]) -> Any:  # noqa: ANN40
 def _entry(key: str, item: Any, definitions: Mapping[str, Schema]) -> Any:  # noqa: ANN401 - any JSON value
     if key == "properties":  # here the keys are field names, `title` could be one
         return {name: _inline(field, definitions) for name, field in item.items()}
+    if key == REFUSED_KEY:
+        return item
     if key == "description":
         return " ".join(item.split())
     return item if key == "default" else _inline(item, definitions)

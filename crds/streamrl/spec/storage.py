@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from streamrl.spec.base import ByteQuantity, FieldRule, SpecModel, parse_bytes
-from streamrl.spec.pod import ObjectName
+from streamrl.spec.volumes import ObjectName
 
 MIN_ARCHIVE = "4Mi"
 """A sixteenth of it is one segment."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StringConstraints
 
 from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, PythonFunction, SpecModel, map_by, repeated
-from streamrl.spec.pod import ObjectName
+from streamrl.spec.volumes import ObjectName
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 

@@ -8,7 +8,7 @@ from streamrl.spec.base import SpecModel
 
 PROJECT_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_.]*$"
 SERVER_PATTERN = r"^https?://[^@\s]+$"
-Project = Annotated[str, StringConstraints(pattern=PROJECT_PATTERN, min_length=1, max_length=64)]
+Project = Annotated[str, StringConstraints(pattern=PROJECT_PATTERN, max_length=64)]
 """What all trackers take as a name."""
 
 

@@ -15,7 +15,7 @@ from streamrl.spec.base import (
     map_by,
     parse_bytes,
 )
-from streamrl.spec.pod import Pod
+from streamrl.spec.pod import TrainerPod
 
 MAX_CHUNK = "3Mi"
 """A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
@@ -359,8 +359,9 @@ class Trainer(SpecModel):
         default="Allow", description="Block: the trainer's pods stop drains of their nodes until the job has ended."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of the trainer; weighs its bubbles.")
-    pod: Pod = Field(
-        default=Pod(), description="Its pods on Kubernetes, one a node; resources are those of the trainer's container."
+    pod: TrainerPod = Field(
+        default=TrainerPod(),
+        description="Its pods on Kubernetes, one a node; resources are those of the trainer's container.",
     )
 
     @property

@@ -15,6 +15,8 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "initContainers": ("name",),
     "env": ("name",),
     "volumes": ("name",),
+    "resourceClaims": ("name",),
+    "claims": ("name",),
     "imagePullSecrets": ("name",),
     "volumeMounts": ("mountPath",),
     "ownerReferences": ("uid",),
@@ -118,4 +120,4 @@ def _same(desired: object, observed: object, *, path: Path) -> bool:
 
 
 def _is_quantity(path: Path) -> bool:
-    return path[-1] == "sizeLimit" or path[-3:-1] in {("resources", kind) for kind in _QUANTITIES}
+    return path[-1] in ("sizeLimit", "divisor") or path[-3:-1] in {("resources", kind) for kind in _QUANTITIES}

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
-from streamrl.names import CONTAINER_SCHEDULER
+from streamrl.names import CONTAINER_SCHEDULER, OWN_CONTAINERS
 from streamrl.spec.training import FailurePolicy, FailureRule
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import pods
@@ -148,8 +148,8 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
 
 
 def failures_of_containers(pod: Object) -> Iterator[Failure]:
-    """Containers of the pod that ended with an error: now, or the time before."""
-    for container in pods.containers(pod):
+    """Containers of ours in the pod that ended with an error: now, or the time before. Those that a job adds follow no codes of ours."""
+    for container in (one for one in pods.containers(pod) if one.get("name") in OWN_CONTAINERS):
         count, state = int(container.get("restartCount") or 0), container.get("state") or {}
         before = (container.get("lastState") or {}).get("terminated")
         if before is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.campaign.specs import Spec
-from streamrl.spec.schema import Schema, job_schema
+from streamrl.spec.schema import Schema, is_amount, job_schema
 
 _UNKNOWN = "notAField"
 
@@ -59,7 +59,7 @@ def _places(value: Any, schema: Schema, path: _Path) -> Iterator[tuple[_Path, Sc
 
 def _broken(schema: Schema, path: _Path) -> Iterator[tuple[str, _Path, Any]]:
     """(rule, path, value that breaks it)."""
-    kind = schema.get("type")
+    kind = "amount" if is_amount(schema) else schema.get("type")
     if kind in _OTHER_TYPE:
         yield "type", path, _OTHER_TYPE[kind]
     if kind == "integer":
@@ -67,7 +67,7 @@ def _broken(schema: Schema, path: _Path) -> Iterator[tuple[str, _Path, Any]]:
     for rule, breaks in _BREAKS.items():
         if rule in schema:
             yield rule, path, breaks(schema[rule])
-    if schema.get("properties"):
+    if schema.get("properties") and not schema.get("x-kubernetes-preserve-unknown-fields"):
         yield "unknown field", (*path, _UNKNOWN), 1
     for name in schema.get("required") or () if kind == "object" else ():
         yield "required", (*path, name), _DROP
@@ -78,6 +78,7 @@ _OTHER_TYPE: Mapping[str, Any] = {
     "number": "seven",
     "boolean": "yes",
     "string": 7,
+    "amount": 0.5,
     "array": {},
     "object": [],
 }

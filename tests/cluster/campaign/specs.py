@@ -19,7 +19,7 @@ Spec = dict[str, Any]
 NAMES = ("a", "gen-b", "eleven-char")
 _WORDS = st.sampled_from(("x", "a-b", "0", "Long.Value_1", "z" * 63))
 _KEYS = st.sampled_from(("team", "example.com/kind", "a.b", "k" * 63))
-_QUANTITIES = (("100m", "1"), ("1", "1"), ("1.5", "2"), ("2", "3"))
+_QUANTITIES: tuple[tuple[str | int, str | int], ...] = (("100m", 1), (1, 2), ("1", "1"), ("1.5", "2"), ("2", "3"))
 _SIZES = st.sampled_from(("1Gi", "500Mi", "10G"))
 _EXAMPLES = 8
 _ALONE = Lock()
@@ -171,7 +171,8 @@ _ENV: tuple[Spec, ...] = (
     {"name": "A", "value": "1"},
     {"name": "A", "value": "$(B) \n 'x'"},
     {"name": "B", "value": ""},
-    {"name": "TOKEN", "secretKey": {"name": "hub", "key": "token"}},
+    {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
 )
 _VOLUMES: tuple[Spec, ...] = (
     {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
@@ -179,4 +180,5 @@ _VOLUMES: tuple[Spec, ...] = (
     {"name": "prompts", "secret": {"secretName": "cloud"}},
     {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
     {"name": "scratch", "emptyDir": {}},
+    {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"audience": "cloud", "path": "token"}}]}},
 )

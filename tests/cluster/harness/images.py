@@ -139,12 +139,13 @@ def base() -> Image:
 
 
 def worker_test() -> Image:
-    """The base, with the places where this machine's Python is mounted: torch stays outside."""
+    """The base, with the places where this machine's Python is mounted (torch stays outside), and what vLLM's CPU build is linked to."""
     paths = host_python.paths()
     made = " ".join(f"'{path}'" for path in paths)
     parents = " ".join(sorted({f"'{parent}'" for path in paths for parent in path.parents if parent != Path("/")}))
     text = (
         f"ARG BASE_IMAGE\nFROM ${{BASE_IMAGE}}\nRUN mkdir -p {made} && chmod a+rx {parents} {made}\n"
+        f"RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*\n"
         f"RUN echo 'streamrl:x:{USER}:{USER}:streamrl:/tmp:/usr/sbin/nologin' >> /etc/passwd"
         f" && echo 'streamrl:x:{USER}:' >> /etc/group\n"
         f"ENV PATH={host_python.search_path()} PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp\n"

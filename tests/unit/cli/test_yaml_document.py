@@ -33,7 +33,7 @@ def test_json_comes_out_as_it_went_in(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("1e-6", "1.0e-6", "1e3", ".5", "5.", "0o17", "0x1f", "017", "+3", "-0.0", "1_000", "1.2.3", "0b1"),
+        *("1e-6", "1.0e-6", "1e3", ".5", "5.", "0o17", "0x1f", "0", "08", "+3", "-0.0", "1_000", "1.2.3", "0b1"),
         *("yes", "no", "on", "True", "~", "", "12:30", "2001-01-01", "null", "'1'"),
     ],
 )
@@ -87,6 +87,13 @@ def test_characters_are_counted_as_written_out(text: str) -> None:
 def test_tags_are_refused_of_keys_too(text: str) -> None:
     with pytest.raises(YamlError, match=r"tag .* is not allowed"):
         read_documents(text)
+
+
+def test_a_leading_zero_is_not_guessed_at() -> None:
+    with pytest.raises(YamlError, match="0400 is octal to kubectl") as refused:
+        read_documents("a: 1\nmode: 0400")
+    assert refused.value.line == 2
+    assert read_documents("[0o400, '0400', 0, 0.5]")[0].data == [256, "0400", 0, 0.5]
 
 
 @pytest.mark.parametrize(

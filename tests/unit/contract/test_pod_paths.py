@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from streamrl import names
-from streamrl.spec.pod import VolumeMount
+from streamrl.spec.volumes import VolumeMount
 
 OURS = [value for key, value in vars(names).items() if key.startswith("DIR_")]
 PARTS = st.sampled_from(

@@ -107,7 +107,7 @@ class EngineLoop:
         """Pull and swap in these weights; supersedes earlier announcements."""
         if self._version == target.version:
             self._puller.drop()
-            self._tell_loaded(target.version, fetch_s=0.0, load_s=0.0)
+            self._outbox.post(_loaded(target.version))
         else:
             self._puller.announce(target)
         self._awake()
@@ -224,7 +224,8 @@ class EngineLoop:
         else:
             self._version, load_s = pulled.version, time.monotonic() - begun_s
             self.on_weights(pulled.fetch_s, load_s)
-            self._tell_loaded(pulled.version, fetch_s=pulled.fetch_s, load_s=load_s)
+            times = {"fetch_s": pulled.fetch_s, "waited_s": begun_s - pulled.at_s, "load_s": load_s}
+            self._outbox.post(_loaded(pulled.version, **times))
 
     def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
@@ -287,11 +288,6 @@ class EngineLoop:
             self._draining = False
             self._outbox.post(pb.GeneratorEvent(drained=pb.Drained()))
 
-    def _tell_loaded(self, version: pb.VersionName, *, fetch_s: float, load_s: float) -> None:
-        """Only called when the engine has taken the verified bytes of `version`."""
-        loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, fetch_s=fetch_s, load_s=load_s)
-        self._outbox.post(pb.GeneratorEvent(weights_loaded=loaded))
-
     def _tell_failed(self, version: pb.VersionName, error: str) -> None:
         _log.error("weights of version (%d, %d) failed: %s", version.attempt, version.step, error)
         self.on_weights_failed()
@@ -301,3 +297,9 @@ class EngineLoop:
 
     def _awake(self) -> None:
         self._wake.set()
+
+
+def _loaded(version: pb.VersionName, **seconds: float) -> pb.GeneratorEvent:
+    """Only said when the engine has the verified bytes of `version`."""
+    loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, **seconds)
+    return pb.GeneratorEvent(weights_loaded=loaded)

@@ -31,7 +31,7 @@ from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
 from streamrl.liveness import liveness_s
 from streamrl.metrics import GENERATOR
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import parse_bytes
+from streamrl.spec import RLJobSpec, parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines import engine_kind
@@ -219,6 +219,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         add_special_tokens=settings.spec.task.chat is None,
         precision=settings.spec.trainer.precision,
         failed=failed,
+        traces_endpoint=_traces_endpoint(settings.spec),
         probe_timeout_s=liveness_s(os.environ),
     )
     try:
@@ -228,3 +229,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
     except (ValueError, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(field=f"model {model_path}", rule=f"cannot be loaded: {first_line}") from error
+
+
+def _traces_endpoint(spec: RLJobSpec) -> str | None:
+    return None if spec.tracing is None or not spec.tracing.share_percent else spec.tracing.endpoint

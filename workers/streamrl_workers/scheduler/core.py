@@ -47,6 +47,7 @@ class Core:
         first_lease: int = 1,
         lengths: Lengths | None = None,
         curves: Curves | None = None,
+        epoch_s: float = 0.0,
     ) -> None:
         """Take up a run where its journal ends; `Recovered()` is an empty one.
 
@@ -56,10 +57,12 @@ class Core:
             first_lease: leases are numbered from here; above every number of an earlier scheduler of the run.
             lengths: what predicts completion lengths; None: the signals of the job, over the journal's history.
             curves: what is known of the pools' speed; None: nothing, it is measured.
+            epoch_s: Unix time at which the events' `now_s` is 0.
         """
         self._settings = settings
         self._recovered = recovered
         self._components = make_components(settings, recovered, first_lease=first_lease, lengths=lengths, curves=curves)
+        self._components.fleet.epoch_s = epoch_s
         self._outbox = self._components.outbox
         self._feed = TrainerFeed(self._components, recovered)
         self._announcer = Announcer(self._outbox, fleet=self._components.fleet, evaluator=self._components.evaluator)

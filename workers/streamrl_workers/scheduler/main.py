@@ -61,6 +61,7 @@ from streamrl_workers.scheduler.server.result import (
 )
 from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.scheduler.server.tracer import Tracer, make_tracer
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
@@ -161,10 +162,19 @@ async def serve(
             write_json_atomically(
                 environment.run_dir / FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True)
             )
+        tracer = make_tracer(job, run_dir=environment.run_dir, recovered=recovered)
         pool = make_pool(job, environment.code_dir)
         ports = await Ports.open(environment, ending=ending)
         trackers = TrackerClients(job, run_dir=environment.run_dir, store_dir=environment.store_dir)
-        run = Run(environment=environment, job=job, journal=journal, pool=pool, ending=ending, trackers=trackers)
+        run = Run(
+            environment=environment,
+            job=job,
+            journal=journal,
+            pool=pool,
+            ending=ending,
+            trackers=trackers,
+            tracer=tracer,
+        )
         try:
             ended = await _run(run, recovered, ports)
             await trackers.end(ended)
@@ -173,6 +183,8 @@ async def serve(
             await trackers.end(None)
             await ports.close()
             await pool.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
     finally:
         await journal.aclose()
 
@@ -187,6 +199,7 @@ class Run:
     pool: Pool
     ending: ExitDecision
     trackers: TrackerClients
+    tracer: Tracer | None = None
 
 
 async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
@@ -202,7 +215,9 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
-    core = Core(settings, recovered, first_lease=time.time_ns() // 1_000_000 << _LEASE_BITS)
+    clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
+    first_lease = time.time_ns() // 1_000_000 << _LEASE_BITS
+    core = Core(settings, recovered, first_lease=first_lease, epoch_s=time.time() - clock_s())
     connections = Connections()
     ports.status = status = StatusEndpoint(
         core,
@@ -216,11 +231,13 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
     base_dir, run_dir = run.environment.code_dir, run.environment.run_dir
     ranker = RankerClient(choice, base_dir=base_dir, run_dir=run_dir, on_scores=executor.on_ranked)
-    executor.attach(run.pool, ranker=ranker)
+    executor.attach(run.pool, ranker=ranker, tracer=run.tracer)
+    if run.tracer is not None:
+        connections.on_event = run.tracer.event
+        status.spans = run.tracer.spans
     status.ranker = ranker.status
     status.trackers = run.trackers
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
-    clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
     run.trackers.start()

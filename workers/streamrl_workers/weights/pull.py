@@ -292,6 +292,8 @@ class Pulled:
     version: pb.VersionName
     tensors: dict[str, TensorBytes]
     fetch_s: float
+    at_s: float
+    """When they were all there, by the monotonic clock."""
 
 
 Pull = Callable[[pb.WeightsAvailable], Awaitable[dict[str, TensorBytes]]]
@@ -382,7 +384,8 @@ class Puller:
                 if self._next is not None:
                     return
             else:
-                self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=time.monotonic() - begun_s)
+                at_s = time.monotonic()
+                self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=at_s - begun_s, at_s=at_s)
                 self._wake()
                 return
 

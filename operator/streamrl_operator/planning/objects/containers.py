@@ -11,8 +11,10 @@ from typing import Any
 from streamrl import keys, names
 from streamrl.liveness import LIVENESS_S, word_s
 from streamrl.spec import RLJob, SpecModel
+from streamrl.spec.containers import OWN_PREFIX, EnvVar, ExtraContainer, Resources
 from streamrl.spec.generators import GeneratorPool
-from streamrl.spec.pod import OWN_PREFIX, EnvVar, Pod, VolumeMount
+from streamrl.spec.pod import Pod
+from streamrl.spec.volumes import VolumeMount
 from streamrl_operator.planning.objects.shared import Built
 
 Variables = dict[str, str | dict[str, Any]]
@@ -119,9 +121,17 @@ def merged_environment(ours: Variables, given: Sequence[EnvVar]) -> list[Built]:
 
 
 def _source(variable: EnvVar) -> str | dict[str, Any]:
-    if variable.secret_key is None:
-        return variable.value or ""
-    return {"secretKeyRef": variable.secret_key.model_dump(mode="json", by_alias=True)}
+    return variable.value or "" if variable.value_from is None else as_given(variable.value_from)
+
+
+def _unset(container: "Container", *, pod: Pod) -> Variables:
+    """Nothing for each variable of ours that the container has no use for: keys of `envFrom` cannot be seen from here, and `env` goes over them."""
+    return {} if not pod.env_from else {name: "" for name in _OURS if name not in container.variables}
+
+
+_OURS = sorted(
+    {value for name, value in vars(keys).items() if name.startswith("ENV_") and value.startswith(OWN_PREFIX)}
+)
 
 
 def _trainer_pod(job: RLJob, *, uid: str) -> Variables:
@@ -187,9 +197,26 @@ class Container:
     himself, and it is ready by this port."""
     start_deadline_s: int | None = None
     """Given: it has started only when it is ready, and what comes after it in the pod waits for that, so long at most."""
-    requests: Mapping[str, str] | None = None
-    """None: the job's own resources."""
+    resources: Resources | None = None
+    """None: those that the job gives its main container."""
     sidecar: bool = False
+
+
+def _security(**chosen: object) -> Built:
+    """Of every container, the job's own too; `chosen`: what it may choose."""
+    return {
+        **chosen,
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def extra(container: ExtraContainer) -> Built:
+    """A container that the job adds, as it is but for what Pod Security "restricted" asks for."""
+    built = as_given(container)
+    return {**built, "securityContext": _security(**built.get("securityContext", {}))}
 
 
 def build(container: Container, *, image: str, pod: Pod) -> Built:
@@ -199,18 +226,14 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         "image": image,
         "imagePullPolicy": pod.image_pull_policy,
         "command": ["python", "-m", container.module, *container.arguments],
-        "env": merged_environment(container.variables, pod.env),
-        "resources": as_given(pod.resources) if container.requests is None else {"requests": dict(container.requests)},
+        "env": merged_environment({**container.variables, **_unset(container, pod=pod)}, pod.env),
+        "resources": as_given(container.resources or pod.resources),
         "volumeMounts": _mounts(container, given=pod.volume_mounts),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _security(readOnlyRootFilesystem=True),
     }
+    if pod.env_from:
+        built["envFrom"] = [as_given(source) for source in pod.env_from]
     if container.sidecar:
         built["restartPolicy"] = "Always"
     if container.ports:

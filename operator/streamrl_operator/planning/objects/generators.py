@@ -68,7 +68,8 @@ def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
         role=ROLE_GENERATOR,
         pool=pool.name,
         grace_s=_GRACE_S,
-        shares_processes=True,  # it has one container; the trainer's pod has two with certificates of their own
+        # Containers of ours have certificates of their own: the trainer's pod has two, and what a job adds has no use for ours.
+        shares_processes=not (pool.pod.init_containers or pool.pod.containers),
         main=_container(plan, pool=pool),
         volumes={
             template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),

@@ -48,6 +48,11 @@ class JobPlan:
         """Name of the job."""
         return self.job.metadata.name
 
+    @property
+    def service_account(self) -> str:
+        """Name of the account of all pods."""
+        return self.job.spec.service_account.name or names.service_account(self.name)
+
     def labels(self, *, pool: str | None = None) -> dict[str, str]:
         """Labels of an object of the job."""
         labels = {
@@ -93,14 +98,16 @@ def canonical(value: object) -> str:
 
 def with_spec_hash(built: Mapping[str, Any]) -> Built:
     """The object with the hash of all the rest of it."""
-    assert not built["metadata"].get("annotations")  # ours is the only one
     digest = hashlib.sha256(canonical(built).encode()).hexdigest()[:_HASH_CHARACTERS]
-    return dict(built) | {"metadata": built["metadata"] | {"annotations": {names.ANNOTATION_SPEC_HASH: digest}}}
+    annotations = {**built["metadata"].get("annotations", {}), names.ANNOTATION_SPEC_HASH: digest}
+    return dict(built) | {"metadata": built["metadata"] | {"annotations": annotations}}
 
 
 def service_account(plan: JobPlan) -> Built:
     """The account of all pods; nothing is bound to it and no token is mounted."""
-    return plan.object("v1", "ServiceAccount", names.service_account(plan.name), automountServiceAccountToken=False)
+    built = plan.object("v1", "ServiceAccount", plan.service_account, automountServiceAccountToken=False)
+    built["metadata"] |= {"annotations": dict(given)} if (given := plan.job.spec.service_account.annotations) else {}
+    return built
 
 
 def resolved_job(plan: JobPlan) -> Built:
@@ -121,8 +128,12 @@ def _job_json(plan: JobPlan) -> str:
 
 
 def _document(job: RLJob, *, namespace: str | None) -> Built:
-    """The validated job with all defaults, without what may change; of its metadata only what says which job it is."""
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"spec": RLJobSpec.may_change})
+    """The validated job with all defaults; of its metadata only what says which job it is.
+
+    Without what may change, and without pods and account: no worker reads those, so their spellings may change with the operator.
+    """
+    unread = {**RLJobSpec.may_change, "trainer": {"pod"}, "service_account": True}
+    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"spec": unread})
     return document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}
 
 
@@ -189,12 +200,15 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler and weights and to look names up, in for signals."""
+    """A pool's pods: out to scheduler and weights and to look names up, and with vLLM to where traces go; in for signals."""
     trainer = {"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}
     egress = [
         {"to": [trainer], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
         {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
     ]
+    tracing = plan.job.spec.tracing
+    if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
+        egress.append({"ports": [_tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
     ingress = [{"ports": [_tcp(names.PORT_SIGNALS)]}]
     name = names.pool(plan.name, pool.name)
     return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamrl import API_GROUP, names
+from streamrl import API_GROUP
 from streamrl.spec.pod import Pod
-from streamrl_operator.planning.objects.containers import Container, as_given, build
+from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.shared import Built, JobPlan
 
 USER = 10_001
@@ -58,24 +58,27 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template)
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector),
-            "spec": _pod_spec(plan, template),
+            "spec": _pod_spec(plan, template, selector=selector),
         },
     }
     return plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
 
 
-def _pod_spec(plan: JobPlan, template: Template) -> Built:
+def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str]) -> Built:
     pod = template.pod
     image = pod.image or template.image
     spec: Built = {
-        "serviceAccountName": names.service_account(plan.name),
+        "serviceAccountName": plan.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named `streamrl` would set STREAMRL_ variables
-        "terminationGracePeriodSeconds": template.grace_s,
+        "terminationGracePeriodSeconds": pod.termination_grace_period_seconds or template.grace_s,
         "shareProcessNamespace": template.shares_processes or None,
         "securityContext": _security(),
-        "initContainers": [build(container, image=image, pod=pod) for container in template.init_containers],
-        "containers": [build(template.main, image=image, pod=pod)],
+        "initContainers": [
+            *(extra(container) for container in pod.init_containers),
+            *(build(container, image=image, pod=pod) for container in template.init_containers),
+        ],
+        "containers": [build(template.main, image=image, pod=pod), *(extra(one) for one in pod.containers)],
         "volumes": [
             *({"name": name, **source} for name, source in template.volumes.items()),
             *(as_given(volume) for volume in pod.volumes),
@@ -84,6 +87,12 @@ def _pod_spec(plan: JobPlan, template: Template) -> Built:
         "nodeSelector": dict(pod.node_selector),
         "tolerations": [as_given(toleration) for toleration in pod.tolerations],
         "affinity": dict(pod.affinity),
+        "topologySpreadConstraints": [
+            {"labelSelector": {"matchLabels": dict(selector)}, **constraint}
+            for constraint in pod.topology_spread_constraints
+        ],
+        "resourceClaims": [as_given(claim) for claim in pod.resource_claims],
+        "schedulerName": pod.scheduler_name,
         "priorityClassName": pod.priority_class_name,
         "runtimeClassName": pod.runtime_class_name,
     }

@@ -8,6 +8,7 @@ prepare ──▶ trainer (the ranks of a further node), for each `trainer.nodes
 from collections.abc import Mapping
 
 from streamrl import keys, names
+from streamrl.spec.containers import Resources
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
@@ -20,12 +21,10 @@ _READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_
 
 _GRACE_S = 120
 """For a last checkpoint after the end of the step."""
-_SCHEDULER_START_S = 1_800
-"""A data set is read and a journal replayed; what must be downloaded, `prepare` has."""
-_SMALL = {"cpu": "100m", "memory": "512Mi"}
+_SMALL = Resources(requests={"cpu": "100m", "memory": "512Mi"})
 """Requests beside the trainer's own; without limits, since data sets and warm-ups differ."""
 
-_RANKER_MEMORY = "2Gi"
+_WITH_RANKER = Resources(requests={**_SMALL.requests, "memory": "2Gi"})
 """About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
 
 
@@ -157,7 +156,7 @@ def _prepare(plan: JobPlan) -> Container:
         variables=containers.prepare_variables(plan.job, uid=plan.uid),
         mounts=_mounts(plan),
         read_only=_READ_ONLY,
-        requests=_SMALL,
+        resources=plan.job.spec.trainer.pod.prepare_resources or _SMALL,
     )
 
 
@@ -170,18 +169,18 @@ def _scheduler(plan: JobPlan) -> Container:
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,
-        start_deadline_s=_SCHEDULER_START_S,
-        requests=_scheduler_requests(plan),
+        start_deadline_s=plan.job.spec.trainer.pod.scheduler_start_seconds,
+        resources=plan.job.spec.trainer.pod.scheduler_resources or _scheduler_resources(plan),
         sidecar=True,
     )
 
 
-def _scheduler_requests(plan: JobPlan) -> dict[str, str]:
+def _scheduler_resources(plan: JobPlan) -> Resources:
     """A ranker that needs torch runs in a process beside the scheduler, in its container."""
     ranker = plan.job.spec.scheduling.ranker
     if ranker is None or ranker.language_model is None:
         return _SMALL
-    return {**_SMALL, "memory": _RANKER_MEMORY}
+    return _WITH_RANKER
 
 
 def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[str, int]) -> Container:

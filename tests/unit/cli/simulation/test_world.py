@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from streamrl.errors import UserError
 from streamrl.latency import LatencyCurve, replica_seconds
-from streamrl_cli.simulation.results import ChromeTrace, SimulationResult, summary
+from streamrl_cli.chrome_trace import ChromeTrace
+from streamrl_cli.simulation.results import SimulationResult, summary
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_cli.simulation.world import simulate
 
@@ -282,7 +283,7 @@ def test_a_trace_has_every_sample_in_a_slot_of_its_own(make: Make, tmp_path: Any
     outcome = simulate(make(pipeline={"batchGroups": 3, "steps": 2}), trace=trace)
     trace.write(path)
     events = json.loads(path.read_text())["traceEvents"]
-    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert set(names.values()) == {"generator-p-0", "trainer"}
     samples = [event for event in events if event["ph"] == "X" and names[event["pid"]] == "generator-p-0"]
     assert len(samples) == 12

@@ -178,7 +178,8 @@ def test_workers_read_the_validated_job_without_what_may_change() -> None:
     lasting = [
         {key: pool[key] for key in ("name", "engine", "costPerHour") if key in pool} for pool in spec["generators"]
     ]
-    assert read.spec == parse_job({**full_document(), "spec": {**spec, "generators": lasting}}).spec
+    trainer = {key: value for key, value in spec["trainer"].items() if key != "pod"}
+    assert read.spec == parse_job({**full_document(), "spec": {**spec, "trainer": trainer, "generators": lasting}}).spec
     assert json.loads(text)["metadata"] == {"name": "full", "namespace": NAMESPACE}
 
 
@@ -216,9 +217,9 @@ def test_pods_are_named_as_the_scaling_policy_expects() -> None:
     assert f"generator-{pod.removeprefix(f'{job}-')}" == generator_name(pool, ordinal=ordinal)
 
 
-@pytest.mark.parametrize("name", ["trainer", "scheduler"])
+@pytest.mark.parametrize("name", names.OWN_SUFFIXES)
 def test_a_pool_cannot_have_the_name_of_another_object(name: str) -> None:
-    with pytest.raises(Exception, match="name must not be trainer or scheduler"):
+    with pytest.raises(Exception, match="name must not be trainer, trainer-workers, scheduler"):
         changed("generators.0.name", name)
 
 
@@ -280,3 +281,23 @@ def test_who_reaches_whom(
 ) -> None:
     out, into = (admits("out", pod=source, peer=target, port=port), admits("in", pod=target, peer=source, port=port))
     assert (out and into) is reaches
+
+
+@pytest.mark.parametrize(
+    ("engine", "endpoint", "share_percent", "port"),
+    [
+        ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 10, 4318),
+        ({"vllm": {}}, "https://collector.example/v1/traces", 10, 443),
+        ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 0, None),
+        ({"hf": {}}, "http://collector.traces:4318/v1/traces", 10, None),
+    ],
+)
+def test_generators_go_out_with_traces_of_their_own_alone(
+    engine: dict[str, Any], endpoint: str, share_percent: int, port: int | None
+) -> None:
+    """Those of vLLM. All others are the scheduler's, whose pod may go anywhere."""
+    document = full_document()
+    document["spec"]["tracing"] = {"endpoint": endpoint, "sharePercent": share_percent}
+    document["spec"]["generators"][0]["engine"] = engine
+    egress = find(planned(parse_job(document)), "NetworkPolicy", "full-fixed")["spec"]["egress"]
+    assert egress[2:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])

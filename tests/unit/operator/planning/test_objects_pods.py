@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamrl import keys, names
 from streamrl.spec import parse_job
-from streamrl.spec.pod import EnvVar
+from streamrl.spec.containers import EnvVar
 from streamrl_operator.planning.objects.containers import merged_environment
 from support.jobs import simulated_job
 from support.planned import containers, full_document, full_job, planned, templates
@@ -183,7 +183,7 @@ def test_pools_and_trainer_do_not_select_each_others_pods() -> None:
 
 
 def test_variables_of_ours_stay_even_where_the_contract_has_let_one_through() -> None:
-    given = [EnvVar.model_construct(name=name, value="theirs", secret_key=None) for name in (keys.ENV_RUN_DIR, "HOME")]
+    given = [EnvVar.model_construct(name=name, value="theirs", value_from=None) for name in (keys.ENV_RUN_DIR, "HOME")]
     built = merged_environment({keys.ENV_RUN_DIR: "ours", "HOME": "ours"}, given)
     assert built == [{"name": keys.ENV_RUN_DIR, "value": "ours"}, {"name": "HOME", "value": "theirs"}]
 

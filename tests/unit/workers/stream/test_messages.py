@@ -75,7 +75,7 @@ def test_the_largest_sample_of_the_specification_fits_a_message() -> None:
 
 def test_what_the_specification_allows_passes_the_door() -> None:
     slots, groups = most(SimulatedEngineSpec, "slots"), most(Pipeline, "batch_groups")
-    hello = pb.GeneratorHello(generator_id="g" * 63 + ".a-1", instance="f" * 32, pool="p" * 11, slots=slots)
+    hello = pb.GeneratorHello(generator_id="g" * 63 + ".a-1", instance="f" * 32, pool="p" * 50, slots=slots)
     peer_messages.check_generator(pb.GeneratorEvent(hello=hello), newest_step=0)
     ids = range(2**40, 2**40 + groups)
     step = pb.StepDone(step=1, group_ids=ids, metrics={f"metric {n}": float("inf") for n in range(100)})

@@ -34,7 +34,7 @@ def create_vllm(options: EngineOptions) -> Engine:
         raise UserError(field="engine.vllm", rule="needs the package vllm", fix="install streamrl[vllm]")
     from streamrl_workers.generator.engines.vllm.options import set_environment
 
-    set_environment(threads=options.threads)  # before vllm is imported
+    set_environment(threads=options.threads, traced=options.traces_endpoint is not None)  # before vllm is imported
     from streamrl_workers.generator.engines.vllm.engine import create
 
     return create(options)

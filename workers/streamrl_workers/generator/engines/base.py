@@ -43,6 +43,7 @@ class EngineOptions:
     failed: Callable[[str], None] = lambda _: (
         None
     )  # called from any thread when an engine that works by itself cannot go on
+    traces_endpoint: str | None = None  # where an engine with traces of its own sends them; None: it makes none
     probe_timeout_s: float = 90.0  # such an engine that answers nothing for so long has failed
 
 

@@ -224,6 +224,7 @@ class SampleLifecycle:
     def _finish(self, group: Group, sample: Sample) -> None:
         """The sample has all its tokens."""
         sample.follow(SampleEvent.FINISH)
+        sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
@@ -399,5 +400,6 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         reward_error=sample.reward_error,
         generator_id=sample.generator_id,
         generate_s=sample.generate_s,
+        ended_at=sample.ended_at,
         segments=segments,
     )

@@ -93,6 +93,8 @@ class Sample:
     generator_id: str = ""
     finish_reason: str = ""
     generate_s: float = 0.0
+    ended_at: float | None = None
+    """Unix time at which all its tokens were there."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     reward_error: str = ""

@@ -202,6 +202,8 @@ class Connections:
         self._traffic: dict[str, Traffic] = {}
         self.on_change: Callable[[], None] = lambda: None
         """Somebody has come or gone."""
+        self.on_event: Callable[[str, Any], None] = lambda name, event: None
+        """Told of a peer's events that count, before the core is; None: the peer has left."""
 
     def pools(self) -> Counter[str]:
         """Pool -> its connected generators; the trainer stands under ""."""
@@ -345,7 +347,7 @@ class PeerHandler(ABC):
             self.connections.stop(self.entry)
             return False
         if replaced is not None:
-            self.on_leave()
+            self._left()
         self.on_join()
         return True
 
@@ -353,12 +355,17 @@ class PeerHandler(ABC):
         """Give the place back, unless a newer connection has taken it."""
         if self.connections.remove(self.entry) and not self.connections.stopping:
             log.info("%s has left: %s", self.entry.link.peer, reason)
-            self.on_leave()
+            self._left()
 
     async def take(self, event: Any) -> None:  # noqa: ANN401 - either direction's event
         """Handle one event."""
         if self.connections.hears(self.entry):
+            self.connections.on_event(self.entry.name, event)
             dispatch(event, self.handlers)
+
+    def _left(self) -> None:
+        self.connections.on_event(self.entry.name, None)
+        self.on_leave()
 
 
 async def greeting(events: Events, context: Context, *, kind: str) -> Any:  # noqa: ANN401 - either hello

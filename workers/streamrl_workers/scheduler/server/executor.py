@@ -23,6 +23,7 @@ from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.scheduler.server.tracer import Tracer
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
 
 
@@ -57,6 +58,7 @@ class Executor:
         self._connections = connections
         self._ending = ending
         self._goes_on = False
+        self._on_result: Callable[[Result], None] = lambda result: None
         self._carry_out: dict[type, Callable[[Any], None]] = {
             fx.ToGenerator: lambda effect: connections.to_generator(effect.generator_id, effect.command),
             fx.ToTrainer: lambda effect: connections.to_trainer(effect.command),
@@ -66,10 +68,13 @@ class Executor:
             fx.Failed: lambda effect: ending.user_error(effect.reason),
         }
 
-    def attach(self, pool: TaskSource, *, ranker: RankerClient) -> None:
-        """Connect the task pool and the ranker; before the first effect."""
+    def attach(self, pool: TaskSource, *, ranker: RankerClient, tracer: Tracer | None = None) -> None:
+        """Connect the task pool, the ranker, and who tells of what is done; before the first effect."""
         self._carry_out[fx.AskRanker] = ranker.ask
         self._carry_out |= dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put)
+        if tracer is not None:
+            self._on_result = tracer.result
+            self._carry_out |= {kind: _both(watch, self._carry_out[kind]) for kind, watch in tracer.effects.items()}
 
     def call(self, event: Callable[P, Sequence[fx.Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Bring an event to the core, `event` being the core's method, and carry out the effects."""
@@ -95,6 +100,8 @@ class Executor:
         """The task loop."""
         while True:
             results = await pool.results()
+            for result in results:
+                self._on_result(result)
             if answers := [result for result in results if isinstance(result, TurnAnswer)]:
                 self.call(self._core.turns_answered, answers)
             if scores := [result for result in results if isinstance(result, Score)]:
@@ -120,3 +127,11 @@ class Executor:
         if not effect.trajectories:
             effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
         self._connections.deliver_group(effect)
+
+
+def _both(watch: Callable[[Any], None], act: Callable[[Any], None]) -> Callable[[Any], None]:
+    def done(effect: Any) -> None:  # noqa: ANN401 - of the type that both take
+        watch(effect)
+        act(effect)
+
+    return done

@@ -128,6 +128,11 @@ class SchedulerMetrics:
         for pool, lag in lags.items():
             self._metrics.set("weights_lag_steps", lag, pool)
 
+    def spans(self, *, sent: int, lost: int) -> None:
+        """Take over what became of the spans of traces."""
+        self._metrics.total("sent_spans", sent)
+        self._metrics.total("lost_spans", lost)
+
     def last_step(self, line: Mapping[str, Any], *, warnings: Collection[str], cost_per_step: float | None) -> None:
         """Take over the last step's line; empty before the first."""
         metrics, trainer = self._metrics, line.get("trainer", {})

@@ -67,6 +67,8 @@ class StatusEndpoint:
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
         self.trackers: TrackerClients | None = None
+        self.spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Spans of traces that were sent, and that are lost."""
 
     @property
     def elapsed_s(self) -> float:
@@ -134,6 +136,8 @@ class StatusEndpoint:
         metrics.last_step(self._last_line, warnings=warnings, cost_per_step=self._step_cost)
         metrics.evaluations(self._first_evaluation, self._last_evaluation)
         metrics.costs(self._cost)
+        sent, lost = self.spans()
+        metrics.spans(sent=sent, lost=lost)
         metrics.lengths(view.lengths, self.ranker())
         return metrics.render()
 

@@ -17,6 +17,8 @@ import contextlib
 import functools
 import logging
 import multiprocessing
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -33,7 +35,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
-from streamrl_workers.generator.engines.vllm.plugin import REFUSED
+from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, REFUSED
+from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ class Submission:
     tokens: list[int]  # prompt and what there is of the completion
     params: SamplingParams
     priority: int  # lower goes first
+    traceparent: str = ""  # "": it is not traced
 
 
 class _KvUsage(StatLoggerBase):
@@ -99,6 +103,7 @@ class AsyncEngine:
             failed: see above.
 
         Raises:
+            UserError: vLLM refuses what the job asks for.
             EngineFailedError: it does not start.
         """
         self._args = args
@@ -184,14 +189,16 @@ class AsyncEngine:
     # ---- in the thread "vllm"
 
     def _run(self, started: "Future[None]") -> None:
-        try:
-            asyncio.run(self._serve(started))
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends the engine, and is told
-            self._fail(f"vLLM: {_line(error)}")
-            if not started.done():
-                started.set_exception(
-                    EngineFailedError(f"vLLM does not start; its own lines above say why: {_line(error)}")
-                )
+        with tempfile.TemporaryDirectory(prefix="streamrl-vllm-") as folder:
+            told = Path(folder) / "fault.json"
+            os.environ[ENV_FAULT_FILE] = str(told)
+            try:
+                asyncio.run(self._serve(started))
+            except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends the engine, and is told
+                if started.done():
+                    self._fail(f"vLLM: {_line(error)}")
+                else:
+                    started.set_exception(start_error(error, told=told, arguments=vars(self._args)))
 
     async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()
@@ -287,6 +294,7 @@ class AsyncEngine:
                 submission.params,
                 request_id=str(lease),
                 priority=submission.priority,
+                trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
             ):
                 completion = output.outputs[0]
                 logprobs = completion.logprobs.logprobs[-len(completion.token_ids) :] if completion.token_ids else []

@@ -159,6 +159,7 @@ class VllmEngine:
             lease=request.lease,
             tokens=seq.tokens,
             priority=next(self._age),
+            traceparent=request.traceparent,
             params=sampling_params(
                 request.sampling,
                 end_ids=self._requests.end_ids,

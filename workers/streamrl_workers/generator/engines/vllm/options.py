@@ -25,8 +25,14 @@ _KV_BYTES_CPU = 2**30
 """Where the job says nothing: of a CPU's memory vLLM would take 40 %."""
 
 
-def set_environment(*, threads: int | None) -> None:
+def set_environment(*, threads: int | None, traced: bool = False) -> None:
     """Environment variables of vLLM; before it is imported."""
+    if traced:
+        os.environ.update(
+            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
+            OTEL_TRACES_SAMPLER="parentbased_always_off",  # else it sends a trace of each request that has no place in one
+        )
+        os.environ.setdefault("OTEL_SERVICE_NAME", "streamrl-vllm")
     os.environ.update(
         VLLM_PLUGINS=PLUGIN,
         VLLM_NO_USAGE_STATS="1",
@@ -66,6 +72,7 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,
         "weight_transfer_config": {"backend": WEIGHT_ENGINE},
+        "otlp_traces_endpoint": options.traces_endpoint,
         "speculative_config": _speculative(spec.speculative),
     }
     chosen: dict[str, Any] = {"max_model_len": limit_tokens, "gpu_memory_utilization": spec.gpu_memory_percent / 100}
@@ -80,7 +87,19 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(limit_tokens, _PREFILL_TOKENS_CPU),
         }
-    return chosen | _extra(spec, fixed=fixed) | fixed
+    extra = _extra(spec, fixed=fixed)
+    _check_length(extra.get("max_model_len", limit_tokens), limit_tokens=limit_tokens)
+    return chosen | extra | fixed
+
+
+def _check_length(length: object, *, limit_tokens: int) -> None:
+    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= limit_tokens:
+        raise UserError(
+            field="engine.vllm.extraArgs.max_model_len",
+            rule=f"must be tokens from 1 to {limit_tokens}, which the model has positions for",
+            got=length,
+            fix="lower it, or leave it out",
+        )
 
 
 def _speculative(chosen: Speculation | None) -> dict[str, Any] | None:

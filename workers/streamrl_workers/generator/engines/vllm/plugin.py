@@ -1,12 +1,16 @@
 """What vLLM loads in each of its processes, by the entry point `vllm.general_plugins`.
 
-Registers the weight engine by name and ties the process to the generator that started it. Imports nothing heavy: vLLM's processes import it first.
+Registers the weight engine by name, ties the process to the generator that started it, and tells it of the first error. Imports nothing heavy: vLLM's processes import it first.
 """
 
 import ctypes
+import json
+import logging
 import multiprocessing
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 WEIGHT_ENGINE = "streamrl_file"
 PLUGIN = "streamrl"
@@ -15,6 +19,11 @@ PLUGIN = "streamrl"
 REFUSED = "refused before the model was touched"
 """Begins the text of an error of an update after which the old weights are whole."""
 
+ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
+"""Set by the generator, read by vLLM's processes: where the first error goes."""
+
+_REFUSALS = (ValueError, TypeError, NotImplementedError)
+"""How vLLM says that it cannot do what it was asked for."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -25,7 +34,47 @@ def register() -> None:
     if WEIGHT_ENGINE not in WeightTransferEngineFactory._registry:
         module = "streamrl_workers.generator.engines.vllm.weight_engine"
         WeightTransferEngineFactory.register_engine(WEIGHT_ENGINE, module, "FileWeightEngine")
-    _end_with_parent()
+    if multiprocessing.parent_process() is not None:  # else it is the generator itself
+        _end_with_parent()
+        log, file = logging.getLogger("vllm"), os.environ.get(ENV_FAULT_FILE)
+        if file and not any(isinstance(handler, FirstFault) for handler in log.handlers):
+            log.addHandler(FirstFault(Path(file)))
+
+
+class FirstFault(logging.Handler):
+    """Keeps the first error that vLLM's processes log with its exception: of one there the generator hears only that a process has ended."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(logging.ERROR)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Written whole or not at all; the first of all processes is the cause."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or self._file.exists():
+            return
+        beside = self._file.with_suffix(f".{os.getpid()}")
+        try:
+            beside.write_text(json.dumps(fault_of(error)), encoding="utf-8")
+            os.link(beside, self._file)
+            beside.unlink()
+        except OSError:  # another process was first, or the generator has gone
+            return
+
+
+def fault_of(error: BaseException) -> dict[str, Any]:
+    """As it crosses processes. `refuses`: vLLM cannot do what it was asked for. `says`: on one line."""
+    return {"refuses": isinstance(error, _REFUSALS), "says": _says(error)}
+
+
+def _says(error: BaseException) -> str:
+    """Of a failed validation by pydantic its first part."""
+    parts = getattr(error, "errors", None)
+    if not callable(parts):
+        return " ".join(str(error).split()) or type(error).__name__
+    first = parts()[0]
+    place, text = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
+    return f"{place}: {text}" if place else text
 
 
 def _end_with_parent() -> None:
@@ -34,8 +83,7 @@ def _end_with_parent() -> None:
     It does so when the *thread* ends that started this process: `async_engine.py` keeps one for it.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:  # the generator itself
-        return
+    assert parent is not None
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:  # it had ended before
         os._exit(1)

@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry: what they are, what their attributes are called, how they are sent."""

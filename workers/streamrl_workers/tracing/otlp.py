@@ -1,0 +1,174 @@
+"""Sends spans by OTLP over HTTP, in a thread of its own. OpenTelemetry is imported here alone, and only when there is something to send.
+
+    put(spans) --> waiting (bounded) --> thread "traces" -- a batch --> endpoint
+
+Thread: consumes spans; produces requests; waits for spans and for the endpoint (`_TIMEOUT_S` for each batch, repetitions included).
+
+Invariants: `put` never waits. Each span is sent, or counted as lost: an endpoint that refuses or hangs, or is slower than what comes, costs spans
+and one warning; nothing else. `close` takes `_CLOSE_S` at most.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from streamrl.errors import UserError
+from streamrl_workers.tracing import attribute_names as names
+from streamrl_workers.tracing.spans import SpanId, TraceSpan
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import SpanContext
+
+_LIMIT = 16_384
+"""Spans that wait, of about a kilobyte each."""
+_BATCH = 512
+_GATHER_S = 1.0
+"""For more of them to come."""
+_TIMEOUT_S = 10.0
+_CLOSE_S = 3.0
+_SCOPE = "streamrl"
+
+log = logging.getLogger("streamrl.traces")
+
+
+def otlp_exporter(endpoint: str) -> "SpanExporter":
+    """To this address; headers and certificates by OpenTelemetry's own environment variables.
+
+    Raises:
+        UserError: the packages are not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        rule, fix = "needs OpenTelemetry's packages", "install streamrl[tracing], or leave tracing out"
+        raise UserError(field="spec.tracing", rule=rule, fix=fix) from None
+    logging.getLogger("opentelemetry").setLevel(
+        logging.CRITICAL
+    )  # it warns of each repetition; what is lost is told here
+    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+
+
+class SpanSender:
+    """What waits to be sent."""
+
+    def __init__(
+        self, exporter: "SpanExporter", *, endpoint: str, common: Mapping[str, str], limit: int = _LIMIT
+    ) -> None:
+        """`common`: attributes of every process."""
+        self._exporter = exporter
+        self._endpoint = endpoint
+        self._readable = _Readable(common)
+        self._limit = limit
+        self._waiting: deque[TraceSpan] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._warned = False
+        self.sent = 0
+        """Spans that the endpoint has taken."""
+        self.lost = 0
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._thread.start()
+
+    def put(self, tree: Sequence[TraceSpan]) -> None:
+        """Send them, soon: all of them, or none where there is no room."""
+        with self._wake:
+            fits = len(self._waiting) + len(tree) <= self._limit
+            if fits:
+                self._waiting.extend(tree)
+                self._wake.notify()
+        if not fits:
+            self._lose(len(tree), why="takes them more slowly than they come")
+
+    def close(self) -> None:
+        """Send what waits, if that is quick."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(_CLOSE_S)
+        self._exporter.shutdown()
+        with self._wake:
+            left = len(self._waiting)
+            self._waiting.clear()
+        self._lose(left, why="has not taken them in time")
+        if self.lost:
+            log.warning("%d spans were sent, %d are lost", self.sent, self.lost)
+
+    def _lose(self, spans: int, *, why: str) -> None:
+        with self._wake:
+            self.lost += spans
+            first = bool(spans) and not self._warned
+            self._warned |= first
+        if first:
+            log.warning("spans are lost: %s %s", self._endpoint, why)
+
+    # ---- thread
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            if self._export(batch):
+                self.sent += len(batch)
+            else:
+                self._lose(len(batch), why="does not take them")
+
+    def _next_batch(self) -> list[TraceSpan]:
+        """Empty at the end."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._closing)
+            self._wake.wait_for(lambda: self._closing or len(self._waiting) >= _BATCH, timeout=_GATHER_S)
+            return [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+
+    def _export(self, batch: Sequence[TraceSpan]) -> bool:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        try:
+            return self._exporter.export([self._readable.span(span) for span in batch]) is SpanExportResult.SUCCESS
+        except Exception as error:  # noqa: BLE001 - of a library, over the network: it costs these spans
+            log.debug("%s", error)
+            return False
+
+
+class _Readable:
+    """Makes OpenTelemetry's spans of ours."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        self._common = common
+        self._scope = InstrumentationScope(_SCOPE)
+        self._resources: dict[str, Resource] = {}
+
+    def span(self, span: TraceSpan) -> "ReadableSpan":
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import Link, Status, StatusCode
+
+        return ReadableSpan(
+            name=span.name,
+            context=_context(span.id),
+            parent=None if span.parent is None else _context(span.parent),
+            resource=self._resource(span.process),
+            attributes=span.attributes,
+            links=[Link(_context(link)) for link in span.links],
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+            start_time=span.begin_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=self._scope,
+        )
+
+    def _resource(self, process: str) -> "Resource":
+        if process not in self._resources:
+            from opentelemetry.sdk.resources import Resource
+
+            own = {names.SERVICE_NAME: f"streamrl-{process.partition('-')[0]}", names.SERVICE_INSTANCE: process}
+            self._resources[process] = Resource({**self._common, **own})
+        return self._resources[process]
+
+
+def _context(at: SpanId) -> "SpanContext":
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(at.trace, at.span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
