@@ -148,7 +148,8 @@ def test_a_run_goes_on_when_its_trackers_are_killed_frozen_or_fail(tracked_of: A
 async def test_a_server_that_never_answers_is_given_up_and_the_end_is_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent = await asyncio.start_server(lambda reader, writer: None, host="127.0.0.1")
+    asked: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda _, writer: asked.append(writer), host="127.0.0.1")
     port = silent.sockets[0].getsockname()[1]
     job = simulated_job()
     job["spec"]["trackers"] = {"mlflow": {"trackingUri": f"http://127.0.0.1:{port}"}}
@@ -159,7 +160,10 @@ async def test_a_server_that_never_answers_is_given_up_and_the_end_is_bounded(
         while clients.status()["mlflow"]["deaths"] < 2:  # noqa: ASYNC110 - a poll with a deadline: another process is awaited
             await asyncio.sleep(0.02)
         await clients.end(ProcessExit(exit_code=0))
+    for writer in asked:
+        writer.close()
     silent.close()
+    await silent.wait_closed()
     (warning, *_) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.startswith(
         "tracker mlflow: its process did not begin the run in the tracker within 1 s; started again"
