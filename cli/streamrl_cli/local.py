@@ -21,6 +21,7 @@ from streamrl.spec.task import HuggingFaceDataset, ReasoningGymDataset, Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
+from streamrl_workers.trackers.registry import missing_packages
 
 MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024, "vllm": 16}
 """Processes by engine: a transformers process holds about 0.9 GB before its first token."""
@@ -49,6 +50,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_patterns,
         _check_processes,
         _check_ranker,
+        _check_trackers,
     )
     return [problem for check in checks for problem in check(job, base_dir)]
 
@@ -104,6 +106,10 @@ def _check_ranker(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         check_ranker(job.spec.scheduling.ranker, base_dir=base_dir)
     except UserError as problem:
         yield problem
+
+
+def _check_trackers(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    yield from missing_packages(job.spec.trackers)
 
 
 def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:

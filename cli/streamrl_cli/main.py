@@ -34,6 +34,7 @@ COMMANDS = {
     "ranker": "fit or judge a predictor of completion lengths",
     "plan": "show the objects that a job becomes on Kubernetes, with memory and cost",
     "submit": "give a job to a cluster",
+    "top": "watch a run, or a job of a cluster, as it goes",
     "status": "jobs of a cluster, or one in detail",
     "logs": "logs of a job's pods",
     "suspend": "take a job's pods away; volumes stay",

@@ -207,7 +207,7 @@ class _Run:
         """Show what is new, and say what a person should look at."""
         steps, evaluations = await self.progress.refresh()
         self.view.update(steps, evaluations)
-        for text in self.progress.warnings(steps):
+        for text in (*self.progress.warnings(steps), *self.progress.tracker_warnings()):
             self.view.say(text)
         self._look_at_cost()
 

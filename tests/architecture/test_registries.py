@@ -8,6 +8,7 @@ from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.generators import GeneratorEngine, Scaling
 from streamrl.spec.scheduling import Dispatch, RankerSpec
 from streamrl.spec.task import Dataset, EnvironmentSpec, Reward
+from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import AlgorithmSpec, Correction, TrainerEngine
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
 from streamrl_workers.environments.registry import ENVIRONMENTS
@@ -16,6 +17,7 @@ from streamrl_workers.ranker.folder import RANKERS
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.scheduler.dispatch import POLICIES
 from streamrl_workers.tasks.dataset import DATASETS
+from streamrl_workers.trackers.registry import TRACKERS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
 from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
@@ -39,6 +41,11 @@ WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "Model", "ResourceClaim", "Speculati
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)
 def test_registry_holds_the_members_of_the_contract(union: type[OneOf]) -> None:
     assert set(REGISTRIES[union]) == set(union.choices())
+
+
+def test_the_trackers_of_the_contract_are_those_of_the_registry() -> None:
+    """No union: a job may have several."""
+    assert tuple(TRACKERS) == Trackers.choices()
 
 
 def test_every_union_is_accounted_for() -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MANAGER = "streamrl-cli"
 """Field manager of all that the commands write."""
-REQUEST_TIMEOUT_S = 20.0
+REQUEST_TIMEOUT_S, PAGE_TIMEOUT_S = 20.0, 5.0
 Object = dict[str, Any]
 _T = TypeVar("_T")
 _CONNECT_TIMEOUT_S = 10.0
@@ -178,6 +178,15 @@ class ApiClient:
         meta = obj["metadata"]
         body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
         await self._read(answers.read_deleted, self._call("delete", kind, meta["name"]), body=body)
+
+    async def page(self, pod: str, *, port: int) -> Mapping[str, Any] | None:
+        """The status of a process of a job, through the API server; None: nobody answers there, or the user may not ask."""
+        call = self._call("get", POD, f"{pod}:{port}", "proxy/status")
+        try:
+            async with self._answer(call, total_s=PAGE_TIMEOUT_S) as response:
+                return answers.read_page(await response.read())
+        except (UserError, UserErrors):
+            return None
 
     async def log(self, pod: str, container: str, query: Mapping[str, str]) -> AsyncIterator[str]:
         """Lines of a container's log; with `follow` in `query` until the container ends."""

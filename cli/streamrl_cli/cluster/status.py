@@ -57,7 +57,7 @@ async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
     """One job; again when anything of it changed."""
     before: list[str] = []
     while True:
-        found = await _look(name, cluster=cluster)
+        found = await look(name, cluster=cluster)
         versions = [one["metadata"]["resourceVersion"] for objects in found.values() for one in objects]
         if versions != before:
             job, now = found["job"][0], datetime.now(UTC)
@@ -69,7 +69,7 @@ async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _look(name: str, *, cluster: ApiClient) -> dict[str, list[Object]]:
+async def look(name: str, *, cluster: ApiClient) -> dict[str, list[Object]]:
     job, labels = await cluster.get(RLJOB, name), f"{names.LABEL_JOB}={name}"
     return {
         "job": [job],

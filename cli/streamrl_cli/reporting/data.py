@@ -14,12 +14,13 @@ from typing_extensions import TypedDict
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl_cli.reporting.samples import KINDS, ShownSample, of_step
+from streamrl_cli.reporting.samples import ShownSample, of_step
 from streamrl_cli.reporting.walls import WALL, Seconds, Timeline, WallRecord, checked, timelines
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.scaling import FILE_SCALING
 from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.stream.sample_choice import KINDS
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]

@@ -1,8 +1,7 @@
 """Picks samples of a run to look at, and says what is known of each. Owns no reading of files, and no layout."""
 
 import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,8 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.sample_store import SamplePlace, StoredGroup, open_samples
 from streamrl_workers.stream.packing import count_32, unpack_float32, unpack_int32
+from streamrl_workers.stream.sample_choice import choose
 
-KINDS = {
-    "best": "the highest rewards",
-    "worst": "the lowest rewards",
-    "longest": "the most tokens",
-    "random": "at random, the same ones each time",
-}
-"""Kind -> which samples it picks."""
 _MOST_LOOKED_AT = 100_000
 """Groups that one search goes over, at some 5 µs each."""
 _MOST_READ_BYTES = 32 * 2**20
@@ -235,40 +228,9 @@ def search(run_dir: Path, query: SampleQuery, *, before: SamplePlace | None, cou
         return SearchResult(samples=tuple(found), left_out=store.account.left_out, looked_at=looked_at, next_place=None)
 
 
-_Candidate = tuple[StoredGroup, int]
-"""A group and which of its samples."""
-
-
 def _picked(groups: Iterable[StoredGroup], *, kinds: Sequence[str], count: int) -> tuple[ShownSample, ...]:
     """Of each kind so many; one that is of several kinds comes once."""
-    candidates = [(group, index) for group in groups for index in range(len(group.head.samples))]
-    chosen: dict[tuple[int, int], list[str]] = {}
-    groups_by_id = {group.head.group_id: group for group, _ in candidates}
-    for kind in kinds:
-        for group, index in _PICK[kind](candidates)[:count]:
-            chosen.setdefault((group.head.group_id, index), []).append(kind)
-    return tuple(
-        _shown(groups_by_id[group_id], index, kinds=tuple(names)) for (group_id, index), names in chosen.items()
-    )
-
-
-def _by_reward(candidates: Sequence[_Candidate], *, sign: int) -> list[_Candidate]:
-    known = [(group, index) for group, index in candidates if group.head.samples[index].HasField("reward")]
-    return sorted(known, key=lambda one: -sign * one[0].head.samples[one[1]].reward)
-
-
-def _at_random(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    order = list(candidates)
-    random.Random(0).shuffle(order)
-    return order
-
-
-_PICK: dict[str, Callable[[Sequence[_Candidate]], list[_Candidate]]] = {
-    "best": lambda candidates: _by_reward(candidates, sign=1),
-    "worst": lambda candidates: _by_reward(candidates, sign=-1),
-    "longest": lambda candidates: sorted(candidates, key=lambda one: -one[0].head.samples[one[1]].tokens),
-    "random": _at_random,
-}
+    return tuple(_shown(group, index, kinds=why) for group, index, why in choose(groups, kinds=kinds, count=count))
 
 
 def _shown(group: StoredGroup, index: int, *, kinds: tuple[str, ...]) -> ShownSample:

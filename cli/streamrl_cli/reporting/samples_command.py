@@ -14,7 +14,8 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import read_job
 from streamrl_cli import console
-from streamrl_cli.reporting.samples import KINDS, ShownSample, of_dropped, of_group, of_step
+from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_step
+from streamrl_workers.stream.sample_choice import KINDS
 
 _TEXT_CHARS = 800
 """Of a prompt or a turn, where `--full` is not given."""

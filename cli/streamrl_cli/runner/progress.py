@@ -12,15 +12,13 @@ import urllib.request
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
 from typing import Any
 
 from streamrl import keys
-from streamrl.files import MissingFileError, open_regular, parse_json
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
@@ -42,35 +40,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 """`http_proxy` of the environment is for the world outside, not for the loopback address."""
+TRACKER_DOWN = "TrackerDown"
+"""Type of a warning of the status: a tracker's process is not there."""
 STEPS_LONG = 3
 """A step may take so many times the usual before it is worth a line."""
 _WHOLE = ("finished", "scored", "delivered", "consumed", "dropped")
 """States of groups with all their samples, and after."""
 _LONGEST_GAP_S = 10.0
 """Between two looks: more has passed only if this process was stopped too."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LineReader:
-    """Follows a JSON-lines file: each call gives the whole lines that are new."""
-
-    path: Path
-    offset: int = 0
-
-    def new_lines(self) -> Iterator[dict[str, Any]]:
-        """Parsed lines since the last call; a line still being written waits for the next."""
-        try:
-            file = open_regular(self.path)
-        except MissingFileError:
-            return
-        with file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self.offset += len(line)
-                with suppress(ValueError):  # half a line that a full disk left
-                    yield parse_json(line.decode())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +64,8 @@ class RunProgress:
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
     _readers: dict[str, LineReader] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+    """Warnings of trackers."""
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
@@ -96,6 +75,15 @@ class RunProgress:
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
         return steps, evaluations
+
+    def take_page(self, page: Mapping[str, Any]) -> None:
+        """The same for a run whose files are elsewhere: a scheduler's page has its last step and its last evaluation."""
+        self.status = page
+        step, evaluation = page.get("last_step"), page.get("last_evaluation")
+        if step and step != self.steps.get(int(step["step"])):
+            self._take_step(step)
+        if evaluation:
+            self.evaluations[int(evaluation["step"])] = evaluation
 
     def _take_step(self, line: dict[str, Any]) -> None:
         step = int(line["step"])
@@ -108,6 +96,12 @@ class RunProgress:
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
         return reader.new_lines()
+
+    def tracker_warnings(self) -> Iterator[str]:
+        """What is new about trackers that are down."""
+        down = {one["message"] for one in self.status.get("warnings", ()) if one["type"] == TRACKER_DOWN}
+        yield from (f"warning: {message}; the run goes on without it" for message in sorted(down - self._told))
+        self._told |= down
 
     def warnings(self, steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         """What began with one of these steps and a person should look at."""

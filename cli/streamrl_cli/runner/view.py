@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -59,51 +59,75 @@ class LiveView:
         """Draw again."""
         for line in evaluations:
             self.say(held_out_text(line))
-        self.live.update(self._panel())
+        self.live.update(run_panel(self.progress))
 
     def _warm_up_panel(self, event: Mapping[str, Any]) -> Panel:
         bar = ProgressBar(total=event["steps"], completed=event["step"], width=BAR_WIDTH)
         text = Text(f"supervised warm-up  {event['step']}/{event['steps']}  loss {event['loss']:.3f}")
         return Panel(Group(text, bar), title=_text(self.progress.folder.job.metadata.name), border_style="cyan")
 
-    def _panel(self) -> Panel:
-        progress = self.progress
-        bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
-        head = Text(f"step {progress.done_steps}/{progress.total_steps}   eta {format_seconds(progress.eta_s())}")
-        return Panel(
-            Group(head, bar, Text(), self._figures(), Text(), self._bubbles()),
-            title=_text(progress.folder.job.metadata.name),
-            subtitle=_text(progress.folder.path),
-            border_style="cyan",
-        )
 
-    def _figures(self) -> Table:
-        progress, last = self.progress, (self.progress.recent() or [{}])[-1]
-        held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
-        table = Table.grid(padding=(0, 2))
-        table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards))
-        table.add_row(
-            "reward (held-out)",
-            format_number(held_out[-1] if held_out else None),
-            sparkline([value for value in held_out if value is not None]),
-        )
-        if failures := failures_text(progress.score_failures):
-            table.add_row("", _text(failures, style="bold red"))
-        table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
-        table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
-        table.add_row("queue", _text(progress.status.get("queue", "–")))
-        table.add_row("generators", _text(replicas_text(progress)))
-        staleness = f"{format_number(last.get('staleness_mean'), digits=2)} (max {last.get('staleness_max', '–')})"
-        table.add_row("staleness", _text(staleness))
-        return table
+def run_panel(progress: RunProgress) -> Panel:
+    """The run at a glance: how far it is, figures, pools, where the wall goes, and what a person should look at."""
+    bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
+    head = Text(f"step {progress.done_steps}/{progress.total_steps}   eta {format_seconds(progress.eta_s())}")
+    parts: list[RenderableType] = [head, bar, Text(), figures_table(progress), Text(), bubbles_table(progress)]
+    if pools := progress.status.get("scaling", {}).get("pools"):
+        parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()))]
+    parts += [_text(f"warning: {one['message']}", style="bold red") for one in progress.status.get("warnings", ())]
+    return Panel(
+        Group(*parts),
+        title=_text(progress.folder.job.metadata.name),
+        subtitle=_text(progress.folder.path),
+        border_style="cyan",
+    )
 
-    def _bubbles(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        table.add_row("", Text("share of the wall", style="dim"), legend())
-        for one in processes(self.progress.status):
-            shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
-            table.add_row(_text(one["id"]), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
-        return table
+
+def figures_table(progress: RunProgress) -> Table:
+    """Figures of the last steps and evaluations."""
+    last = (progress.recent() or [{}])[-1]
+    held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
+    table = Table.grid(padding=(0, 2))
+    table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards))
+    table.add_row(
+        "reward (held-out)",
+        format_number(held_out[-1] if held_out else None),
+        sparkline([value for value in held_out if value is not None]),
+    )
+    if failures := failures_text(progress.score_failures):
+        table.add_row("", _text(failures, style="bold red"))
+    table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
+    table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
+    table.add_row("queue", _text(progress.status.get("queue", "–")))
+    table.add_row("generators", _text(replicas_text(progress)))
+    most = f"max {last.get('staleness_max', '–')} of {progress.folder.job.spec.pipeline.staleness}"
+    table.add_row("staleness", _text(f"{format_number(last.get('staleness_mean'), digits=2)} ({most})"))
+    if cost := progress.status.get("cost"):
+        table.add_row("cost", format_number(cost))
+    return table
+
+
+def bubbles_table(progress: RunProgress) -> Table:
+    """A bar for each process."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("", Text("share of the wall", style="dim"), legend())
+    for one in processes(progress.status):
+        shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
+        table.add_row(_text(one["id"]), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
+    return table
+
+
+def pools_table(pools: Mapping[str, Any], *, generators: Sequence[Mapping[str, Any]]) -> Table:
+    """Size, speed and memory of each pool."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row(*(Text(name, style="dim") for name in ("pool", "generators", "active", "tokens/s", "KV")))
+    for name, pool in pools.items():
+        ours = [one for one in generators if one["pool"] == name and one.get("kv_capacity_tokens")]
+        used = sum(one.get("kv_used_tokens") or 0 for one in ours)
+        kv = f"{used / sum(one['kv_capacity_tokens'] for one in ours):.0%}" if ours else "–"
+        speed = format_count(pool["tokens_per_s"])
+        table.add_row(_text(name), _text(pool["generators"]), _text(f"{pool['active']}/{pool['slots']}"), speed, kv)
+    return table
 
 
 def _text(value: object, *, style: str = "") -> Text:

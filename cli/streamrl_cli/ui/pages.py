@@ -45,12 +45,13 @@ from streamrl_cli.reporting.page import (
     stacked,
     timeline,
 )
-from streamrl_cli.reporting.samples import KINDS, SampleQuery, ShownSample, of_step, search
+from streamrl_cli.reporting.samples import SampleQuery, ShownSample, of_step, search
 from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, timelines
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
 from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
 from streamrl_pages.website import Asked, Asset, website
+from streamrl_workers.stream.sample_choice import KINDS
 
 _OVERVIEW, _TIMELINE, _SAMPLES, _NOW, _EVENTS = (
     f"/runs/{{run}}{tail}" for tail in ("", "/timeline", "/samples", "/now", "/events")

@@ -13,6 +13,7 @@ from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
+from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import (
     AlgorithmSpec,
     FailurePolicy,
@@ -83,6 +84,7 @@ class RLJobSpec(SpecModel):
         default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators."
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
+    trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")
     service_account: ServiceAccount = Field(
         default=ServiceAccount(), description="On Kubernetes: the account of all pods."
     )
@@ -140,6 +142,7 @@ class RLJobSpec(SpecModel):
                 "trainer",
                 "weights",
                 "storage",
+                "trackers",
                 "serviceAccount",
             )
         ),

@@ -11,6 +11,7 @@ from streamrl_cli.jobfile import load_job
 from streamrl_cli.local import local_problems, reasoning_gym_names
 from streamrl_cli.user_function import check_function
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
+from streamrl_workers.trackers.registry import TRACKERS
 from support.tree import ROOT
 
 MINIMAL = ROOT / "tests/corpus/good/minimal.yaml"
@@ -123,3 +124,11 @@ def test_a_module_that_no_parser_takes_is_one_line(source: bytes, words: str, tm
     (tmp_path / "mine.py").write_bytes(source)
     [error] = check_function("mine:f", field="f", directory=tmp_path, arguments=())
     assert words in str(error)
+
+
+def test_a_tracker_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_with("spec.trackers={wandb: {}, tensorBoard: {}}")
+    before = rules(job, tmp_path)
+    monkeypatch.setitem(TRACKERS, "wandb", ("no_such_package", "wandb"))
+    line = "spec.trackers.wandb: needs the package wandb, which is not installed"
+    assert sorted(rules(job, tmp_path)) == sorted([*before, line])

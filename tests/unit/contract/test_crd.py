@@ -44,7 +44,7 @@ RESERVED = [
     "var",
     "while",
 ]
-LONGEST_CRD_BYTES = 200_000
+LONGEST_CRD_BYTES = 200 * 1024
 
 
 def documents(path: Path) -> list[Any]:

@@ -1,14 +1,16 @@
-"""Files of JSON lines: appended to by one process, read back whole. Does not own what a line says."""
+"""Files of JSON lines: appended to by one process, read back whole or followed. Does not own what a line says."""
 
 import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from streamrl.errors import UserError
-from streamrl.files import MissingFileError, bounded_lines, open_regular
+from streamrl.files import MissingFileError, bounded_lines, open_regular, parse_json
 
 MOST_BYTES = 2**30
 """Of a file that is read back: a month of lines, one a second."""
@@ -52,6 +54,29 @@ class JsonlFile:
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(field=str(self._path), rule=f"cannot be written: {error.strerror}", fix="free or fix the disk")
+
+
+@dataclass(slots=True, kw_only=True)
+class LineReader:
+    """Follows a JSON-lines file: each call gives the whole lines that are new."""
+
+    path: Path
+    offset: int = 0
+
+    def new_lines(self) -> Iterator[dict[str, Any]]:
+        """Parsed lines since the last call; a line still being written waits for the next."""
+        try:
+            file = open_regular(self.path)
+        except MissingFileError:
+            return
+        with file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.offset += len(line)
+                with suppress(ValueError):  # half a line that a full disk left
+                    yield parse_json(line.decode())
 
 
 def read_jsonl(path: Path, *, beneath: Path | None = None) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """A helper process that answers frames on a socket pair: `python -m MODULE FD`. The task pool's fork server and the ranker are such.
 
 Owns the process, our end of the socket, and the watch over its heartbeat. It ends by itself when our end closes; one that does not is killed,
-with what it has left in its process group. Invariant: behind `close` none of them is left.
+with what it has left in its process group. Invariant: behind `close` none of them is left. `begin_as_child` is the other end.
 """
 
 import asyncio
@@ -12,13 +12,32 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
+from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import Frames
-from streamrl_workers.process.heartbeat import child_environment, kill_when_frozen
+from streamrl_workers.process.heartbeat import child_environment, kill_when_frozen, start_heartbeat
 
 CLOSE_TIMEOUT_S = 5.0
+_DIE_FIRST = "1000"
+"""If memory runs out the kernel ends a helper rather than the process that it helps."""
+
+
+def begin_as_child() -> socket.socket:
+    """In a helper that is no more than that: its end of the socket. Standard output is standard error here: nothing gets between the frames."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    os.dup2(2, 1)
+    log_to_stderr()
+    start_heartbeat()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_DIE_FIRST, encoding="ascii")
+    return control
+
+
+class ProcessLostError(Exception):
+    """The process is gone, or is as good as gone; the text says what happened."""
 
 
 class ChildProcess:
@@ -85,6 +104,17 @@ class ChildProcess:
     def send(self, frame: object) -> None:
         """Write a frame; one that is gone is seen when its answer is read."""
         self.transport.write(framing.encode(frame))
+
+    async def exchange(self, frame: Mapping[str, Any], *, limit_s: float, what: str) -> dict[str, Any]:
+        """Its answer to one frame. Raises `ProcessLostError`; `what` says what it did not do in time."""
+        self.send(frame)
+        try:
+            answer: dict[str, Any] | None = await self.frames.read(limit_s=limit_s)
+        except TimeoutError:
+            raise ProcessLostError(f"{what} within {limit_s:g} s") from None
+        if answer is None:
+            raise ProcessLostError(f"ended{await self.how_it_ended()}")
+        return answer
 
     async def how_it_ended(self) -> str:
         """For a sentence; "" if it has not."""

@@ -14,15 +14,13 @@ Frames, as `process/framing.py` carries them:
     to the scheduler     {"scores": [[key, score], ..], "status": {"rounds": .., "pairs": .., "cpu_s": ..}}, for each frame
                          {"user_error": {..}} for the first, if its folder cannot be used
 
-Owns the order: all frames that are there come before a mini-batch. Standard output is standard error here: nothing gets between the frames.
+Owns the order: all frames that are there come before a mini-batch.
 """
 
 import contextlib
 import logging
-import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,28 +30,19 @@ from safetensors import SafetensorError
 
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl.spec.scheduling import RankerSpec
-from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
-from streamrl_workers.process.heartbeat import start_heartbeat
+from streamrl_workers.process.child import begin_as_child
 from streamrl_workers.ranker.folder import FIELD, RankerModel, model_class
 from streamrl_workers.ranker.hashing import HashingRanker
 from streamrl_workers.ranker.pairs import PairStore
 from streamrl_workers.ranker.tuning import CpuBudget, TunedModels, Tuner
-
-_DIE_FIRST = "1000"
-"""If memory runs out the kernel ends this process rather than the scheduler."""
 
 log = logging.getLogger("streamrl.ranker")
 
 
 def main() -> int:
     """Serve the scheduler until it is gone; the exit code."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    os.dup2(2, 1)
-    log_to_stderr()
-    start_heartbeat()
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_DIE_FIRST, encoding="ascii")
+    control = begin_as_child()
     frame = framing.receive(control)
     if frame is None:
         return EXIT_DONE

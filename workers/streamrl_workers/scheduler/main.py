@@ -4,7 +4,7 @@
    generators ══ gRPC ══╗                          ┌── journal (writer thread) ── journal.sqlite
    trainer ═════ gRPC ══╬══ service ── executor ── core (pure)
    task pool ── client ══╣        └── status endpoint ── metrics/*.jsonl, signals port
-   ranker's process ─────╝
+   ranker's process ─────╝       metrics/*.jsonl, archive ── a process for each tracker
 ```
 Owns the order of start and end, and the exit code. Decides nothing about groups.
 
@@ -62,10 +62,12 @@ from streamrl_workers.scheduler.server.result import (
 from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.server.tracer import Tracer, make_tracer
+from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
+from streamrl_workers.trackers.registry import check_trackers
 
 LINGER_S = 10.0
 """At the end, for the trainer and the generators to hear of it."""
@@ -163,13 +165,22 @@ async def serve(
         tracer = make_tracer(job, run_dir=environment.run_dir, recovered=recovered)
         pool = make_pool(job, environment.code_dir)
         ports = await Ports.open(environment, ending=ending)
+        trackers = TrackerClients(job, run_dir=environment.run_dir, store_dir=environment.store_dir)
+        run = Run(
+            environment=environment,
+            job=job,
+            journal=journal,
+            pool=pool,
+            ending=ending,
+            trackers=trackers,
+            tracer=tracer,
+        )
         try:
-            return await _run(
-                Run(environment=environment, job=job, journal=journal, pool=pool, ending=ending, tracer=tracer),
-                recovered,
-                ports,
-            )
+            ended = await _run(run, recovered, ports)
+            await trackers.end(ended)
+            return ended
         finally:
+            await trackers.end(None)
             await ports.close()
             await pool.close()
             if tracer is not None:
@@ -187,6 +198,7 @@ class Run:
     journal: JournalWriter
     pool: Pool
     ending: ExitDecision
+    trackers: TrackerClients
     tracer: Tracer | None = None
 
 
@@ -196,6 +208,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     try:
         choice = None if recovered.ended else run.job.spec.scheduling.ranker
         check_ranker(choice, base_dir=run.environment.code_dir)
+        check_trackers(run.job.spec.trackers)
     except UserError as error:
         return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run)
@@ -223,9 +236,11 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         connections.on_event = run.tracer.event
         status.spans = run.tracer.spans
     status.ranker = ranker.status
+    status.trackers = run.trackers
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
+    run.trackers.start()
     loops = Loops(run.ending)
     tick = _tick(executor, core=core, journal=run.journal, clock_s=clock_s, lease_s=lease_s)
     loops.start(

@@ -162,9 +162,14 @@ class ArchivedEntry:
     digest: bytes
 
     @property
+    def segment(self) -> int:
+        """Number of its segment."""
+        return int(self.path.name.removeprefix("segment-"))
+
+    @property
     def place(self) -> tuple[int, int]:
         """Its segment and where in it: rises with the order in which groups settled."""
-        return int(self.path.name.rpartition("-")[2]), self.body[0]
+        return self.segment, self.body[0]
 
     def samples(self) -> pb.ArchivedSamples:
         """Its samples. Raises `UserError`: they are not what was written, or their segment is gone."""
@@ -182,18 +187,21 @@ class ArchivedEntry:
         raise _damaged(self.path, f"the samples of group {self.head.group_id} are not what was written")
 
 
-def read_archive(folder: Path, *, beneath: Path, end: ArchivePosition | None = None) -> Iterator[ArchivedEntry]:
+def read_archive(
+    folder: Path, *, beneath: Path, first: int = 0, end: ArchivePosition | None = None
+) -> Iterator[ArchivedEntry]:
     """The groups of an archive in the order in which they settled, while somebody writes it too.
 
     Args:
         folder: holds the segments; there may be none.
         beneath: a folder above it whose content is foreign.
+        first: segments of lower numbers are passed over.
         end: what stands behind is no part of it. None: it ends before the first frame of the newest segment that is cut off.
 
     Raises:
         UserError: a segment is not what was written.
     """
-    segments = [number for number, _ in _segments(folder) if end is None or number <= end.segment]
+    segments = [number for number, _ in _segments(folder) if number >= first and (end is None or number <= end.segment)]
     chain: bytes | None = None
     for number in segments:
         path = segment_path(folder, number)

@@ -25,7 +25,7 @@ from typing import Any, Literal, NoReturn
 
 from streamrl.errors import UserError
 from streamrl.spec.scheduling import RankerSpec
-from streamrl_workers.process.child import ChildProcess
+from streamrl_workers.process.child import ChildProcess, ProcessLostError
 from streamrl_workers.ranker.folder import MODULE
 from streamrl_workers.scheduler.effects import AskRanker
 
@@ -54,10 +54,6 @@ _ENVIRONMENT = {
 log = logging.getLogger("streamrl.scheduler.ranker")
 
 RankerState = Literal["none", "starting", "ready", "down"]
-
-
-class ProcessLostError(Exception):
-    """The process is gone, or is as good as gone; the text says what happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +160,7 @@ class RankerClient:
             raise ProcessLostError(f"could not be started: {error.strerror}") from None
         try:
             limit_s = self._patience.start_s
-            answer = await _exchange(child, opening, limit_s=limit_s, what="did not load its model")
+            answer = await child.exchange(opening, limit_s=limit_s, what="did not load its model")
             if "user_error" in answer:
                 raise UserError(**answer["user_error"])
             self._note(state="ready", **answer["status"])
@@ -181,7 +177,7 @@ class RankerClient:
             if prompts := [self._prompts.pop() for _ in range(min(SCORED_AT_ONCE, len(self._prompts)))]:
                 try:
                     what = f"did not score {len(prompts)} prompts"
-                    answer = await _exchange(child, {"score": prompts}, limit_s=limit_s, what=what)
+                    answer = await child.exchange({"score": prompts}, limit_s=limit_s, what=what)
                 except BaseException:
                     self._prompts.extend(reversed(prompts))
                     raise
@@ -189,19 +185,7 @@ class RankerClient:
                 self._on_scores({key: score for key, score in answer["scores"] if math.isfinite(score)})
             elif pairs := [self._pairs.popleft() for _ in range(min(LEARNT_AT_ONCE, len(self._pairs)))]:
                 what = f"did not take {len(pairs)} pairs"
-                answer = await _exchange(child, {"learn": pairs}, limit_s=limit_s, what=what)
+                answer = await child.exchange({"learn": pairs}, limit_s=limit_s, what=what)
                 self._note(**answer["status"])
             else:
                 self._asked.clear()
-
-
-async def _exchange(child: ChildProcess, frame: Mapping[str, Any], *, limit_s: float, what: str) -> dict[str, Any]:
-    """Its answer to one frame. Raises `ProcessLostError`."""
-    child.send(frame)
-    try:
-        answer: dict[str, Any] | None = await child.frames.read(limit_s=limit_s)
-    except TimeoutError:
-        raise ProcessLostError(f"{what} within {limit_s:g} s") from None
-    if answer is None:
-        raise ProcessLostError(f"ended{await child.how_it_ended()}")
-    return answer

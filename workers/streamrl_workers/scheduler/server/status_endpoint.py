@@ -28,6 +28,7 @@ from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
 from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
+from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 
 STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -65,6 +66,7 @@ class StatusEndpoint:
         self.reward_took = self._metrics.reward_took
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
+        self.trackers: TrackerClients | None = None
         self.spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Spans of traces that were sent, and that are lost."""
 
@@ -92,12 +94,20 @@ class StatusEndpoint:
         above = logprob_diff.steps_above(step.trainer_metrics, bound=self._bound, before=before)
         line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
         before_cost = cost.total(self._last_line) or 0.0
-        self._last_line = line | {"above_bound": above}
+        self._last_line = line | {"above_bound": above, "bubbles": self._bubbles()}
         self._step_cost = (cost.total(line) or 0.0) - before_cost
         self._metrics.step_recorded(step)
         self._steps.append(self._last_line)
         for warning in logprob_diff.new_warnings(self._last_line, bound=self._bound):
             log.warning("step %d: %s", step.step, warning.message)
+
+    def _bubbles(self) -> dict[str, dict[str, float] | None]:
+        """Shares of the wall by part, over the last heartbeats."""
+        trainer = self._connections.trainer
+        return {
+            "generators": mean_shares(entry.beats for entry in self._connections.generators.values()),
+            "trainer": None if trainer is None else trainer.beats.shares(),
+        }
 
     def _write_evaluation(self, evaluation: Evaluated) -> None:
         self._last_evaluation = asdict(evaluation) | self._instants()
@@ -113,7 +123,8 @@ class StatusEndpoint:
         self._cost.look(self._connections.pools(), now_s=time.monotonic())
 
     def _warnings(self) -> list[dict[str, str]]:
-        return [asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound)]
+        told = [] if self.trackers is None else self.trackers.warnings()
+        return [*(asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound)), *told]
 
     def metrics(self) -> bytes:
         """`/metrics`"""
@@ -168,6 +179,7 @@ class StatusEndpoint:
             "scaling": scaling(
                 view, generators=entries, trainer=trainer, clock=self._step_clock, now_s=time.monotonic()
             ),
+            "trackers": {} if self.trackers is None else self.trackers.status(),
             "warnings": self._warnings(),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
