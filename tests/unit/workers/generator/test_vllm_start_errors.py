@@ -45,7 +45,7 @@ ENDED = RuntimeError("Engine core initialization failed. See root cause above. F
             {},
             "engine.vllm: is refused by vLLM: Unknown quantization method: foo; change what it names",
         ),
-        (NotImplementedError("no such backend"), {}, "engine.vllm: is refused by vLLM: no such backend; change what it names"),
+        (TypeError("no such backend"), {}, "engine.vllm: is refused by vLLM: no such backend; change what it names"),
         (ValueError(NEVER_ON_THIS_MACHINE), {}, f"engine.vllm: is refused by vLLM: {NEVER_ON_THIS_MACHINE}; change what it names"),
     ],
 )  # fmt: skip

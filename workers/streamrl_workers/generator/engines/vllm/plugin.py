@@ -22,7 +22,7 @@ REFUSED = "refused before the model was touched"
 ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
 """Set by the generator, read by vLLM's processes: where the first error goes."""
 
-_REFUSALS = (ValueError, TypeError, NotImplementedError)
+_REFUSALS = (ValueError, TypeError)
 """How vLLM says that it cannot do what it was asked for."""
 _PR_SET_PDEATHSIG = 1
 

@@ -5,7 +5,7 @@ writes the first error that it logs into a file (`plugin.py`), and it is read he
 
 | vLLM raises | it is |
 |---|---|
-| ValueError, TypeError, NotImplementedError, a failed validation | what the job asks for: `UserError` |
+| ValueError, TypeError, a failed validation | what the job asks for: `UserError` |
 | of these, that less memory is free than it wants, on a device which has as much | passing: others hold it |
 | anything else (out of memory, a signal, a lost process) | passing: `EngineFailedError` |
 """
