@@ -27,7 +27,7 @@ from streamrl_cli.jobfile import load_job
 from streamrl_cli.reporting.comparison import mean
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.records import Planned, Record, Recovered, Scored, StepTaken
-from streamrl_workers.scheduler.server.tracer import Tracer, make_tracer
+from streamrl_workers.scheduler.traces.tracer import Tracer, make_tracer
 from streamrl_workers.tasks.values import Score, ScoreSample
 
 _COLLECTOR = """

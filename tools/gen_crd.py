@@ -15,8 +15,7 @@ from ruamel.yaml import YAML
 
 from streamrl import API_GROUP, API_VERSION
 from streamrl.spec.base import REFUSED_KEY
-from streamrl.spec.pool import GeneratorPoolSpec
-from streamrl.spec.rljob import Metadata, RLJob
+from streamrl.spec.rljob import GeneratorPoolSpec, Metadata, RLJob
 from streamrl.spec.schema import Schema, is_amount, job_schema, plain_schema
 from streamrl.status import GeneratorPoolStatus, RLJobStatus
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate and show."""
-    from streamrl_cli.chrome_trace import ChromeTrace
+    from streamrl_cli.reporting.chrome_trace import ChromeTrace
     from streamrl_cli.simulation.output import lines
     from streamrl_cli.simulation.reading import read_rows, read_scenario
     from streamrl_cli.simulation.results import summary

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.chrome_trace import OWN_TRACK, ChromeTrace
+from streamrl_cli.reporting.chrome_trace import OWN_TRACK, ChromeTrace
 from streamrl_cli.reporting.data import STEP, records, wall_lines
 from streamrl_cli.reporting.walls import Growth, growth
 from streamrl_cli.runner.folder import RunFolder

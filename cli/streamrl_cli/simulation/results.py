@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
-from streamrl_cli.chrome_trace import ChromeTrace
+from streamrl_cli.reporting.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
 from streamrl_workers.scheduler.components import StepSummary

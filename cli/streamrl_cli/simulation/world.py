@@ -6,7 +6,7 @@ Owns the loop. Does not own what happens in it.
 from functools import partial
 
 from streamrl.errors import UserError
-from streamrl_cli.chrome_trace import ChromeTrace
+from streamrl_cli.reporting.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.generator import ModelledGenerator
 from streamrl_cli.simulation.lengths import LengthModel, Rows
 from streamrl_cli.simulation.replicas import Replicas

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 
 from streamrl import names
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
-from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
 from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
@@ -198,3 +198,19 @@ class RLJob(SpecModel):
             ),
         ),
     )
+
+
+class GeneratorPoolSpec(SpecModel):
+    """One pool of one job as an object of its own, so that `/scale` works on it.
+
+    The operator makes it from the RLJob and owns all of its spec but `replicas`, which has an owner of its own.
+    """
+
+    job_name: JobName = Field(description="The RLJob that it belongs to.")
+    pool_name: PoolName = Field(description="Name of the pool in the job.")
+    scaling: Annotated[str, StringConstraints(pattern=r"^(static|auto|external)$", max_length=8)] = Field(
+        description="Who sets replicas: static (the job), auto (the operator), external (/scale)."
+    )
+    min_replicas: int = Field(default=1, ge=0, le=1024, description="Fewer are not made, whoever asks.")
+    max_replicas: int = Field(default=1024, ge=1, le=1024, description="More are not made, whoever asks.")
+    replicas: int = Field(default=1, ge=0, le=1024, description="Generator pods that are asked for.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl_cli.chrome_trace import ChromeTrace
+from streamrl_cli.reporting.chrome_trace import ChromeTrace
 from streamrl_cli.reporting.run_trace import phases
 from support.trace_file import assert_nested, processes, read_trace
 

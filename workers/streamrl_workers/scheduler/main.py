@@ -61,9 +61,9 @@ from streamrl_workers.scheduler.server.result import (
 )
 from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
-from streamrl_workers.scheduler.server.tracer import Tracer, make_tracer
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
+from streamrl_workers.scheduler.traces.tracer import Tracer, make_tracer
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError

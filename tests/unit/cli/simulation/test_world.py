@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import UserError
 from streamrl.latency import LatencyCurve, replica_seconds
-from streamrl_cli.chrome_trace import ChromeTrace
+from streamrl_cli.reporting.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.results import SimulationResult, summary
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_cli.simulation.world import simulate

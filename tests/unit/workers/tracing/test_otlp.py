@@ -75,7 +75,7 @@ import streamrl_workers.scheduler.main
 from pathlib import Path
 from streamrl.spec import parse_job
 from streamrl_workers.scheduler.records import Recovered
-from streamrl_workers.scheduler.server.tracer import make_tracer
+from streamrl_workers.scheduler.traces.tracer import make_tracer
 from support.jobs import simulated_job
 for tracing in ({}, {"tracing": {"endpoint": "http://127.0.0.1:1/v1/traces", "sharePercent": 0}}):
     job = simulated_job()

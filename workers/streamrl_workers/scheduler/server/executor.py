@@ -23,7 +23,7 @@ from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
-from streamrl_workers.scheduler.server.tracer import Tracer
+from streamrl_workers.scheduler.traces.tracer import Tracer
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
 
 

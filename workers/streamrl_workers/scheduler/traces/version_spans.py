@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.records import StepTaken
-from streamrl_workers.scheduler.server.group_spans import TRAINER, Put, version_root
+from streamrl_workers.scheduler.traces.group_spans import TRAINER, Put, version_root
 from streamrl_workers.tracing import attribute_names as names
 from streamrl_workers.tracing.spans import NS, SpanTree, TraceSpan, Value
 

@@ -13,9 +13,9 @@ from streamrl.spec import parse_job
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.evaluation import GROUP_BASE
 from streamrl_workers.scheduler.records import Planned, Recovered, StepTaken
-from streamrl_workers.scheduler.server.group_spans import GroupSpans
-from streamrl_workers.scheduler.server.tracer import Tracer, run_number
-from streamrl_workers.scheduler.server.version_spans import VersionSpans
+from streamrl_workers.scheduler.traces.group_spans import GroupSpans
+from streamrl_workers.scheduler.traces.tracer import Tracer, run_number
+from streamrl_workers.scheduler.traces.version_spans import VersionSpans
 from streamrl_workers.tasks.values import Score, ScoreSample
 from streamrl_workers.tracing.otlp import SpanSender
 from streamrl_workers.tracing.spans import NS, TraceSpan

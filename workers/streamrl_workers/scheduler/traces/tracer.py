@@ -20,8 +20,8 @@ from streamrl.keys import FILE_TRACE
 from streamrl.spec import RLJob
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.records import Checkpointed, Dropped, Planned, Record, Recovered, Scored, StepTaken
-from streamrl_workers.scheduler.server.group_spans import GroupSpans
-from streamrl_workers.scheduler.server.version_spans import VersionSpans
+from streamrl_workers.scheduler.traces.group_spans import GroupSpans
+from streamrl_workers.scheduler.traces.version_spans import VersionSpans
 from streamrl_workers.stream.run_folder import write_json_atomically
 from streamrl_workers.tasks.values import PlayTurn, Result, Score, ScoreSample, TurnAnswer
 from streamrl_workers.tracing import attribute_names as names

@@ -1,0 +1,1 @@
+"""Spans of a run: groups, weight versions, and who watches the scheduler to tell them."""
