@@ -81,7 +81,7 @@ def main() -> None:
 def result_file(folder: Path, *, task: str, seed: int, arm: str, changes: Sequence[str]) -> Path:
     """Named by all that the result follows from, but for the code."""
     spec = load_job(JOB, overrides=[*changes, *ARMS[arm]]).spec
-    digest = hashlib.blake2b(spec.model_dump_json().encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(spec.model_dump_json(exclude_defaults=True).encode(), digest_size=4).hexdigest()
     return folder / f"{task}-{seed}-{arm.replace(' = ', '')}-{digest}.json"
 
 
