@@ -1,35 +1,38 @@
-"""What tracing costs: processor seconds for each trained sample of the README's job.
+"""What it costs a run to be watched: processor seconds of its own processes for each trained sample, with and without, in turns.
 
-    python benchmarks/observability_cost.py [--pairs 4] [--steps 12] [--share-percent 10] [--job FILE] [--direct]
+    python benchmarks/observability_cost.py [--feature trackers archive tracing] [--pairs 5] [--steps 60] [--job examples/chain-sum.yaml]
 
-Runs of the job in pairs, with tracing and without, one after the other, by the processor seconds of all their processes (other work on the machine
-does not count); a collector in a process of its own takes the spans. Prints the mean of the differences with its 95 % interval.
-
-`--direct` measures the tracer alone instead: it is told of groups of the job's shape, and sends what it makes of them. Whole runs differ by some
-percent between themselves; this resolves microseconds.
+Runs one with the feature and one without, by turns, all with the job's seed. Of each process the processor seconds (with those of its
+helpers) are counted from the end of the third step to the end of the run, so neither imports nor the warm-up are in them. Processor time, not time
+on the wall: another's work on the machine holds both alike. The trackers' own processes are told apart. Prints a table with the mean of the pairs'
+differences and its 95 % interval.
 """
 
 import argparse
-import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from run_folders import EXAMPLE, read_lines, start
+import psutil
+from run_folders import EXAMPLE, read_lines
 
-from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import RLJob
-from streamrl_cli.jobfile import load_job
 from streamrl_cli.reporting.comparison import mean
-from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler.records import Planned, Record, Recovered, Scored, StepTaken
-from streamrl_workers.scheduler.traces.tracer import Tracer, make_tracer
-from streamrl_workers.tasks.values import Score, ScoreSample
 
+FEATURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "trackers": (
+        ("spec.trackers={wandb: {mode: Offline}, tensorBoard: {}, mlflow: {}, trackio: {}}",),
+        (),
+    ),
+    "archive": ((), ("spec.storage.archive.sharePercent=0",)),
+    "tracing": (("spec.tracing.endpoint={endpoint}", "spec.tracing.sharePercent=10"), ()),
+}
+"""Feature -> changes of the job with it, and without; `{endpoint}`: of a collector that takes everything."""
 _COLLECTOR = """
 from http.server import BaseHTTPRequestHandler, HTTPServer
 class Handler(BaseHTTPRequestHandler):
@@ -45,26 +48,39 @@ server = HTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_address[1], flush=True)
 server.serve_forever()
 """
-_GROUPS = 4096
-_TOKENS = 12
-_MAIN_JOB_S = 6.2e-3
-"""Processor seconds of all processes for a sample of the job (decision 0036)."""
+FIRST_STEP = 3
+_LOOK_S = 0.1
+_APART = "streamrl_workers.trackers"
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Run the pairs of each feature."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--share-percent", type=int, default=10)
+    parser.add_argument("--feature", nargs="+", choices=list(FEATURES), default=["trackers"])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--job", type=Path, default=EXAMPLE)
-    parser.add_argument("--direct", action="store_true")
     args = parser.parse_args()
     with collector() as endpoint:
-        if args.direct:
-            direct(endpoint, share_percent=args.share_percent, times=args.pairs)
-        else:
-            pairs(args.job, endpoint, share_percent=args.share_percent, count=args.pairs, steps=args.steps)
+        _measure(args, endpoint=endpoint)
+
+
+def _measure(args: argparse.Namespace, *, endpoint: str) -> None:
+    for feature in args.feature:
+        pairs: list[tuple[Counter[str], Counter[str]]] = []
+        for number in range(args.pairs):
+            fixed = [f"spec.pipeline.steps={args.steps}"]
+            order = (0, 1) if number % 2 else (1, 0)  # who comes first finds the caches as the other left them
+            found = {
+                which: cost_of(
+                    args.job,
+                    changes=[*fixed, *(change.replace("{endpoint}", endpoint) for change in FEATURES[feature][which])],
+                )
+                for which in order
+            }
+            pairs.append((found[0], found[1]))
+            print(f"# {feature}, pair {number}: {dict(found[0])} with, {dict(found[1])} without", flush=True)
+        print(table(feature, pairs))
 
 
 @contextmanager
@@ -79,104 +95,78 @@ def collector() -> Iterator[str]:
         process.wait()
 
 
-def pairs(job: Path, endpoint: str, *, share_percent: int, count: int, steps: int) -> None:
-    """Whole runs; which of a pair goes first changes from pair to pair. One before them warms the model up."""
-    ms_per_sample(job, changes=["spec.pipeline.steps=1"])
-    on = [f"spec.tracing.endpoint={endpoint}", f"spec.tracing.sharePercent={share_percent}"]
-    shares = []
-    for pair in range(count):
-        order = [on, []] if pair % 2 else [[], on]
-        took = {
-            bool(changes): ms_per_sample(job, changes=[*changes, f"spec.pipeline.steps={steps}"]) for changes in order
-        }
-        shares.append(100 * (took[True] / took[False] - 1))
-        print(f"# pair {pair}: {took[True]:.3f} ms a sample with tracing, {took[False]:.3f} ms without", flush=True)
-    found = mean(shares)
-    assert found is not None
-    print(
-        f"tracing of {share_percent} %: {found.value:+.2f} % ± {found.half_width or 0:.2f} % processor seconds a sample"
-    )
-
-
-def ms_per_sample(job: Path, *, changes: list[str]) -> float:
-    """Of one run."""
+def cost_of(job: Path, *, changes: Sequence[str]) -> Counter[str]:
+    """Process -> processor milliseconds for each trained sample."""
+    flags = [part for change in changes for part in ("--set", change)]
     with tempfile.TemporaryDirectory() as scratch:
-        before_s = _children_s()
-        start(job, folder=Path(scratch) / "run", changes=changes)
-        lines = read_lines(Path(scratch) / "run" / "metrics" / "steps.jsonl")
-        return 1000 * (_children_s() - before_s) / sum(line["samples"] for line in lines)
+        folder = Path(scratch) / "run"
+        command = [sys.executable, "-m", "streamrl_cli.main", "run", str(job), "--plain", "--run-dir", str(folder)]
+        process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL)
+        begin, last = Counter[int](), Counter[int]()
+        names: dict[int, str] = {}
+        while process.poll() is None:
+            seen = seconds_of(psutil.Process(process.pid), names=names)
+            last.update({pid: used - last[pid] for pid, used in seen.items()})
+            if not begin and len(lines_of(folder)) >= FIRST_STEP:
+                begin = last.copy()
+            time.sleep(_LOOK_S)
+        if process.returncode:
+            raise SystemExit(process.returncode)
+        samples = sum(int(line["samples"]) for line in read_lines(folder / "metrics/steps.jsonl")[FIRST_STEP:])
+    used: Counter[str] = Counter()
+    for pid, seconds in last.items():
+        used[names[pid]] += 1000 * (seconds - begin[pid]) / samples
+    return used
 
 
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def lines_of(folder: Path) -> list[str]:
+    """Lines of steps so far."""
+    file = folder / "metrics" / "steps.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
 
 
-def direct(endpoint: str, *, share_percent: int, times: int) -> None:
-    """The tracer alone."""
-    changes = [f"spec.tracing.endpoint={endpoint}", f"spec.tracing.sharePercent={share_percent}"]
-    job = load_job(EXAMPLE, overrides=changes)
-    costs = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for _ in range(times):
-            tracer = make_tracer(job, run_dir=Path(scratch), recovered=Recovered())
-            assert tracer is not None
-            costs.append(1e6 * _told_s(tracer, job) / (_GROUPS * job.spec.task.group_size))
-    found = mean(costs)
-    assert found is not None
-    share = found.value / (1e4 * _MAIN_JOB_S)
-    print(
-        f"tracing of {share_percent} %: {found.value:.1f} ± {found.half_width or 0:.1f} us a sample, {share:.2f} % of the main job's"
-    )
+def seconds_of(process: psutil.Process, *, names: dict[int, str]) -> dict[int, float]:
+    """Process number -> processor seconds, of the run's processes and all below them; who has ended is left out."""
+    found = {}
+    for one in process.children(recursive=True):
+        try:
+            names.setdefault(one.pid, name_of(one, known=names))
+            times = one.cpu_times()
+            found[one.pid] = times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
 
-def _told_s(tracer: Tracer, job: RLJob) -> float:
-    """Processor seconds, those of the sending thread too, of all groups; less what making the messages takes."""
-    size, batch = job.spec.task.group_size, job.spec.pipeline.batch_groups
-    used_s = []
-    for told in (None, tracer):
-        begun_s = time.process_time()
-        for first in range(0, _GROUPS, batch):
-            for group_id in range(first, first + batch):
-                _group(told, group_id, size=size)
-            _effect(
-                told, _write(StepTaken(attempt=1, step=first // batch, group_ids=tuple(range(first, first + batch))))
-            )
-        if told is not None:
-            told.close()
-        used_s.append(time.process_time() - begun_s)
-    return used_s[1] - used_s[0]
+def name_of(process: psutil.Process, *, known: dict[int, str]) -> str:
+    """Its module's, or that of who started it: a helper belongs to its process, but a tracker is apart."""
+    command = process.cmdline()
+    if _APART in command:
+        return "trackers"
+    parent = known.get(process.ppid())
+    if parent is not None:
+        return parent
+    return next((part.rpartition(".")[2] for part in command if part.startswith("streamrl_workers.")), "other")
 
 
-def _group(tracer: Tracer | None, group_id: int, *, size: int) -> None:
-    _effect(tracer, _write(Planned(group_id=group_id, prompt_index=group_id)))
-    command = pb.GeneratorCommand()
-    leases = range(group_id * size, (group_id + 1) * size)
-    for index, lease in enumerate(leases):
-        command.issue.items.add(lease=lease, group_id=group_id, sample_index=index, prompt="1 + 2 = ")
-    _effect(tracer, fx.ToGenerator(generator_id="generator-local-0", command=command))
-    for reason in ("", "stop"):
-        span = pb.VersionSpan(tokens=_TOKENS, step=1, attempt=1)
-        items = [pb.Progress(lease=lease, spans=[span], finish_reason=reason, generate_s=0.1) for lease in leases]
-        if tracer is not None:
-            event = pb.GeneratorEvent(progress=pb.ProgressBatch(items=items))
-            tracer.event("generator-local-0", event)
-    for index in range(size):
-        asked = ScoreSample(group_id=group_id, sample_index=index, split="train", prompt_index=0, completion="3")
-        _effect(tracer, asked)
-        if tracer is not None:
-            tracer.result(Score(group_id=group_id, sample_index=index, reward=1.0, parts={}))
-    _effect(tracer, _write(Scored(group_id=group_id, start_version=1, trajectories=(), size_bytes=0)))
-    _effect(tracer, fx.DeliverGroup(group_id=group_id, step=1, trajectories=(), size_bytes=0))
+def table(feature: str, pairs: Sequence[tuple[Counter[str], Counter[str]]]) -> str:
+    """One line a process, and one for all but the trackers."""
+    names = sorted({name for pair in pairs for one in pair for name in one} - {"trackers"})
+    rows = ["| process | without, ms a sample | with | difference |", "|---|---|---|---|"]
+    for name in [*names, "all of these"]:
+        values = [[sum(one[key] for key in (names if name not in names else [name])) for one in pair] for pair in pairs]
+        rows.append(f"| {name} | {_line(values)} |")
+    apart = statistics.mean(pair[0]["trackers"] for pair in pairs)
+    return "\n".join((f"{feature}:", *rows, f"| trackers' own processes | | {apart:.3f} | |"))
 
 
-def _write(record: Record) -> fx.Write:
-    return fx.Write(sequence=1, record=record)
-
-
-def _effect(tracer: Tracer | None, effect: object) -> None:
-    if tracer is not None and type(effect) in tracer.effects:
-        tracer.effects[type(effect)](effect)
+def _line(values: Sequence[Sequence[float]]) -> str:
+    """Means, and the mean of the differences in percent with its interval."""
+    before = statistics.fmean(without for _, without in values)
+    found = mean([100 * (with_it - without) / before if before else 0.0 for with_it, without in values])
+    assert found is not None, "there is a pair"
+    interval = "" if found.half_width is None else f" ± {found.half_width:.2f}"
+    return f"{before:.3f} | {statistics.fmean(one for one, _ in values):.3f} | {found.value:+.2f} %{interval}"
 
 
 if __name__ == "__main__":
