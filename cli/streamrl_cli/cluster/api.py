@@ -12,8 +12,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from streamrl import API_GROUP
 from streamrl.errors import UserError, UserErrors
-from streamrl_cli.cluster.kubeconfig import choose
+from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import Cause, read_status, split_lines
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
@@ -56,6 +56,8 @@ _INSTALL = (
     "install the operator there: helm install streamrl helm/streamrl --namespace streamrl-system --create-namespace "
     "--set images.registry=REGISTRY"
 )
+IN_POD = "in-cluster"
+"""Stands for the name of a context where there is none."""
 LIMIT_S = 120.0
 """An API server is restarted, or a laptop changes its network, in less."""
 
@@ -94,11 +96,17 @@ class Call:
         return f"{self.plural}{f'/{self.name}' if self.name else ''}"
 
 
-def add_connection(parser: argparse.ArgumentParser) -> None:
-    """Arguments that say which cluster and namespace."""
+def add_connection(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Arguments that say which cluster and namespace; with `several`, `--namespace` may be given again and is a list."""
     group = parser.add_argument_group("cluster")
     group.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
-    group.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: the context's)")
+    group.add_argument(
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        action="append" if several else "store",
+        help=f"namespace (default: the context's){'; may be given again' if several else ''}",
+    )
     group.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="kubeconfig (default: $KUBECONFIG, else ~/.kube/config)"
     )
@@ -106,21 +114,34 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 @asynccontextmanager
 async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
-    """The cluster that the arguments of `add_connection` mean.
+    """The cluster that the arguments of `add_connection` mean; in a pod without a kubeconfig its own, by the pod's service account.
 
     Raises `UserError`: the client is not installed, or there is no such context.
     """
     try:
-        from streamrl_operator.kube import connections, rest_config
+        from streamrl_operator.kube import connections
     except ModuleNotFoundError as error:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
-    chosen = choose(kubeconfig=args.kubeconfig, context=args.context)
-    access = rest_config.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
+    access, context = _access(args)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
     async with connections.session(access, agent=MANAGER, trust_env=trust_env) as session:
-        yield ApiClient(access, session=session, context=chosen.context, namespace=args.namespace or access.namespace)
+        yield ApiClient(access, session=session, context=context, namespace=args.namespace or access.namespace)
+
+
+def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
+    """How the cluster is reached, and the name of the context."""
+    from streamrl_operator.kube import rest_config
+
+    try:
+        chosen = choose(kubeconfig=args.kubeconfig, context=args.context)
+    except NoKubeconfigError:
+        if not args.kubeconfig and not args.context:
+            with suppress(UserError):
+                return rest_config.from_service_account(rest_config.SERVICE_ACCOUNT_DIR, os.environ), IN_POD
+        raise
+    return rest_config.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context), chosen.context
 
 
 class ApiClient:
@@ -130,8 +151,12 @@ class ApiClient:
         self.access = access
         self.context = context
         self.namespace = namespace
-        """Where objects are that say nothing else."""
+        """Where objects are that say nothing else; empty: lists are of all namespaces."""
         self._session = session
+
+    def within(self, namespace: str) -> "ApiClient":
+        """The same for another namespace."""
+        return ApiClient(self.access, session=self._session, context=self.context, namespace=namespace)
 
     async def get(self, kind: Kind, name: str) -> Object:
         """One object. Raises `ObjectNotFoundError`: it is not there."""
@@ -139,14 +164,17 @@ class ApiClient:
 
     async def find(self, kind: Kind, *, labels: str = "", fields: str = "") -> list[Object]:
         """All objects that the selectors take."""
+        return [one async for page in self.pages(kind, labels=labels, fields=fields) for one in page]
+
+    async def pages(self, kind: Kind, *, labels: str = "", fields: str = "") -> AsyncGenerator[list[Object], None]:
+        """The same, some at a time."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         query = {key: value for key, value in query.items() if value} | {"limit": str(_PAGE)}
-        found: list[Object] = []
         while True:
             items, _, more = await self._read(answers.read_list, self._call("list", kind), query=query)
-            found += items
+            yield items
             if not more:
-                return found
+                return
             query["continue"] = more
 
     async def apply(self, kind: Kind, obj: Mapping[str, Any], *, force: bool = False, dry_run: bool = False) -> Object:
@@ -290,7 +318,7 @@ def _forbidden(call: Call, *, message: str) -> UserError:
     user = _USER.search(message)
     if "cannot" not in message or user is None:  # admission: quota, a namespace that ends
         return UserError(field=call.thing, rule=f"forbidden by the cluster: {message}")
-    rule = f"user {user[1]} may not {call.verb} {call.resource} in namespace {call.namespace}"
+    rule = f"user {user[1]} may not {call.verb} {call.resource} in {f'namespace {call.namespace}' if call.namespace else 'all namespaces'}"
     return UserError(field=f"context {call.context}", rule=rule, fix="ask for a role with this verb")
 
 

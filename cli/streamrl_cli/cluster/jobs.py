@@ -116,11 +116,11 @@ def describe(
 ) -> Iterator[str]:
     """Lines about one job."""
     yield from _head(job, now=now)
-    yield from section("CONDITIONS", ("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), _conditions(job, now=now))
-    yield from section("POOLS", ("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), _pools(pools))
+    yield from section("CONDITIONS", ("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), condition_rows(job, now=now))
+    yield from section("POOLS", ("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools))
     yield from section("PODS", ("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), _pods(pods, now=now))
-    yield from section("SCALING", ("AGO", "POOL", "CHANGE", "REASON"), _changes(pools, now=now))
-    yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), _events(events, now=now))
+    yield from section("SCALING", ("AGO", "POOL", "CHANGE", "REASON"), change_rows(pools, now=now))
+    yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), event_rows(events, now=now))
 
 
 def _head(job: Object, *, now: datetime) -> Iterator[str]:
@@ -137,14 +137,16 @@ def _head(job: Object, *, now: datetime) -> Iterator[str]:
         yield f"  checkpoint {status['checkpointPath']}"
 
 
-def _conditions(job: Object, *, now: datetime) -> list[Row]:
+def condition_rows(job: Object, *, now: datetime) -> list[Row]:
+    """(type, status, reason, age, message) of each."""
     return [
         (one["type"], one["status"], one["reason"], age(one.get("lastTransitionTime"), now=now), one["message"])
         for one in job.get("status", {}).get("conditions", [])
     ]
 
 
-def _pools(pools: Sequence[Object]) -> list[Row]:
+def pool_rows(pools: Sequence[Object]) -> list[Row]:
+    """(name, scaling, asked, desired, ready, reason) of each."""
     rows = []
     for pool in pools:
         spec, status = pool["spec"], pool.get("status", {})
@@ -181,7 +183,8 @@ def _pod_state(pod: Object) -> str:
     return str(status.get("reason") or status.get("phase") or text(None))
 
 
-def _changes(pools: Sequence[Object], *, now: datetime) -> list[Row]:
+def change_rows(pools: Sequence[Object], *, now: datetime) -> list[Row]:
+    """(age, pool, change, reason) of the newest."""
     changes = [
         (
             change["time"],
@@ -196,7 +199,8 @@ def _changes(pools: Sequence[Object], *, now: datetime) -> list[Row]:
     return [(age(time, now=now), pool, change, reason) for time, pool, change, reason in newest]
 
 
-def _events(events: Sequence[Object], *, now: datetime) -> list[Row]:
+def event_rows(events: Sequence[Object], *, now: datetime) -> list[Row]:
+    """(age, type, reason, message) of the newest."""
     newest = sorted(events, key=event_time)[-MOST_EVENTS:]
     return [
         (age(event_time(one), now=now), one.get("type", ""), one.get("reason", ""), event_text(one)) for one in newest

@@ -21,6 +21,10 @@ _FILES = {
 }
 
 
+class NoKubeconfigError(UserError):
+    """There is no such file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """A context, and all that is needed to go there."""
@@ -35,13 +39,15 @@ class Chosen:
 def choose(*, kubeconfig: Path | None, context: str | None, environ: Mapping[str, str] = os.environ) -> Chosen:
     """The context that is meant: of `kubeconfig`, else of KUBECONFIG, else of ~/.kube/config.
 
-    Raises `UserError`: there is no such file or context, or it cannot be read.
+    Raises:
+        NoKubeconfigError: there is no such file.
+        UserError: there is no such context, or a file cannot be read.
     """
     paths = [path for path in _paths(kubeconfig, environ) if path.is_file()]
     if not paths:
         tried = ", ".join(map(str, _paths(kubeconfig, environ)))
         fix = "give --kubeconfig, or set KUBECONFIG to a file that kubectl can use"
-        raise UserError(field="kubeconfig", rule=f"there is none at {tried}", fix=fix)
+        raise NoKubeconfigError(field="kubeconfig", rule=f"there is none at {tried}", fix=fix)
     source = ", ".join(map(str, paths))
     merged = _merged([_read(path) for path in paths])
     name = context or merged["current-context"]

@@ -1,4 +1,5 @@
-"""`streamrl ui RUN|FOLDER`: pages about a run, or about all runs in a folder, also while they go on. Read-only.
+"""`streamrl ui RUN|FOLDER`: pages about a run, or about all runs in a folder, also while they go on; `streamrl ui --cluster`: about the
+jobs of a cluster. Read-only.
 
 The line that it prints has a link with the token of this start in it: open that one. Without the token nothing is shown, since
 every user of this machine can reach its loopback address. `--token-file` names a file with a token that stays.
@@ -11,10 +12,12 @@ import ipaddress
 import secrets
 import signal
 from pathlib import Path
+from typing import Any
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.files import read_text
 from streamrl_cli import console
+from streamrl_cli.cluster.api import add_connection, connect
 
 _LEAST_TOKEN_CHARS = 16
 _MOST_TOKEN_BYTES = 4096
@@ -22,7 +25,10 @@ _MOST_TOKEN_BYTES = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `streamrl ui`."""
-    parser.add_argument("folder", type=Path, metavar="RUN|FOLDER", help="a run folder, or a folder that has some")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="RUN|FOLDER", help="a run folder, or a folder that has some"
+    )
+    parser.add_argument("--cluster", action="store_true", help="show the jobs of a cluster instead")
     parser.add_argument("--port", type=int, default=8265, help="default: 8265; 0: any free one")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to bind (default: loopback); another one needs --token-file"
@@ -31,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", action="append", default=[], metavar="NAME", help="a name by which browsers may call the server"
     )
+    add_connection(parser, several=True)
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="with --cluster: jobs of all namespaces")
 
 
 async def run(args: argparse.Namespace) -> int:
@@ -38,15 +46,48 @@ async def run(args: argparse.Namespace) -> int:
     for module in ("starlette", "uvicorn"):
         if importlib.util.find_spec(module) is None:
             raise UserError(field="streamrl ui", rule=f"needs {module}", fix="pip install 'streamrl[ui]'")
-    from streamrl_cli.ui.pages import application
+    _check(args)
+    token = _token(args.token_file, host=args.host)
+    names = frozenset(name.lower() for name in (*args.name, args.host))
+    if args.cluster:
+        await _serve_cluster(args, token=token, names=names)
+    else:
+        from streamrl_cli.ui.pages import application
+
+        await _serve(application(args.folder, token=token, names=names), args=args, token=token)
+    return EXIT_DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.cluster == (args.folder is not None):
+        rule = "needs a folder of runs, or --cluster, and not both"
+        raise UserError(field="streamrl ui", rule=rule, fix="streamrl ui runs, or streamrl ui --cluster")
+    for name in ("context", "namespace", "kubeconfig", "all_namespaces"):
+        if getattr(args, name) and not args.cluster:
+            raise UserError(field=f"--{name.replace('_', '-')}", rule="goes with --cluster", fix="add --cluster")
+    if args.namespace and args.all_namespaces:
+        raise UserError(field="--namespace", rule="goes without --all-namespaces", fix="leave one out")
+
+
+async def _serve_cluster(args: argparse.Namespace, *, token: str, names: frozenset[str]) -> None:
+    from streamrl_cli.ui.cluster_jobs import ClusterJobs
+    from streamrl_cli.ui.job_pages import jobs_application
+
+    async with connect(argparse.Namespace(context=args.context, kubeconfig=args.kubeconfig, namespace=None)) as cluster:
+        namespaces = [""] if args.all_namespaces else args.namespace or [cluster.namespace]
+        jobs = ClusterJobs(cluster, namespaces=namespaces)
+        try:
+            await _serve(jobs_application(jobs, token=token, names=names), args=args, token=token)
+        finally:
+            await jobs.close()
+
+
+async def _serve(app: Any, *, args: argparse.Namespace, token: str) -> None:  # noqa: ANN401 - an ASGI application
+    """Until a signal."""
     from streamrl_pages.server import PageServer
     from streamrl_pages.website import TIMEOUT_S
 
-    token = _token(args.token_file, host=args.host)
-    server = PageServer(
-        application(args.folder, token=token, names=frozenset(name.lower() for name in (*args.name, args.host))),
-        timeout_s=TIMEOUT_S,
-    )
+    server = PageServer(app, timeout_s=TIMEOUT_S)
     port = await server.start(host=args.host, port=args.port, field="--port")
     host = f"[{args.host}]" if ":" in args.host else args.host
     console.out(f"http://{host}:{port}/" + ("" if args.token_file else f"#token={token}"))
@@ -57,7 +98,6 @@ async def run(args: argparse.Namespace) -> int:
         await ended.wait()
     finally:
         await server.close()
-    return EXIT_DONE
 
 
 def _token(file: Path | None, *, host: str) -> str:

@@ -9,36 +9,24 @@
 Whatever stands in a run folder is data: templates escape all of it, and what would be hidden or turn the direction is shown as its escape.
 """
 
-import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from markupsafe import Markup
-
 from streamrl.errors import UserError
-from streamrl.text import plain
 from streamrl_cli.reporting import compare as comparing
 from streamrl_cli.reporting.comparison import EFFORTS, compare
 from streamrl_cli.reporting.data import process_files
 from streamrl_cli.reporting.page import (
     CHART_HEIGHT_PX,
-    COLOURS,
-    DRAW_JS,
-    PLOTLY_JS,
     SEVERAL,
-    STYLE,
     Figure,
     all_charts,
-    asset,
     cut,
-    environment,
     figure,
     label,
     overview,
@@ -48,9 +36,10 @@ from streamrl_cli.reporting.page import (
 from streamrl_cli.reporting.samples import SampleQuery, ShownSample, of_step, search
 from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, timelines
 from streamrl_cli.runner.progress import PARTS
+from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
 from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
-from streamrl_pages.website import Asked, Asset, website
+from streamrl_pages.website import Asked, website
 from streamrl_workers.stream.sample_choice import KINDS
 
 _OVERVIEW, _TIMELINE, _SAMPLES, _NOW, _EVENTS = (
@@ -70,31 +59,22 @@ _LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 def application(folder: Path, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
     """The pages about a run, or the runs of a folder. Raises `UserError`: there is no such folder."""
     pages = RunPages(Catalog(folder))
-    return website(pages, paths=tuple(pages.shown), assets=_assets(), token=token, names=names)
+    return website(pages, paths=tuple(pages.shown), assets=assets(), token=token, names=names)
 
 
-@cache
-def _assets() -> dict[str, Asset]:
-    own = files("streamrl_cli.ui") / "static"
-    texts = {name: asset(name) for name in (PLOTLY_JS, DRAW_JS, STYLE)}
-    texts |= {name: (own / name).read_text(encoding="utf-8") for name in ("ui.css", "ui.js", "sign_in.js")}
-    kinds = {"js": "text/javascript", "css": "text/css"}
-    return {name: Asset(text=text, media_type=kinds[name.rpartition(".")[2]]) for name, text in texts.items()}
-
-
-def _shown(value: object) -> object:
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-class RunPages:
+class RunPages(TemplatePages):
     """Pages about the runs of a catalog."""
+
+    home = "Runs"
+    keys = (
+        "r: runs. 1 to 5: the pages of a run. /: search. j, k: next and last sample. "
+        "On the timeline: + and -: closer and farther; arrows: earlier and later; 0: all."
+    )
 
     def __init__(self, catalog: Catalog, *, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch."""
+        super().__init__()
         self._catalog, self._clock = catalog, clock
-        self._templates = environment("streamrl_cli.ui", finalize=_shown)
-        texts = "".join(one.text for one in _assets().values())
-        self._templates.globals["version"] = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
         self.shown: dict[str, Callable[[Asked, str], str]] = {
             "/": self._runs,
             "/compare": self._compare,
@@ -104,10 +84,6 @@ class RunPages:
             _NOW: self._now,
             _EVENTS: self._events,
         }
-
-    def html(self, path: str, asked: Asked, *, state: str) -> str:
-        """A page."""
-        return self.shown[path](asked, state)
 
     def stamp(self, path: str, asked: Asked) -> str:
         """What a page rests on: the numbers of its runs, and the time where they change each second."""
@@ -123,24 +99,9 @@ class RunPages:
         has_ended = path == _OVERVIEW or (folder / "result.json").exists()
         return stamp_of(folder) + ("" if has_ended else beat)
 
-    def error(self, line: str, *, state: str) -> str:
-        """A line that says what is wrong."""
-        return self._page("error.html", title="Not to be shown", state=state, line=line)
-
-    def sign_in(self) -> str:
-        """Asks for the token."""
-        return self._templates.get_template("sign_in.html").render()
-
-    def _page(self, template: str, *, title: str, state: str, figures: Sequence[Figure] = (), **values: object) -> str:
-        blank: dict[str, Any] = {"tabs": [], "tab": "", "key": COLOURS}
-        text = self._templates.get_template(template).render(
-            {**blank, "title": title, "state": state, "figures": list(figures), **values}
-        )
-        return text.encode(errors="replace").decode()
-
     def _run_page(self, template: str, asked: Asked, *, title: str, state: str, tab: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
         tabs = [(name, f"/runs/{asked.parts['run']}{tail}") for name, tail in _TABS.items()]
-        return self._page(template, title=title, state=state, tabs=tabs, tab=tab, **values)
+        return self.page(template, title=title, state=state, tabs=tabs, tab=tab, **values)
 
     # ---- several runs
 
@@ -155,7 +116,7 @@ class RunPages:
         ]
         chosen = {line.key for line in drawn}
         more = max(0, len(self._catalog.paths()) - len(lines))
-        return self._page(
+        return self.page(
             "runs.html",
             title="Runs",
             state=state,
@@ -171,7 +132,7 @@ class RunPages:
         if not asked.chosen:
             raise UserError(field="run", rule="must name at least one run", fix="choose some in the list of runs")
         found = compare([self._catalog.data(key) for key in dict.fromkeys(asked.chosen[:_DRAWN_RUNS])])
-        return self._page(
+        return self.page(
             "compare.html",
             title="Comparison",
             state=state,

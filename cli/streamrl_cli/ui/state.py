@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.files import read_json
-from streamrl_cli.reporting.data import Count, Number, RunData
+from streamrl_cli.reporting.data import Count, EvaluationRecord, Number, RunData
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_cli.runner.progress import bubble_shares, fetch_from, format_count, format_number, held_out_text
 from streamrl_workers.metrics.bubbles import Part
@@ -21,6 +21,7 @@ Row = tuple[str, ...]
 _LAX = ConfigDict(strict=True, allow_inf_nan=False)
 _MOST_EVENTS = 500
 Text = Annotated[str, Field(max_length=500)]
+Sentence = Annotated[str, Field(max_length=4000)]
 
 
 @with_config(_LAX)
@@ -47,6 +48,13 @@ class DispatchStatus(TypedDict):
 
 
 @with_config(_LAX)
+class WarningStatus(TypedDict):
+    """What a person should look at."""
+
+    message: Sentence
+
+
+@with_config(_LAX)
 class RunStatus(TypedDict):
     """What is shown of the scheduler's status."""
 
@@ -62,6 +70,9 @@ class RunStatus(TypedDict):
     trainer: ProcessStatus | None
     dispatch: NotRequired[DispatchStatus]
     lengths: NotRequired[dict[str, Any]]
+    cost: NotRequired[Number]
+    warnings: NotRequired[list[WarningStatus]]
+    last_evaluation: NotRequired[EvaluationRecord | None]
 
 
 _STATUS = TypeAdapter(RunStatus)
@@ -78,9 +89,16 @@ def read_status(folder: RunFolder) -> RunStatus | None:
         address = read_json(folder.file(keys.DIR_ENDPOINTS, "scheduler.json"), beneath=folder.path)["signals"]
         if not ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback:
             return None
-        page = fetch_from(address)
+        return checked_status(fetch_from(address))
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def checked_status(page: object) -> RunStatus | None:
+    """What a scheduler's page says; None: it is none."""
+    try:
         return None if page is None else _STATUS.validate_python(page)
-    except (UserError, ValidationError, KeyError, TypeError, ValueError, AttributeError):
+    except ValidationError:
         return None
 
 
@@ -146,7 +164,7 @@ def events(run: RunData) -> list[tuple[str, str, str]]:
                 (after.get("time_s", 0.0), "attempt", f"attempt {attempts[1]} goes on with step {after['step'] + 1}")
             )
     for evaluation in run.evaluations:
-        text = held_out_text(evaluation | {"prompts": evaluation.get("prompts", "?")})
+        text = evaluation_text(evaluation)
         found.append((evaluation.get("time_s", 0.0), "evaluation", text))
     for line in run.timelines:
         for number, (at_s, _) in enumerate(line.instances):
@@ -157,6 +175,11 @@ def events(run: RunData) -> list[tuple[str, str, str]]:
         found.append((max((at_s for at_s, _, _ in found), default=0.0), "end", run.result["status"] + said))
     found.sort(key=lambda event: event[0])
     return [(_instant(at_s), kind, text) for at_s, kind, text in reversed(found[-_MOST_EVENTS:])]
+
+
+def evaluation_text(line: EvaluationRecord) -> str:
+    """An evaluation as a sentence."""
+    return held_out_text(line | {"prompts": line.get("prompts", "?")})
 
 
 def _instant(at_s: float) -> str:

@@ -1,0 +1,202 @@
+"""The pages of `streamrl ui --cluster`: the jobs of a cluster.
+
+    /                       jobs side by side
+    /jobs/NAMESPACE/NAME    conditions, pools, events; of the scheduler where it is reached: dispatch and why, versions, bubbles
+
+A job whose scheduler is not reached shows what its object says. Names and messages are data, as in `pages.py`.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+from streamrl_cli.cluster.api import Object
+from streamrl_cli.cluster.jobs import (
+    ENDED,
+    bubbles,
+    change_rows,
+    condition_rows,
+    conditions,
+    event_rows,
+    pool_rows,
+    state,
+    steps,
+    why,
+)
+from streamrl_cli.cluster.output import age, text
+from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, label, stacked
+from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
+from streamrl_cli.ui.base import TemplatePages, assets
+from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
+from streamrl_cli.ui.state import Row, RunStatus, evaluation_text, holders, pool_speeds, signals
+from streamrl_pages.website import Asked, website
+
+_JOB = "/jobs/{namespace}/{name}"
+_LIVE_EVERY_S = 5
+"""How often pages are made anew on which ages grow."""
+_MOST_ROWS = 200
+_MOST_CELL_CHARS = 2000
+_BLANK: dict[str, Any] = {
+    "dispatch": None,
+    "holders": [],
+    "speeds": [],
+    "signals": [],
+    "warnings": [],
+    "evaluation": "",
+    "groups": {},
+}
+
+
+def jobs_application(jobs: ClusterJobs, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
+    """The pages about the jobs of a cluster."""
+    pages = JobPages(jobs)
+    return website(pages, paths=tuple(pages.shown), assets=assets(), token=token, names=names)
+
+
+class JobPages(TemplatePages):
+    """Pages about jobs of a cluster."""
+
+    home = "Jobs"
+    keys = "r: jobs."
+
+    def __init__(self, jobs: ClusterJobs, *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: seconds since the epoch."""
+        super().__init__()
+        self._source, self._clock = jobs, clock
+        self.shown: dict[str, Callable[[Asked, str], str]] = {"/": self._jobs, _JOB: self._job}
+
+    def stamp(self, path: str, asked: Asked) -> str:
+        """Versions of the objects, and the time where ages grow. Waits for nothing."""
+        beat = str(int(self._clock() / _LIVE_EVERY_S))
+        if path == _JOB:
+            job = self._source.latest_job(_key(asked))
+            if job is None:
+                return "gone"
+            return f"{_version(job)} {'' if state(job) in ENDED else beat}"
+        found = self._source.latest()
+        return beat if found is None else " ".join((beat, *found.faults, *map(_version, found.jobs)))
+
+    def _jobs(self, _asked: Asked, page_state: str) -> str:
+        found, now = self._source.jobs(), self._now()
+        return self.page(
+            "jobs.html",
+            title=self.home,
+            state=page_state,
+            rows=[(*key_of(job), _row(job, now=now)) for job in found.jobs],
+            faults=found.faults,
+            is_cut=found.is_cut,
+        )
+
+    def _job(self, asked: Asked, page_state: str) -> str:
+        key, now = _key(asked), self._now()
+        job, detail = self._source.job(key), self._source.detail(key)
+        title = "/".join(key)
+        return self.page(
+            "job.html",
+            title=title,
+            state=page_state,
+            tabs=[(title, f"/jobs/{title}")],
+            tab=title,
+            word=state(job),
+            why=why(job),
+            cards=_cards(job, detail=detail, now=now),
+            conditions=condition_rows(job, now=now),
+            pools=_cut(pool_rows(detail.pools)),
+            changes=_cut(change_rows(detail.pools, now=now)),
+            events=_cut(event_rows(detail.events, now=now)),
+            faults=detail.faults,
+            **_said(detail.status, has_ended=state(job) in ENDED),
+        )
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC)
+
+
+def _key(asked: Asked) -> tuple[str, str]:
+    return asked.parts["namespace"], asked.parts["name"]
+
+
+def _version(job: Object) -> str:
+    return f"{job['metadata']['uid']}.{job['metadata']['resourceVersion']}"
+
+
+def _row(job: Object, *, now: datetime) -> Row:
+    status = job["status"]
+    ready = conditions(job).get("Ready")
+    return (
+        state(job),
+        steps(job),
+        text(status.get("reward")),
+        text(status.get("queue")),
+        "–" if ready is None else f"{ready['status']}: {ready['reason']}",
+        ", ".join(f"{pool['name']} {pool['ready']}/{pool['desired']}" for pool in status.get("pools", ())) or "–",
+        bubbles(status),
+        format_number(status.get("cost"), digits=2),
+        age(job["metadata"].get("creationTimestamp"), now=now),
+    )
+
+
+def _cards(job: Object, *, detail: JobDetail, now: datetime) -> dict[str, str]:
+    """What the scheduler says counts more than what the operator has read of it last."""
+    status: dict[str, Any] = job["status"]
+    live: dict[str, Any] = dict(detail.status or {})
+    restarts, most = status.get("restarts", 0), job["spec"]["failurePolicy"]["maxRestarts"]
+    return {
+        "step": f"{live['step']}/{live['steps']}" if live else steps(job),
+        "reward": text(status.get("reward")),
+        "queue": text(live.get("queue", status.get("queue"))),
+        "tokens/s": format_count(status.get("tokensPerSecond")),
+        "bubbles": bubbles(status),
+        "cost": format_number(live.get("cost", status.get("cost")), digits=2),
+        "attempt": text(live.get("attempt", status.get("attempt"))),
+        "restarts": f"{restarts} of {text(most)}, not counted {status.get('ignoredRestarts', 0)}",
+        "checkpoint": text(status.get("checkpointPath")),
+        "age": age(job["metadata"].get("creationTimestamp"), now=now),
+    }
+
+
+def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
+    """Of the scheduler."""
+    if status is None:
+        return _BLANK | {"is_reached": False, "has_ended": has_ended, "figures": [], "charts": []}
+    evaluation = status.get("last_evaluation")
+    return {
+        "is_reached": True,
+        "has_ended": has_ended,
+        "dispatch": status.get("dispatch"),
+        "holders": _cut(holders(status)),
+        "speeds": _cut(pool_speeds(status)),
+        "signals": _cut(signals(status)),
+        "warnings": [one["message"] for one in islice(status.get("warnings", ()), _MOST_ROWS)],
+        "evaluation": evaluation_text(evaluation) if evaluation else "",
+        "groups": dict(islice(((name, count) for name, count in status["groups"].items() if count), _MOST_ROWS)),
+        "figures": [_by_role(status)],
+        "charts": [("Bubbles by role", "Shares of the wall of all processes of a role.")],
+    }
+
+
+def _by_role(status: RunStatus) -> Figure:
+    """A bar for each pool, and one for the trainer."""
+    walls: defaultdict[str, float] = defaultdict(float)
+    spent: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    trainer = status["trainer"]
+    named = [(one.get("pool", "generators"), one) for one in status["generators"]] + (
+        [("trainer", trainer)] if trainer else []
+    )
+    for role, one in named:
+        walls[role] += one["wall_s"]
+        for part, seconds in one["bubbles"].items():
+            spent[role][part] += seconds
+    roles = list(islice(walls, _MOST_ROWS))
+    shares = [bubble_shares(spent[role], wall_s=walls[role]) for role in roles]
+    parts = {part: [one[part] for one in shares] for part in PARTS}
+    found = stacked([label(role) for role in roles], parts, x_title="", height_px=CHART_HEIGHT_PX)
+    found["layout"]["xaxis"] |= {"type": "category", "automargin": True}
+    return found
+
+
+def _cut(rows: Iterable[Row]) -> list[Row]:
+    return [tuple(cell[:_MOST_CELL_CHARS] for cell in row) for row in islice(rows, _MOST_ROWS)]

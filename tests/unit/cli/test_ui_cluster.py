@@ -1,0 +1,310 @@
+"""`streamrl ui --cluster` without a browser: what pages show of jobs as an API server gives them, and how often it is asked."""
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from streamrl.errors import UserError
+from streamrl_cli.cluster import api
+from streamrl_cli.main import main
+from streamrl_cli.ui import cluster_jobs
+from streamrl_cli.ui.cluster_jobs import ClusterJobs
+from streamrl_cli.ui.job_pages import JobPages
+from streamrl_operator.kube import rest_config
+from streamrl_pages.website import Asked
+from support.command import streamrl
+from support.jobs import simulated_job
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e"
+PROCESS = {"bubbles": {"busy": 3.0, "pipeline_no_prompts": 1.0}, "wall_s": 4.0}
+PAGE: dict[str, Any] = {
+    "attempt": 2,
+    "step": 6,
+    "steps": 20,
+    "queue": 17,
+    "running": 5,
+    "cost": 1.5,
+    "announced_step": 6,
+    "checkpoint_step": 5,
+    "groups": {"scored": 3, "dropped": 0},
+    "generators": [{"id": HOSTILE, "pool": "sim", "slots": 8, "active": 6, "version": 5, **PROCESS}],
+    "trainer": {"id": "trainer-0", **PROCESS},
+    "dispatch": {"why": f"long ones first {HOSTILE}", "longest_first": True, "long_generators": [], "pools": {}},
+    "warnings": [{"type": "TrackerDown", "message": f"tracker wandb {HOSTILE}"}],
+    "last_evaluation": {"step": 4, "mean_reward": 0.75, "prompts": 8},
+}
+JOB_PATH = "/jobs/{namespace}/{name}"
+LIST = Asked(parts={}, query={})
+
+
+def asked(name: str, namespace: str = "ml") -> Asked:
+    return Asked(parts={"namespace": namespace, "name": name}, query={})
+
+
+def job(name: str, *, message: str = "all is well", created: str = "2026-01-01T00:00:00Z", **status: Any) -> Any:
+    meta = {"name": name, "namespace": "ml", "uid": f"u-{name}", "resourceVersion": "7", "creationTimestamp": created}
+    ready = {"type": "Ready", "status": "True", "reason": "Running", "message": message, "lastTransitionTime": created}
+    pools = [{"name": "sim", "desired": 2, "ready": 1}]
+    found = {"step": 5, "reward": 0.25, "queue": 3, "cost": 12.345, "pools": pools, "conditions": [ready]}
+    shares = {"bubbles": {"pipelinePercent": 12.0, "skewPercent": 3.0}}
+    return simulated_job() | {"metadata": meta, "status": found | shares | status}
+
+
+class Answers:
+    """An API server with jobs, and a scheduler behind it."""
+
+    def __init__(self) -> None:
+        self.jobs = [job("first"), job("second", created="2026-01-02T00:00:00Z")]
+        self.page: Any = PAGE
+        self.pools: list[Any] = []
+        self.events: list[Any] = []
+        self.refused: set[str] = set()
+        self.requests: Counter[str] = Counter()
+        self.methods: set[str] = set()
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        self.server = TestServer(application)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.requests[request.path] += 1
+        self.methods.add(request.method)
+        word = next((one for one in self.refused if one in request.path), None)
+        if word:
+            text = f'User "page" cannot list {word}'
+            return web.json_response({"kind": "Status", "apiVersion": "v1", "message": text}, status=403)
+        if "/proxy/" in request.path:
+            return web.json_response(self.page)
+        for plural, version, kind, items in (
+            ("rljobs", "streamrl.io/v1alpha1", "RLJob", self.jobs),
+            ("generatorpools", "streamrl.io/v1alpha1", "GeneratorPool", self.pools),
+            ("events", "events.k8s.io/v1", "Event", self.events),
+        ):
+            if request.path.endswith(plural):
+                answer = {"apiVersion": version, "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}
+                return web.json_response(answer | {"items": items})
+        return web.Response(status=404)
+
+
+class Shown:
+    """The pages about it, and a clock that stands."""
+
+    def __init__(self, served: Answers, cluster: api.ApiClient, namespaces: list[str]) -> None:
+        self.now_s = 100.0
+        self.served = served
+        self.jobs = ClusterJobs(cluster, namespaces=namespaces, clock=lambda: self.now_s)
+        self.pages = JobPages(self.jobs, clock=lambda: 1767312000.0)  # 2026-01-02
+
+    async def html(self, path: str = "/", where: Asked = LIST) -> str:
+        return await asyncio.to_thread(self.pages.html, path, where, state="s")
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Answers]:
+    made = Answers()
+    await made.server.start_server()
+    yield made
+    await made.server.close()
+
+
+@pytest.fixture
+def kubeconfig(served: Answers, tmp_path: Path) -> Path:
+    config: dict[str, Any] = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+        "clusters": [{"name": "c", "cluster": {"server": str(served.server.make_url("")).rstrip("/")}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture
+async def shown(served: Answers, kubeconfig: Path) -> AsyncIterator[Shown]:
+    args = argparse.Namespace(kubeconfig=kubeconfig, context=None, namespace=None)
+    async with api.connect(args) as cluster:
+        made = Shown(served, cluster, [cluster.namespace])
+        yield made
+        await made.jobs.close()
+
+
+async def test_jobs_stand_side_by_side_newest_first(shown: Shown) -> None:
+    page = await shown.html()
+    for text in ("5/20", "0.25", "True: Running", "sim 1/2", "12 % pipeline, 3 % skew", "12.35", "24h"):
+        assert f"<td>{text}</td>" in page
+    assert page.index('href="/jobs/ml/second"') < page.index('href="/jobs/ml/first"')
+
+
+async def test_a_job_shows_what_its_scheduler_says(shown: Shown) -> None:
+    page = await shown.html(JOB_PATH, asked("first"))
+    for text in ("6/20", "all is well", "long ones first", "held-out reward at step 4: 0.750 (8 prompts)", "1.50"):
+        assert text in page
+    (bars,) = shown_figures(page)
+    assert {one["name"]: one["y"] for one in bars["data"]}["busy"] == [0.75, 0.75]
+    assert bars["data"][0]["x"] == ["sim", "trainer"]
+
+
+def shown_figures(page: str) -> Any:
+    return json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
+
+
+async def test_names_and_messages_of_strangers_are_text(shown: Shown) -> None:
+    served = shown.served
+    served.jobs = [
+        job("first", message=HOSTILE, checkpointPath=HOSTILE, pools=[{"name": HOSTILE, "desired": 1, "ready": 1}])
+    ]
+    about = {"name": "e", "namespace": "ml", "uid": "e", "resourceVersion": "1", "creationTimestamp": HOSTILE}
+    served.events = [{"metadata": about, "type": HOSTILE, "reason": HOSTILE, "note": HOSTILE}]
+    served.pools = [
+        {
+            "metadata": about,
+            "spec": {"poolName": HOSTILE, "scaling": "auto", "replicas": 1},
+            "status": {"reason": HOSTILE},
+        }
+    ]
+    for path, where in (("/", LIST), (JOB_PATH, asked("first"))):
+        page = await shown.html(path, where)
+        assert "&lt;script&gt;alert(1)" in page
+        assert "<script>alert" not in page
+        assert "\x1b" not in page
+        assert "\u202e" not in page
+
+
+@pytest.mark.parametrize("page", [None, [], {}, PAGE | {"step": "many"}, PAGE | {"generators": [{"id": 5}]}])
+async def test_a_job_without_a_scheduler_shows_its_object(shown: Shown, page: Any) -> None:
+    shown.served.page = page
+    html = await shown.html(JOB_PATH, asked("first"))
+    assert "The scheduler is not reached" in html
+    for text in ("5/20", "all is well", "12.35"):
+        assert text in html
+
+
+async def test_who_may_not_ask_pods_or_see_events_sees_the_rest(shown: Shown) -> None:
+    shown.served.refused = {"proxy", "events"}
+    page = await shown.html(JOB_PATH, asked("first"))
+    assert "The scheduler is not reached" in page
+    assert "user page may not list events.events.k8s.io in namespace ml" in page
+    assert "5/20" in page
+
+
+async def test_a_namespace_that_is_refused_is_a_line_beside_the_others(shown: Shown) -> None:
+    shown.served.refused = {"namespaces/other/"}
+    jobs = ClusterJobs(shown.jobs._cluster, namespaces=["ml", "other", "ml"])
+    found = await asyncio.to_thread(jobs.jobs)
+    assert [one["metadata"]["name"] for one in found.jobs] == ["second", "first"]
+    assert len(found.faults) == 1
+
+
+async def test_all_namespaces_are_one_request(shown: Shown) -> None:
+    jobs = ClusterJobs(shown.jobs._cluster, namespaces=[""])
+    assert len((await asyncio.to_thread(jobs.jobs)).jobs) == 2
+    assert shown.served.requests == {"/apis/streamrl.io/v1alpha1/rljobs": 1}
+
+
+async def test_many_browsers_are_one_request_and_nothing_is_written(shown: Shown) -> None:
+    pages = [shown.html(), shown.html(JOB_PATH, asked("first"))] * 10
+    await asyncio.gather(*pages)
+    assert set(shown.served.requests.values()) == {1}
+    shown.now_s += cluster_jobs._FRESH_S
+    await shown.html()
+    assert max(shown.served.requests.values()) == 2
+    assert shown.served.methods == {"GET"}
+
+
+async def test_a_job_that_is_not_listed_is_not_asked_for(shown: Shown) -> None:
+    for name, namespace in (("none", "ml"), ("first", "kube-system"), ("..", "ml")):
+        with pytest.raises(UserError, match="is not a job of the namespaces"):
+            await shown.html(JOB_PATH, asked(name, namespace))
+    assert list(shown.served.requests) == ["/apis/streamrl.io/v1alpha1/namespaces/ml/rljobs"]
+
+
+async def test_a_page_says_when_its_job_has_changed(shown: Shown) -> None:
+    assert shown.pages.stamp(JOB_PATH, asked("first")) == "gone"
+    await shown.html()
+    before = {path: shown.pages.stamp(path, where) for path, where in (("/", LIST), (JOB_PATH, asked("first")))}
+    assert {path: shown.pages.stamp(path, where) for path, where in (("/", LIST), (JOB_PATH, asked("first")))} == before
+    shown.served.jobs[0]["metadata"]["resourceVersion"] = "8"
+    shown.now_s += cluster_jobs._FRESH_S
+    await shown.html()
+    assert shown.pages.stamp("/", LIST) != before["/"]
+    assert shown.pages.stamp(JOB_PATH, asked("first")) != before[JOB_PATH]
+
+
+async def test_a_silent_api_server_ends_in_a_line(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.Response:
+        await held.wait()
+        return web.Response()
+
+    monkeypatch.setattr(cluster_jobs, "_ANSWER_S", 0.05)
+    application = web.Application()
+    application.router.add_get("/{path:.*}", silent)
+    server = TestServer(application)
+    await server.start_server()
+    shown.jobs._cluster.access.server = str(server.make_url("")).rstrip("/")
+    try:
+        assert "the API server gave no whole answer" in await shown.html()
+    finally:
+        held.set()
+        await server.close()
+
+
+async def test_a_specification_is_not_kept(shown: Shown) -> None:
+    (one, _) = (await asyncio.to_thread(shown.jobs.jobs)).jobs
+    assert set(one["spec"]) == {"suspend", "pipeline", "failurePolicy"}
+    assert "seenFailures" not in one["status"]
+
+
+# ---- the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "needs a folder of runs, or --cluster, and not both"),
+        (["runs", "--cluster"], "needs a folder of runs, or --cluster, and not both"),
+        (["runs", "-n", "ml"], "--namespace: goes with --cluster"),
+        (["runs", "-A"], "--all-namespaces: goes with --cluster"),
+        (["--cluster", "-A", "-n", "ml"], "goes without --all-namespaces"),
+        (["--cluster", "--kubeconfig", "absent"], "there is none at absent"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = streamrl(capsys, "ui", *arguments)
+    assert outcome.code == 2
+    assert line in outcome.err[0]
+
+
+def test_help_names_the_namespaces(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["ui", "--help"])
+    assert "may be given again" in " ".join(capsys.readouterr().out.split())
+
+
+async def test_in_a_pod_the_service_account_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("of the pod")
+    (tmp_path / "namespace").write_text("home")
+    monkeypatch.setattr(rest_config, "SERVICE_ACCOUNT_DIR", tmp_path)
+    monkeypatch.setattr(rest_config.ssl, "create_default_context", lambda cafile: None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    async with api.connect(argparse.Namespace(kubeconfig=None, context=None, namespace=None)) as cluster:
+        assert (cluster.access.server, cluster.namespace, cluster.context) == (
+            "https://127.0.0.1:1",
+            "home",
+            api.IN_POD,
+        )
+        assert await cluster.access.headers(now_s=0.0) == {"Authorization": "Bearer of the pod"}
+    with pytest.raises(UserError, match="there is none at"):
+        async with api.connect(argparse.Namespace(kubeconfig=tmp_path / "x", context=None, namespace=None)):
+            pass
