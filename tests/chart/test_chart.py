@@ -1,5 +1,6 @@
 """Rules that every rendering of the chart keeps, whatever the values."""
 
+import argparse
 import importlib.util
 import json
 import re
@@ -15,6 +16,7 @@ from ruamel.yaml import YAML
 import streamrl
 from streamrl import names
 from streamrl.metrics import TABLES
+from streamrl_cli.ui import command
 from streamrl_operator.kube import kinds
 from streamrl_operator.planning.objects.containers import rank_ports
 from support.chart import CHART, Helm, Objects
@@ -55,7 +57,8 @@ def test_pods_are_restricted(rendered: Objects) -> None:
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert set(container["resources"]["requests"]) == {"cpu", "memory"}
             assert "memory" in container["resources"]["limits"]
-    assert len(list(_pods(rendered))) == 3  # operator, uninstall, test
+    pages = len(_of(rendered, "ServiceAccount", "-ui"))
+    assert len(list(_pods(rendered))) == 3 + pages  # operator, uninstall, test
 
 
 def test_no_wildcards(rendered: Objects) -> None:
@@ -169,6 +172,8 @@ def test_braces_in_a_crd_stay_text(objects: Callable[..., Objects], tmp_path: Pa
         ("networkPolicy.apiServer.cidrs={everywhere}", "cidrs"),
         ("resources.limits.memory=lots", "memory"),
         ("crds.instal=true", "instal"),
+        ("ui.names={a b}", "names"),
+        ("ui.resources.limits.memory=lots", "memory"),
     ],
 )
 def test_schema_refuses(helm: Helm, setting: str, complaint: str) -> None:
@@ -190,6 +195,58 @@ def test_account_without_name_is_refused(helm: Helm) -> None:
         check=False,
     )
     assert "serviceAccount.name is needed" in done.stderr
+
+
+PAGE = ("--set", "ui.enabled=true,ui.tokenSecret=page")
+
+
+def test_the_page_is_off_until_it_has_a_token(objects: Callable[..., Objects], helm: Helm) -> None:
+    assert "ui" not in {one["metadata"]["labels"].get("app.kubernetes.io/component") for one in objects()}
+    chart = ("streamrl", str(CHART), "--namespace", "rl", "--kube-version", "1.34", "--set", "ui.enabled=true")
+    refused = helm("template", *chart, check=False)
+    assert refused.returncode != 0
+    assert "ui.tokenSecret: is required where ui.enabled is true; name a Secret of namespace rl" in refused.stderr
+
+
+def test_the_page_reads_and_asks_schedulers_only_where_that_is_said(objects: Callable[..., Objects]) -> None:
+    reads = [(["streamrl.io"], ["rljobs", "generatorpools"]), (["events.k8s.io"], ["events"])]
+    (role,) = _of(objects(*PAGE), "ClusterRole", ":ui")
+    assert [(rule["apiGroups"], rule["resources"]) for rule in role["rules"]] == reads
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list"}
+    (role,) = _of(objects(*PAGE, "--set", "ui.askSchedulers=true"), "ClusterRole", ":ui")
+    assert role["rules"][2:] == [{"apiGroups": [""], "resources": ["pods/proxy"], "verbs": ["get"]}]
+    confined = objects(*PAGE, "--set", "watchNamespaces={a,b,a},rbac.aggregate=false")
+    assert not _of(confined, "ClusterRole")
+    roles = [one for one in _of(confined, "Role") if "-ui-" in one["metadata"]["name"]]
+    assert [one["metadata"]["namespace"] for one in roles] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("watched", "shown"), [("", None), ("a,b,a", ["a", "b"])])
+def test_the_page_s_command_is_one(objects: Callable[..., Objects], watched: str, shown: list[str] | None) -> None:
+    found = objects(*PAGE, "--set", f"watchNamespaces={{{watched}}},ui.names={{rl.example.com}}")
+    (deployment,) = _of(found, "Deployment", "-ui")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "streamrl_cli.main", "ui", "--cluster"]
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--cluster", *container["args"]])
+    command._check(args)
+    assert (args.namespace, args.all_namespaces) == (shown, shown is None)
+    assert args.name == ["streamrl-ui.streamrl-system.svc", "rl.example.com"]
+    assert args.port == container["ports"][0]["containerPort"]
+    (mount,) = container["volumeMounts"]
+    assert str(args.token_file.parent) == mount["mountPath"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    for kind, ending in (("Service", "streamrl"), ("NetworkPolicy", "streamrl")):
+        (operators,) = _of(found, kind, ending)
+        (pages,) = _of(found, kind, "-ui")
+        assert not _selector(operators).items() <= labels.items()
+        assert _selector(pages).items() <= labels.items()
+
+
+def _selector(one: dict[str, Any]) -> dict[str, str]:
+    spec = one["spec"]
+    return dict(spec["selector"] if "selector" in spec else spec["podSelector"]["matchLabels"])
 
 
 def test_schema_knows_exactly_the_values() -> None:
@@ -301,7 +358,7 @@ def test_no_rendered_image_is_without_a_registry(rendered: Objects) -> None:
     for pod in _pods(rendered):
         for container in pod["containers"]:
             images += [one["value"] for one in container.get("env", []) if one["name"].endswith("_IMAGE")]
-    assert len(images) == 5
+    assert len(images) == 5 + len(_of(rendered, "ServiceAccount", "-ui"))
     assert [image for image in images if "." not in image.split("/")[0]] == []
 
 

@@ -95,7 +95,7 @@ def test_pods_are_admitted_where_only_restricted_ones_are(
             pod["spec"].setdefault("restartPolicy", "Always")
             control_plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
             pods += 1
-    assert pods == 3
+    assert pods == 3 + ("app.kubernetes.io/component: ui" in text)
 
 
 # ---- Life of a release

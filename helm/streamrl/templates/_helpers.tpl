@@ -75,6 +75,42 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* Where the operator and the page go. */}}
+{{- define "streamrl.egress" -}}
+# Names. Not by pod labels: where the cluster's DNS runs, as a pod or on the node, is not ours to know.
+- ports:
+  - {port: 53, protocol: UDP}
+  - {port: 53, protocol: TCP}
+# The API server; through it also the schedulers' numbers.
+- ports:
+  {{- range .Values.networkPolicy.apiServer.ports }}
+  - {port: {{ . }}, protocol: TCP}
+  {{- end }}
+  {{- with .Values.networkPolicy.apiServer.cidrs }}
+  to:
+  {{- range . }}
+  - ipBlock: {cidr: {{ . | quote }}}
+  {{- end }}
+  {{- end }}
+{{- with .Values.networkPolicy.extraEgress }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{/* The page's pods, and the secret that it cannot be without. */}}
+{{- define "streamrl.uiSelector" -}}
+app.kubernetes.io/name: {{ include "streamrl.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: ui
+{{- end -}}
+
+{{- define "streamrl.uiTokenSecret" -}}
+{{- if not .Values.ui.tokenSecret -}}
+{{- fail (printf "ui.tokenSecret: is required where ui.enabled is true; name a Secret of namespace %s: kubectl create secret generic streamrl-ui -n %s --from-literal=token=\"$(openssl rand -base64 24)\"" .Release.Namespace .Release.Namespace) -}}
+{{- end -}}
+{{- .Values.ui.tokenSecret -}}
+{{- end -}}
+
 {{/* Annotations of what is made for the uninstallation, with its weight. */}}
 {{- define "streamrl.uninstallHook" -}}
 helm.sh/hook: pre-delete

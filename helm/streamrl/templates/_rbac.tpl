@@ -43,6 +43,22 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   verbs: [create]
 {{- end -}}
 
+{{/* What the page of jobs reads: nothing is written, and no Secret seen. */}}
+{{- define "streamrl.uiRules" -}}
+- apiGroups: [streamrl.io]
+  resources: [rljobs, generatorpools]
+  verbs: [list]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [list]
+{{- if .Values.ui.askSchedulers }}
+# The schedulers' status. It is a GET to any port of any pod here, not of schedulers alone.
+- apiGroups: [""]
+  resources: [pods/proxy]
+  verbs: [get]
+{{- end }}
+{{- end -}}
+
 {{/* What the hook does before the release goes. */}}
 {{- define "streamrl.uninstallRules" -}}
 - apiGroups: [streamrl.io]
