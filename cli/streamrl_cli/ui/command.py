@@ -10,12 +10,15 @@ import importlib.util
 import ipaddress
 import secrets
 import signal
+import stat
 from pathlib import Path
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.files import read_text
 from streamrl_cli import console
 
+_VIEWERS_OF_A_PEER = 128
+"""Open connections of one address, which may be a proxy's: each page that is looked at keeps one."""
 _LEAST_TOKEN_CHARS = 16
 _MOST_TOKEN_BYTES = 4096
 
@@ -46,6 +49,7 @@ async def run(args: argparse.Namespace) -> int:
     server = PageServer(
         application(args.folder, token=token, names=frozenset(name.lower() for name in (*args.name, args.host))),
         timeout_s=TIMEOUT_S,
+        of_a_peer=_VIEWERS_OF_A_PEER,
     )
     port = await server.start(host=args.host, port=args.port, field="--port")
     host = f"[{args.host}]" if ":" in args.host else args.host
@@ -68,7 +72,9 @@ def _token(file: Path | None, *, host: str) -> str:
     token = read_text(file, most_bytes=_MOST_TOKEN_BYTES).strip()
     if len(token) < _LEAST_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
         rule = f"must hold a token of at least {_LEAST_TOKEN_CHARS} printable ASCII characters"
-        raise UserError(field="--token-file", rule=rule, fix=f"openssl rand -base64 24 > {file}")
+        raise UserError(field="--token-file", rule=rule, fix=f"(umask 077; openssl rand -base64 24 > {file})")
+    if file.stat().st_mode & stat.S_IRWXO:
+        raise UserError(field="--token-file", rule="must not be for everybody to read", fix=f"chmod o= {file}")
     return token
 
 
