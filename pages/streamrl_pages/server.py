@@ -4,7 +4,7 @@ Owns: the port, and who may hold it how long. Does not own: what a page says. St
 
 Invariants:
 - A connection carries one request. It ends `_TIMEOUT_S` after it was made (an application may name another time), whatever it has sent or read.
-- `_CONNECTIONS` are open at most, `_CONNECTIONS_OF_A_PEER` of one address. A new one takes the place of the oldest: who asks is
+- `_CONNECTIONS` are open at most, `of_a_peer` of one address. A new one takes the place of the oldest: who asks is
   answered at once, so the oldest is one that waits for nothing but its end.
 - GET and HEAD alone; other methods are 405, other paths 404. Nobody reads a request's body.
 """
@@ -64,10 +64,16 @@ class PageServer:
     """Serves an application. `start` binds, `close` ends."""
 
     def __init__(
-        self, app: ASGIApp, *, timeout_s: float | None = None, headers: Sequence[tuple[str, str]] = ()
+        self,
+        app: ASGIApp,
+        *,
+        timeout_s: float | None = None,
+        of_a_peer: int = _CONNECTIONS_OF_A_PEER,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """`timeout_s`: for one request; None: `_TIMEOUT_S`. `headers`: of every answer, beside the application's own."""
+        """`timeout_s`: for one request; None: `_TIMEOUT_S`. `of_a_peer`: open connections of one address. `headers`: of every answer."""
         self._timeout_s = timeout_s
+        self._of_a_peer = of_a_peer
         self._config = Config(
             app,
             interface="asgi3",
@@ -109,7 +115,7 @@ class PageServer:
 
     def _connection(self) -> "_Connection":
         timeout_s = _TIMEOUT_S if self._timeout_s is None else self._timeout_s
-        return _Connection(self._config, self._state, open_=self._open, timeout_s=timeout_s)
+        return _Connection(self._config, self._state, open_=self._open, timeout_s=timeout_s, of_a_peer=self._of_a_peer)
 
 
 class EndpointServer(PageServer):
@@ -124,10 +130,11 @@ class _Connection(H11Protocol):
     """One peer's connection, until its deadline or until its place is needed."""
 
     def __init__(
-        self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]", timeout_s: float
+        self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]", timeout_s: float, of_a_peer: int
     ) -> None:
         super().__init__(config, state, app_state={})
         self._timeout_s = timeout_s
+        self._of_a_peer = of_a_peer
         self._open = open_  # oldest first, with the address of each
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
@@ -139,7 +146,7 @@ class _Connection(H11Protocol):
 
     def _make_room(self, peer: str) -> None:
         of_peer = [connection for connection, other in self._open.items() if other == peer]
-        oldest = of_peer if len(of_peer) >= _CONNECTIONS_OF_A_PEER else list(self._open)
+        oldest = of_peer if len(of_peer) >= self._of_a_peer else list(self._open)
         if oldest is of_peer or len(oldest) >= _CONNECTIONS:
             del self._open[oldest[0]]
             oldest[0].transport.abort()

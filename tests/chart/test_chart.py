@@ -223,7 +223,8 @@ def test_the_page_reads_and_asks_schedulers_only_where_that_is_said(objects: Cal
 
 @pytest.mark.parametrize(("watched", "shown"), [("", None), ("a,b,a", ["a", "b"])])
 def test_the_page_s_command_is_one(objects: Callable[..., Objects], watched: str, shown: list[str] | None) -> None:
-    found = objects(*PAGE, "--set", f"watchNamespaces={{{watched}}},ui.names={{rl.example.com}}")
+    watching = ("--set", f"watchNamespaces={{{watched}}}") if watched else ()
+    found = objects(*PAGE, *watching, "--set", "ui.names={rl.example.com}")
     (deployment,) = _of(found, "Deployment", "-ui")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "streamrl_cli.main", "ui", "--cluster"]
@@ -236,6 +237,8 @@ def test_the_page_s_command_is_one(objects: Callable[..., Objects], watched: str
     assert args.port == container["ports"][0]["containerPort"]
     (mount,) = container["volumeMounts"]
     assert str(args.token_file.parent) == mount["mountPath"]
+    (volume,) = deployment["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"]["defaultMode"] & 0o007 == 0, "the command refuses a token that everybody can read"
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     for kind, ending in (("Service", "streamrl"), ("NetworkPolicy", "streamrl")):
         (operators,) = _of(found, kind, ending)

@@ -48,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the tables; write the page if it was asked for."""
     found = compare([read_run(path) for path in args.runs], reward=args.reward)
-    if not all(run.curve.rewards for variant in found.variants for run in variant.runs):
-        raise UserError(field="--reward", rule="is not in every run", got=found.reward, fix=f"take {TRAINING}")
     if len(found.variants) > _MOST_VARIANTS:
         raise UserError(
             field="RUN", rule=f"must be of at most {_MOST_VARIANTS} different jobs", got=len(found.variants)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+from streamrl.errors import UserError
 from streamrl_cli.reporting.data import RunData, cost, weighted_bubbles
 
 EFFORTS = ("steps", "tokens", "seconds", "cost")
@@ -128,7 +129,10 @@ class Comparison:
 
 
 def compare(runs: Sequence[RunData], *, reward: str | None = None) -> Comparison:
-    """Runs as variants; `reward` None: greedy held-out answers where every run has two evaluations, else the training reward."""
+    """Runs as variants; `reward` None: greedy held-out answers where every run has two evaluations, else the training reward.
+
+    Raises `UserError`: a run has not this reward.
+    """
     chosen = reward or ("greedy" if all(len(_evaluated(run, "greedy")) > 1 for run in runs) else TRAINING)
     jobs = [_settings(run) for run in runs]
     differing = [
@@ -137,7 +141,7 @@ def compare(runs: Sequence[RunData], *, reward: str | None = None) -> Comparison
     groups: dict[tuple[str | None, ...], list[RunData]] = {}
     for run, job in zip(runs, jobs, strict=True):
         groups.setdefault(tuple(job.get(path) for path in differing), []).append(run)
-    return Comparison(
+    found = Comparison(
         reward=chosen,
         variants=tuple(
             Variant(
@@ -147,6 +151,10 @@ def compare(runs: Sequence[RunData], *, reward: str | None = None) -> Comparison
             for values, mine in groups.items()
         ),
     )
+    if not all(run.curve.rewards for variant in found.variants for run in variant.runs):
+        fix = "wait for the first step" if chosen == TRAINING else f"take {TRAINING}"
+        raise UserError(field="--reward", rule="is not in every run", got=chosen, fix=fix)
+    return found
 
 
 def _settings(run: RunData) -> dict[str, str]:

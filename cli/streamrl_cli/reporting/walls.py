@@ -21,7 +21,7 @@ from streamrl.files import open_regular
 from streamrl.spec.schema import path_text
 from streamrl_cli.runner.progress import PARTS
 from streamrl_workers.metrics.bubbles import Part
-from streamrl_workers.metrics.jsonl import MOST_LINE_BYTES, parse_line
+from streamrl_workers.metrics.jsonl import MOST_BYTES, MOST_LINE_BYTES, parse_line
 
 MOST_BINS = 120
 """Points of a timeline: as many as can be told apart on a screen."""
@@ -29,6 +29,7 @@ SHORTEST_BIN_S = 1.0
 """Processes write their parts once a second."""
 _LINES = 4 * MOST_BINS
 """Read of a long file."""
+_MOST_STARTS = 1000
 _NEAR_BYTES = 2**16
 """Some hundred lines: so far a place is looked for by halves, then one by one."""
 Seconds = Annotated[float, Field(ge=0, le=1e11)]
@@ -200,6 +201,8 @@ class _WallFile:
     def __init__(self, file: BinaryIO, *, path: Path) -> None:
         self._file, self._path = file, path
         self.size_bytes = os.fstat(file.fileno()).st_size
+        if self.size_bytes > MOST_BYTES:
+            raise UserError(field=str(path), rule=f"must be at most {MOST_BYTES >> 20} MiB")
 
     def at(self, offset: int) -> _Line | None:
         """The first whole line that begins there or behind it; None: there is none."""
@@ -278,7 +281,12 @@ def _lines(path: Path, from_s: float, until_s: float, *, beneath: Path) -> list[
             offset = max(line.end, begin + len(found) * (end - begin) // _LINES)
         while found and found[-1].record["t"] < until_s and (line := file.at(found[-1].end)) is not None:
             found.append(line)
-        whole = [found[0]] if found else []
+        whole, starts = found[:1], 0
         for left, right in pairwise(found):
-            whole += [*file.between(left, right), right]
+            for line in file.between(left, right):
+                whole.append(line)
+                starts += 1
+                if starts > 2 * _MOST_STARTS:  # each is two lines
+                    raise UserError(field=str(path), rule=f"must be of at most {_MOST_STARTS} starts of a process")
+            whole.append(right)
     return [line.record for line in whole]

@@ -6,6 +6,7 @@ was progress (`metrics/bubbles.py`). Nobody is ended for a stall.
 """
 
 import asyncio
+import ipaddress
 import json
 import time
 import urllib.request
@@ -17,6 +18,8 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from streamrl import keys
+from streamrl.errors import UserError
+from streamrl.files import read_json
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
@@ -204,11 +207,19 @@ async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:
 
 
 def _fetch(folder: RunFolder) -> Mapping[str, Any] | None:
+    address = signals_address(folder)
+    return None if address is None else fetch_from(address)
+
+
+def signals_address(folder: RunFolder) -> str | None:
+    """host:port of the run's scheduler; None: there is none. A folder may be foreign: no other machine than this one is named."""
     try:
-        address = json.loads(folder.file(keys.DIR_ENDPOINTS, "scheduler.json").read_text())["signals"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        address = read_json(folder.file(keys.DIR_ENDPOINTS, "scheduler.json"), beneath=folder.path)["signals"]
+        host, _, port = address.rpartition(":")
+        is_ours = ipaddress.ip_address(host.strip("[]")).is_loopback and port.isascii() and port.isdigit()
+    except (UserError, KeyError, TypeError, ValueError, AttributeError):
         return None
-    return fetch_from(address)
+    return address if is_ours else None
 
 
 def fetch_from(address: str) -> Mapping[str, Any] | None:

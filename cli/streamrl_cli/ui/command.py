@@ -11,6 +11,7 @@ import importlib.util
 import ipaddress
 import secrets
 import signal
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from streamrl.files import read_text
 from streamrl_cli import console
 from streamrl_cli.cluster.api import add_connection, connect
 
+_VIEWERS_OF_A_PEER = 128
+"""Open connections of one address, which may be a proxy's: each page that is looked at keeps one."""
 _LEAST_TOKEN_CHARS = 16
 _MOST_TOKEN_BYTES = 4096
 
@@ -87,7 +90,7 @@ async def _serve(app: Any, *, args: argparse.Namespace, token: str) -> None:  # 
     from streamrl_pages.server import PageServer
     from streamrl_pages.website import TIMEOUT_S
 
-    server = PageServer(app, timeout_s=TIMEOUT_S)
+    server = PageServer(app, timeout_s=TIMEOUT_S, of_a_peer=_VIEWERS_OF_A_PEER)
     port = await server.start(host=args.host, port=args.port, field="--port")
     host = f"[{args.host}]" if ":" in args.host else args.host
     console.out(f"http://{host}:{port}/" + ("" if args.token_file else f"#token={token}"))
@@ -108,7 +111,9 @@ def _token(file: Path | None, *, host: str) -> str:
     token = read_text(file, most_bytes=_MOST_TOKEN_BYTES).strip()
     if len(token) < _LEAST_TOKEN_CHARS or not (token.isascii() and token.isprintable()):
         rule = f"must hold a token of at least {_LEAST_TOKEN_CHARS} printable ASCII characters"
-        raise UserError(field="--token-file", rule=rule, fix=f"openssl rand -base64 24 > {file}")
+        raise UserError(field="--token-file", rule=rule, fix=f"(umask 077; openssl rand -base64 24 > {file})")
+    if file.stat().st_mode & stat.S_IRWXO:
+        raise UserError(field="--token-file", rule="must not be for everybody to read", fix=f"chmod o= {file}")
     return token
 
 

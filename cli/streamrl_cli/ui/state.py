@@ -1,6 +1,5 @@
 """What happened in a run, and what its scheduler says while it goes on: events, dispatch and why, versions and who holds them."""
 
-import ipaddress
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,10 +10,16 @@ from typing_extensions import TypedDict
 
 from streamrl import keys
 from streamrl.errors import UserError
-from streamrl.files import read_json
 from streamrl_cli.reporting.data import Count, EvaluationRecord, Number, RunData
 from streamrl_cli.runner.folder import RunFolder
-from streamrl_cli.runner.progress import bubble_shares, fetch_from, format_count, format_number, held_out_text
+from streamrl_cli.runner.progress import (
+    bubble_shares,
+    fetch_from,
+    format_count,
+    format_number,
+    held_out_text,
+    signals_address,
+)
 from streamrl_workers.metrics.bubbles import Part
 
 Row = tuple[str, ...]
@@ -79,18 +84,11 @@ _STATUS = TypeAdapter(RunStatus)
 
 
 def read_status(folder: RunFolder) -> RunStatus | None:
-    """What the scheduler says now; None: it says nothing, or nothing that can be believed.
-
-    A folder may be foreign: no other address than one of this machine is asked.
-    """
+    """What the scheduler says now; None: it says nothing, or nothing that can be believed."""
     try:
-        if folder.result() is not None:
-            return None
-        address = read_json(folder.file(keys.DIR_ENDPOINTS, "scheduler.json"), beneath=folder.path)["signals"]
-        if not ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback:
-            return None
-        return checked_status(fetch_from(address))
-    except (UserError, KeyError, TypeError, ValueError, AttributeError):
+        address = None if folder.result() is not None else signals_address(folder)
+        return None if address is None else checked_status(fetch_from(address))
+    except UserError:
         return None
 
 

@@ -33,6 +33,9 @@ def test_what_cannot_be_served_is_a_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "at least 16 printable" in refusal(capsys, tmp_path, "--token-file", tmp_path / "short")
     (tmp_path / "odd").write_text("x" * 20 + "\ny")
     assert "at least 16 printable" in refusal(capsys, tmp_path, "--token-file", tmp_path / "odd")
+    (tmp_path / "open").write_text("a token of many letters")
+    (tmp_path / "open").chmod(0o644)
+    assert "must not be for everybody to read" in refusal(capsys, tmp_path, "--token-file", tmp_path / "open")
     assert "absent" in refusal(capsys, tmp_path, "--token-file", tmp_path / "absent")
 
 
@@ -130,7 +133,19 @@ def test_a_page_says_when_its_run_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.1:80", "example.com:80", "localhost:80", "[2001:db8::1]:80", "", "127.0.0.1", 5, None]
+    "address",
+    [
+        "10.0.0.1:80",
+        "example.com:80",
+        "localhost:80",
+        "[2001:db8::1]:80",
+        "",
+        "127.0.0.1",
+        "127.0.0.1:80/admin?x=",
+        "127.0.0.1:80/:90",
+        5,
+        None,
+    ],
 )
 def test_a_foreign_folder_sends_nobody_to_another_machine(
     address: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -196,7 +196,7 @@ def read_archive(
         folder: holds the segments; there may be none.
         beneath: a folder above it whose content is foreign.
         first: segments of lower numbers are passed over.
-        end: what stands behind is no part of it. None: it ends before the first frame of the newest segment that is cut off.
+        end: what stands behind is no part of it. None: it ends before the first frame of the newest segment that is cut off, or before that segment.
 
     Raises:
         UserError: a segment is not what was written.
@@ -215,8 +215,11 @@ def read_archive(
             segment = _Segment(
                 file, path=path, beneath=beneath, stop=end.offset if end is not None and is_last else None
             )
+            may_be_cut = end is None and number == segments[-1]
+            if may_be_cut and not segment.has_header:
+                return
             segment.begin(number, after=chain)
-            yield from segment.entries(may_be_cut=end is None and number == segments[-1])
+            yield from segment.entries(may_be_cut=may_be_cut)
         chain = segment.chain
         if end is not None and is_last and chain != end.chain:
             raise _damaged(path, "its end is not what was written")
@@ -252,6 +255,11 @@ class _Segment:
             raise _damaged(path, f"it is cut off at byte {size_bytes}")
         self._end = size_bytes if stop is None else stop
         self.chain = NO_CHAIN
+
+    @property
+    def has_header(self) -> bool:
+        """Whether its writer has brought so much of it to the file."""
+        return self._end >= _HEADER.size
 
     def begin(self, number: int, *, after: bytes | None) -> None:
         """Read the header. `after`: the chain of the segment before, where it is there."""

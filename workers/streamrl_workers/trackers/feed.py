@@ -7,8 +7,9 @@ steps behind it. Reads what the scheduler writes, and writes nothing but the pos
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from streamrl_workers.trackers.scalars import evaluation_point, step_point
 STEPS_FILE, EVALUATIONS_FILE = "steps.jsonl", "evaluations.jsonl"
 MOST_LINES = 500
 """Of a file at a time: what is told has a deadline."""
+MOST_TABLES = 20
+"""At a time, as for lines."""
 MOST_CHARS = 2000
 """Of a prompt or completion in a table."""
 
@@ -80,16 +83,18 @@ class TrackerFeed:
         is_all = len(lines) < MOST_LINES
         told = max([before.steps, *(point.step for point in trained)])
         evaluated, evaluations_offset = self._evaluated(None if final and is_all else told)
-        tables, segment, groups = self._samples()
+        tables = self._samples(final=final)
         position = TrackerPosition(
             steps=told,
             steps_offset=steps.offset,
             evaluations=max([before.evaluations, *(point.step + 1 for point in evaluated)]),
             evaluations_offset=evaluations_offset,
-            segment=segment,
-            groups=groups,
+            segment=tables.segment,
+            groups=tables.groups,
         )
-        return NewPoints(points=(*trained, *evaluated), tables=tables, position=position, is_all=is_all)
+        return NewPoints(
+            points=(*trained, *evaluated), tables=tables.by_step, position=position, is_all=is_all and tables.is_all
+        )
 
     def _evaluated(self, last_step: int | None) -> tuple[list[ScalarPoint], int]:
         """Evaluations up to `last_step` (None: all), and the offset behind them."""
@@ -118,28 +123,57 @@ class TrackerFeed:
         except (AttributeError, TypeError, ValueError):
             raise UserError(field=str(self._file), rule="is not what was written", fix="remove it") from None
 
-    def _samples(self) -> tuple[dict[int, list[SampleRow]], int, int]:
-        """Tables of steps that are due among the groups that were archived since; and the new position."""
-        segment, groups, seen = self.position.segment, self.position.groups, 0
-        due: dict[int, list[ArchivedEntry]] = {}
+    def _samples(self, *, final: bool) -> "_NewTables":
+        """Tables of the steps that are due among the groups that were archived since."""
         if not self._interval:
-            return {}, segment, groups
+            return _NewTables(segment=self.position.segment, groups=self.position.groups)
         try:
-            for entry in read_archive(self._run_dir / DIR_ARCHIVE, beneath=self._run_dir, first=segment):
-                if entry.segment != segment:
-                    segment, groups, seen = entry.segment, 0, 0
-                seen += 1
-                if seen <= groups:
-                    continue
-                groups = seen
-                step = entry.head.step + 1 if entry.head.HasField("step") else 0
-                if step and not step % self._interval:
-                    due.setdefault(step, []).append(entry)
-            return {step: list(_rows(entries, step=step)) for step, entries in due.items()}, segment, groups
+            return _tables(self._new_groups(), start=self.position, interval=self._interval, final=final)
         except UserError as error:
-            self._interval = 0
-            log.warning("no more samples are shown: %s", error)
-            return {}, self.position.segment, self.position.groups
+            log.warning("samples are looked for again: %s", error)
+            return _NewTables(segment=self.position.segment, groups=self.position.groups)
+
+    def _new_groups(self) -> Iterator[tuple[int, int, ArchivedEntry]]:
+        """(segment, groups of it up to this one, the group) of those behind the position."""
+        seen = Counter[int]()
+        for entry in read_archive(self._run_dir / DIR_ARCHIVE, beneath=self._run_dir, first=self.position.segment):
+            seen[entry.segment] += 1
+            if (entry.segment, seen[entry.segment]) > (self.position.segment, self.position.groups):
+                yield entry.segment, seen[entry.segment], entry
+
+
+@dataclass(slots=True, kw_only=True)
+class _NewTables:
+    """Tables, and the position behind them."""
+
+    segment: int
+    groups: int
+    by_step: dict[int, list[SampleRow]] = field(default_factory=dict)
+    is_all: bool = True
+
+
+def _tables(
+    groups: Iterable[tuple[int, int, ArchivedEntry]], *, start: TrackerPosition, interval: int, final: bool
+) -> _NewTables:
+    """A step's groups follow each other: it is whole when one of a later step comes, or at the end of the run."""
+    found = _NewTables(segment=start.segment, groups=start.groups)
+    step, members = 0, list[ArchivedEntry]()
+    for segment, number, entry in groups:
+        trained = entry.head.step + 1 if entry.head.HasField("step") else 0
+        if members and trained > step:
+            found.by_step[step], members = list(_rows(members, step=step)), []
+            found.segment, found.groups = segment, number - 1
+            if len(found.by_step) == MOST_TABLES:
+                found.is_all = False
+                return found
+        if trained and not trained % interval and trained >= step:
+            step = trained
+            members.append(entry)
+        if not members:
+            found.segment, found.groups = segment, number
+    if members and final:
+        found.by_step[step] = list(_rows(members, step=step))
+    return found
 
 
 def _has_step(line: Mapping[str, Any]) -> bool:

@@ -48,19 +48,23 @@ class MlflowRun:
         return made
 
     def scalars(self, points: Sequence[ScalarPoint]) -> None:
-        """Metrics, many in a request."""
+        """Metrics, many in a request and all of a point in the same: what was told is known by one of them."""
         waiting: list[Metric] = []
         for point in points:
-            if point.step > self._told[point.kind]:
-                time_ms = round(1000 * point.time_s)
-                waiting += [Metric(name, value, time_ms, point.step) for name, value in point.values.items()]
-        for begin in range(0, len(waiting), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=waiting[begin : begin + _MOST_METRICS])
+            if point.step <= self._told[point.kind]:
+                continue
+            if len(waiting) + len(point.values) > _MOST_METRICS:
+                self._client.log_batch(self._id, metrics=waiting)
+                waiting = []
+            time_ms = round(1000 * point.time_s)
+            waiting += [Metric(name, value, time_ms, point.step) for name, value in point.values.items()]
+        if waiting:
+            self._client.log_batch(self._id, metrics=waiting)
 
     def samples(self, rows: Sequence[SampleRow], *, step: int) -> None:
-        """A table of its own for each step."""
-        columns = {name: list(column) for name, column in zip(SAMPLE_COLUMNS, zip(*rows, strict=True), strict=True)}
-        self._client.log_table(self._id, columns, f"samples/step-{step:08d}.json")
+        """A file of its own for each step: MLflow's own tables are listed in one tag, which a server cuts off."""
+        table = {"columns": list(SAMPLE_COLUMNS), "data": [list(row) for row in rows]}
+        self._client.log_dict(self._id, table, f"samples/step-{step:08d}.json")
 
     def flush(self) -> None:
         """Every call has already brought what it was given to the store."""

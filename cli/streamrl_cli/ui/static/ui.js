@@ -6,6 +6,7 @@
   const live = document.getElementById("live");
   let stream = null;
   let due = null;
+  let isOld = false; // there is something newer, and a field has the focus
 
   // The server says the state of the page; where that is another one the page is asked for again and takes the place of the old.
   function follow() {
@@ -14,7 +15,7 @@
     stream.onopen = () => tell("live", false);
     stream.onerror = () => tell(stream && stream.readyState === EventSource.CLOSED ? "not live: load again" : "", true);
     stream.onmessage = (event) => {
-      if (event.data !== main.dataset.state && !due) due = setTimeout(refresh, LEAST_MS / 2);
+      if (event.data !== main.dataset.state && !due && !isOld) due = setTimeout(refresh, LEAST_MS / 2);
     };
   }
 
@@ -42,7 +43,11 @@
   // Charts stay where they are and are drawn anew; so do open parts, what is written in fields, and the focus.
   function replace(fresh) {
     const focused = document.activeElement && document.activeElement.closest("form");
-    if (!fresh || focused) return;
+    if (!fresh) return;
+    if (focused) {
+      isOld = true;
+      return tell("newer: leave the field", true);
+    }
     const isOpen = new Map([...main.querySelectorAll("details[data-id]")].map((one) => [one.dataset.id, one.open]));
     for (const one of fresh.querySelectorAll("details[data-id]")) if (isOpen.has(one.dataset.id)) one.open = isOpen.get(one.dataset.id);
     for (const place of fresh.querySelectorAll("[id^=f]:not(script)")) {
@@ -83,6 +88,12 @@
     next.scrollIntoView({ block: "nearest" });
   }
 
+  main.addEventListener("focusout", (event) => {
+    if (!isOld || (event.relatedTarget && event.relatedTarget.closest("form"))) return;
+    isOld = false;
+    tell("live", false);
+    due = due || setTimeout(refresh, 0);
+  });
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, select, textarea")) return;
     if (event.key === "j" || event.key === "k") return step(event.key === "j" ? 1 : -1);

@@ -119,17 +119,54 @@ def test_samples_of_due_steps_come_from_the_archive_once(folder: Folder) -> None
     assert new.tables[2][0] == (2, "best", 1.0, 4, "stop", "prompt 1", "turn 1")
     assert new.tables[2][1][1:3] == ("worst, longest", 0.0)
     folder.archived(9, step=3)
-    assert list(folder.feed().new().tables) == [4]
+    assert list(folder.feed().new(final=True).tables) == [4]
 
 
-def test_a_damaged_archive_ends_the_tables_and_nothing_else(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_is_of_all_groups_of_its_step(folder: Folder) -> None:
+    """The archive grows by portions: a look may come in the middle of a step."""
+    feed = folder.feed()
+    for group_id, step in enumerate((1, None, 1)):
+        folder.archived(group_id, step=step)
+        new = feed.new()
+        assert new.tables == {}
+        feed.told(new.position)
+    folder.archived(3, step=2)
+    assert {row[5] for row in folder.feed().new().tables[2]} == {"prompt 0", "prompt 2"}
+
+
+def test_after_a_long_absence_tables_come_in_parts(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MOST_TABLES", 2)
+    for group_id in range(12):
+        folder.archived(group_id, step=group_id // 2)
+    found = []
+    while True:
+        feed = folder.feed()
+        new = feed.new(final=True)
+        feed.told(new.position)
+        found.append(list(new.tables))
+        if new.is_all:
+            break
+    assert found == [[2, 4], [6]]
+
+
+def test_a_segment_that_was_just_begun_is_looked_at_later(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.archived(0, step=1)
+    begun = folder.path / keys.DIR_ARCHIVE / "segment-00000001"
+    begun.touch()
+    assert list(folder.feed().new(final=True).tables) == [2]
+    assert caplog.text == ""
+
+
+def test_a_damaged_archive_holds_up_the_tables_and_nothing_else(
+    folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
     folder.archived(0, step=1)
     (segment,) = (folder.path / keys.DIR_ARCHIVE).iterdir()
     segment.write_bytes(b"x" * 100)
     folder.steps(0)
     feed = folder.feed()
     assert told(feed) == [("train", 1)]
-    assert "no more samples are shown: " in caplog.text
+    assert "samples are looked for again: " in caplog.text
     folder.steps(1)
     assert told(feed) == [("train", 2)]
 
