@@ -63,7 +63,7 @@ inside() {
 check() {
     local image="$prefix/$1:$tag" modules compiler=""
     case "$1" in
-    operator) modules="streamrl_operator.main" ;;
+    operator) modules="streamrl_operator.main, streamrl_cli.ui.job_pages" ;;
     generator) modules="streamrl_workers.generator.main, torch, transformers" ;;
     trainer) modules="streamrl_workers.trainer.launch, streamrl_workers.models.prepare, streamrl_workers.scheduler.main, torch, transformers" ;;
     esac
