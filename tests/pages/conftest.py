@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -26,9 +27,19 @@ TOKEN = "the token of the tests"
 DEADLINE_S = 120
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path) -> AbstractContextManager[str]:
     """The pages of a folder; gives their address."""
+
+    @asynccontextmanager
+    async def made():
+        yield application(folder, token=TOKEN, names=frozenset())
+
+    return serving_made(made())
+
+
+@contextmanager
+def serving_made(made: AbstractAsyncContextManager[Any]) -> Iterator[str]:
+    """The application that a context makes in a loop of its own; gives its address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="pages", daemon=True)
     thread.start()
@@ -36,12 +47,13 @@ def serving(folder: Path) -> Iterator[str]:
     def call(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(DEADLINE_S)
 
-    server = PageServer(application(folder, token=TOKEN, names=frozenset()), timeout_s=TIMEOUT_S)
+    server = PageServer(call(made.__aenter__()), timeout_s=TIMEOUT_S)
     port = call(server.start(host="127.0.0.1", port=0))
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         call(server.close())
+        call(made.__aexit__(None, None, None))
         call(loop.shutdown_default_executor())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(DEADLINE_S)
@@ -98,7 +110,7 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
         context.set_default_timeout(DEADLINE_S * 1000)
         found = Visit(page=context.new_page(), base=base)
         found.page.goto(f"{base}/#token={TOKEN.replace(' ', '+')}")
-        found.page.locator("h1", has_text="Runs").wait_for()
+        found.page.locator("header").wait_for()
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.on("pageerror", lambda error: found.faults.append(str(error)))
         found.page.on("dialog", lambda dialog: found.faults.append(dialog.message))

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,27 +19,9 @@ from streamrl_cli.ui.cluster_jobs import ClusterJobs
 from streamrl_cli.ui.job_pages import JobPages
 from streamrl_operator.kube import rest_config
 from streamrl_pages.website import Asked
+from support.api_answers import HOSTILE, PAGE, ApiAnswers, job
 from support.command import streamrl
-from support.jobs import simulated_job
 
-HOSTILE = "<script>alert(1)</script>\x1b[2J\u202e"
-PROCESS = {"bubbles": {"busy": 3.0, "pipeline_no_prompts": 1.0}, "wall_s": 4.0}
-PAGE: dict[str, Any] = {
-    "attempt": 2,
-    "step": 6,
-    "steps": 20,
-    "queue": 17,
-    "running": 5,
-    "cost": 1.5,
-    "announced_step": 6,
-    "checkpoint_step": 5,
-    "groups": {"scored": 3, "dropped": 0},
-    "generators": [{"id": HOSTILE, "pool": "sim", "slots": 8, "active": 6, "version": 5, **PROCESS}],
-    "trainer": {"id": "trainer-0", **PROCESS},
-    "dispatch": {"why": f"long ones first {HOSTILE}", "longest_first": True, "long_generators": [], "pools": {}},
-    "warnings": [{"type": "TrackerDown", "message": f"tracker wandb {HOSTILE}"}],
-    "last_evaluation": {"step": 4, "mean_reward": 0.75, "prompts": 8},
-}
 JOB_PATH = "/jobs/{namespace}/{name}"
 LIST = Asked(parts={}, query={})
 
@@ -49,54 +30,10 @@ def asked(name: str, namespace: str = "ml") -> Asked:
     return Asked(parts={"namespace": namespace, "name": name}, query={})
 
 
-def job(name: str, *, message: str = "all is well", created: str = "2026-01-01T00:00:00Z", **status: Any) -> Any:
-    meta = {"name": name, "namespace": "ml", "uid": f"u-{name}", "resourceVersion": "7", "creationTimestamp": created}
-    ready = {"type": "Ready", "status": "True", "reason": "Running", "message": message, "lastTransitionTime": created}
-    pools = [{"name": "sim", "desired": 2, "ready": 1}]
-    found = {"step": 5, "reward": 0.25, "queue": 3, "cost": 12.345, "pools": pools, "conditions": [ready]}
-    shares = {"bubbles": {"pipelinePercent": 12.0, "skewPercent": 3.0}}
-    return simulated_job() | {"metadata": meta, "status": found | shares | status}
-
-
-class Answers:
-    """An API server with jobs, and a scheduler behind it."""
-
-    def __init__(self) -> None:
-        self.jobs = [job("first"), job("second", created="2026-01-02T00:00:00Z")]
-        self.page: Any = PAGE
-        self.pools: list[Any] = []
-        self.events: list[Any] = []
-        self.refused: set[str] = set()
-        self.requests: Counter[str] = Counter()
-        self.methods: set[str] = set()
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        self.server = TestServer(application)
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.requests[request.path] += 1
-        self.methods.add(request.method)
-        word = next((one for one in self.refused if one in request.path), None)
-        if word:
-            text = f'User "page" cannot list {word}'
-            return web.json_response({"kind": "Status", "apiVersion": "v1", "message": text}, status=403)
-        if "/proxy/" in request.path:
-            return web.json_response(self.page)
-        for plural, version, kind, items in (
-            ("rljobs", "streamrl.io/v1alpha1", "RLJob", self.jobs),
-            ("generatorpools", "streamrl.io/v1alpha1", "GeneratorPool", self.pools),
-            ("events", "events.k8s.io/v1", "Event", self.events),
-        ):
-            if request.path.endswith(plural):
-                answer = {"apiVersion": version, "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}
-                return web.json_response(answer | {"items": items})
-        return web.Response(status=404)
-
-
 class Shown:
     """The pages about it, and a clock that stands."""
 
-    def __init__(self, served: Answers, cluster: api.ApiClient, namespaces: list[str]) -> None:
+    def __init__(self, served: ApiAnswers, cluster: api.ApiClient, namespaces: list[str]) -> None:
         self.now_s = 100.0
         self.served = served
         self.jobs = ClusterJobs(cluster, namespaces=namespaces, clock=lambda: self.now_s)
@@ -107,28 +44,20 @@ class Shown:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Answers]:
-    made = Answers()
+async def served() -> AsyncIterator[ApiAnswers]:
+    made = ApiAnswers()
     await made.server.start_server()
     yield made
     await made.server.close()
 
 
 @pytest.fixture
-def kubeconfig(served: Answers, tmp_path: Path) -> Path:
-    config: dict[str, Any] = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-        "clusters": [{"name": "c", "cluster": {"server": str(served.server.make_url("")).rstrip("/")}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
+def kubeconfig(served: ApiAnswers, tmp_path: Path) -> Path:
+    return served.kubeconfig(tmp_path)
 
 
 @pytest.fixture
-async def shown(served: Answers, kubeconfig: Path) -> AsyncIterator[Shown]:
+async def shown(served: ApiAnswers, kubeconfig: Path) -> AsyncIterator[Shown]:
     args = argparse.Namespace(kubeconfig=kubeconfig, context=None, namespace=None)
     async with api.connect(args) as cluster:
         made = Shown(served, cluster, [cluster.namespace])
