@@ -1,5 +1,6 @@
 """An API server with jobs as tests give them, and a scheduler behind its proxy: for pages that only read."""
 
+import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -50,6 +51,8 @@ class ApiAnswers:
         self.refused: set[str] = set()
         self.requests: Counter[str] = Counter()
         self.methods: set[str] = set()
+        self.held: asyncio.Event | None = None
+        """No answer comes before it is set."""
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", self._answer)
         self.server = TestServer(application)
@@ -57,6 +60,8 @@ class ApiAnswers:
     async def _answer(self, request: web.Request) -> web.Response:
         self.requests[request.path] += 1
         self.methods.add(request.method)
+        if self.held:
+            await self.held.wait()
         word = next((one for one in self.refused if one in request.path), None)
         if word:
             text = f'User "page" cannot list {word}'

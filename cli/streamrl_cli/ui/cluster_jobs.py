@@ -12,11 +12,11 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamrl import names
 from streamrl.errors import UserError, UserErrors
@@ -28,6 +28,8 @@ from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, RLJOB, Kind
 JobKey = tuple[str, str]
 """Namespace and name."""
 _FRESH_S = 4.0
+_PATIENCE_S, _OLD_S = 1.0, 60.0
+"""A page waits so long for a newer answer where it has one that is not older than this: one silent scheduler holds up no other page."""
 _ANSWER_S = 12.0
 """More than one request of the API server's answers takes; a scheduler has less."""
 _MOST_OBJECTS = 500
@@ -88,14 +90,22 @@ class _Question(Generic[_T]):
         self.latest: _T | None = None
         self._ask, self._clock, self._every_s = ask, clock, every_s
         self._task: asyncio.Task[_T] | None = None
-        self._asked_s = 0.0
+        self._asked_s = self._answered_s = 0.0
 
-    def answer(self) -> "asyncio.Task[_T]":
+    def renew(self) -> "asyncio.Task[_T]":
         """The request that is under way, or the last one while it counts, or a new one."""
         if self._task is None or (self._task.done() and self._clock() - self._asked_s >= self._every_s):
             self._asked_s = self._clock()
             self._task = asyncio.create_task(self._remembered(), name="question of a page")
         return self._task
+
+    async def answer(self) -> _T:
+        """The newest answer; where the next one is late, the last one while it is young."""
+        task = self.renew()
+        if self.latest is not None and self._clock() - self._answered_s < _OLD_S:
+            await asyncio.wait([task], timeout=_PATIENCE_S)
+            return self.latest
+        return await asyncio.shield(task)
 
     async def close(self) -> None:
         """Ask no more."""
@@ -104,8 +114,9 @@ class _Question(Generic[_T]):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _remembered(self) -> _T:
-        self.latest = await self._ask()
-        return self.latest
+        self.latest = answer = await self._ask()
+        self._answered_s = self._clock()
+        return answer
 
 
 class ClusterJobs:
@@ -126,7 +137,7 @@ class ClusterJobs:
 
     def jobs(self) -> JobList:
         """All jobs, as of some seconds ago at most. Raises `UserError`: nothing answers."""
-        return self._waited(self._list.answer)
+        return self._waited(self._list.answer())
 
     def job(self, key: JobKey) -> Object:
         """One of them. Raises `UserError`: there is none."""
@@ -137,11 +148,11 @@ class ClusterJobs:
 
     def detail(self, key: JobKey) -> JobDetail:
         """What else is known of a job. Raises `UserError`: nothing answers."""
-        return self._waited(lambda: self._question(key).answer())
+        return self._waited(self._answer(key))
 
     def latest(self) -> JobList | None:
         """The last list, without waiting for the next, which is asked for; None: there is none yet."""
-        self._loop.call_soon_threadsafe(self._list.answer)
+        self._loop.call_soon_threadsafe(self._list.renew)
         return self._list.latest
 
     def latest_job(self, key: JobKey) -> Object | None:
@@ -149,12 +160,9 @@ class ClusterJobs:
         found = self.latest()
         return None if found is None else _by_key(found, key)
 
-    def _waited(self, answer: Callable[[], "asyncio.Task[_T]"]) -> _T:
-        async def shielded() -> _T:
-            return await asyncio.shield(answer())
-
+    def _waited(self, answer: Coroutine[Any, Any, _T]) -> _T:
         try:
-            return asyncio.run_coroutine_threadsafe(shielded(), self._loop).result(2 * _ANSWER_S)
+            return asyncio.run_coroutine_threadsafe(answer, self._loop).result(2 * _ANSWER_S)
         except TimeoutError:
             raise UserError(field="the API server", rule="gives no answer in time", fix="look again later") from None
 
@@ -163,6 +171,9 @@ class ClusterJobs:
     async def close(self) -> None:
         """Ask no more."""
         await asyncio.gather(self._list.close(), *(question.close() for question in self._details.values()))
+
+    async def _answer(self, key: JobKey) -> JobDetail:
+        return await self._question(key).answer()
 
     def _question(self, key: JobKey) -> _Question[JobDetail]:
         found = self._details.pop(key, None) or _Question(lambda: self._ask_detail(key), clock=self._clock)

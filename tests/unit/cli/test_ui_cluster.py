@@ -3,13 +3,11 @@
 import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserError
 from streamrl_cli.cluster import api
@@ -167,24 +165,49 @@ async def test_a_page_says_when_its_job_has_changed(shown: Shown) -> None:
     assert shown.pages.stamp(JOB_PATH, asked("first")) != before[JOB_PATH]
 
 
-async def test_a_silent_api_server_ends_in_a_line(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = asyncio.Event()
+@pytest.fixture
+def held(served: ApiAnswers) -> Iterator[asyncio.Event]:
+    """Set `served.held` to it; it is set at the end."""
+    event = asyncio.Event()
+    yield event
+    event.set()
 
-    async def silent(request: web.Request) -> web.Response:
-        await held.wait()
-        return web.Response()
 
+async def test_a_silent_api_server_ends_in_a_line(
+    shown: Shown, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster_jobs, "_ANSWER_S", 0.05)
-    application = web.Application()
-    application.router.add_get("/{path:.*}", silent)
-    server = TestServer(application)
-    await server.start_server()
-    shown.jobs._cluster.access.server = str(server.make_url("")).rstrip("/")
-    try:
-        assert "the API server gave no whole answer" in await shown.html()
-    finally:
-        held.set()
-        await server.close()
+    shown.served.held = held
+    assert "the API server gave no whole answer" in await shown.html()
+
+
+async def test_what_is_late_is_shown_as_it_was_while_that_is_young(
+    shown: Shown, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_jobs, "_PATIENCE_S", 0.01)
+    await shown.html()
+    shown.served.held = held
+    shown.now_s += cluster_jobs._FRESH_S
+    assert "5/20" in await shown.html()
+
+
+async def test_what_is_old_is_not_shown(shown: Shown, held: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    await shown.html()
+    monkeypatch.setattr(cluster_jobs, "_ANSWER_S", 0.05)
+    shown.served.held = held
+    shown.now_s += cluster_jobs._OLD_S
+    assert "the API server gave no whole answer" in await shown.html()
+
+
+async def test_of_very_many_jobs_some_are_left_out_and_that_is_said(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "more jobs than are shown" not in await shown.html()
+    monkeypatch.setattr(cluster_jobs, "_MOST_OBJECTS", 1)
+    shown.now_s += cluster_jobs._FRESH_S
+    page = await shown.html()
+    assert page.count("<tr><td>") == 1
+    assert "more jobs than are shown" in page
 
 
 async def test_a_specification_is_not_kept(shown: Shown) -> None:
