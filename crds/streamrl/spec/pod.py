@@ -132,6 +132,7 @@ class Pod(SpecModel):
         demand_different("names of env", (entry.name for entry in self.env))
         demand_different("names of volumes", (volume.name for volume in self.volumes))
         demand_different("names of resourceClaims", (claim.name for claim in self.resource_claims))
+        demand_different("names of resources.claims", (claim.name for claim in self.resources.claims))
         demand_different("mountPath of volumeMounts", (mount.mount_path for mount in self.volume_mounts))
         return self
 

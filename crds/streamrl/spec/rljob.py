@@ -1,7 +1,6 @@
 """The RLJob: the one document that a user writes."""
 
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints
 
@@ -61,8 +60,9 @@ class Tracing(SpecModel):
     @property
     def port(self) -> int:
         """Of the endpoint."""
-        address = urlsplit(self.endpoint)
-        return address.port or (443 if address.scheme == "https" else 80)
+        scheme, _, host = self.endpoint.split("/")[:3]
+        port = host.rpartition("]")[2].partition(":")[2]
+        return int(port) if port else 443 if scheme == "https:" else 80
 
 
 class RLJobSpec(SpecModel):

@@ -30,7 +30,7 @@ _ELEMENTS = frozenset(
         *("b", "i", "pre", "details", "summary", "table", "tr", "th", "td"),
     ]
 )
-_ATTRIBUTES = frozenset(["lang", "charset", "http-equiv", "content", "class", "id", "style", "type", "open"])
+_ATTRIBUTES = frozenset(["lang", "charset", "http-equiv", "name", "content", "class", "id", "style", "type", "open"])
 _SECRET = "of another folder"
 
 
@@ -92,7 +92,7 @@ def _judged(text: str) -> str:
         assert tag in _ELEMENTS, f"element {tag}"
         assert {name for name, _ in attributes} <= _ATTRIBUTES, f"attributes {attributes}"
     sources = [source for kind, source in found.scripts if "type" not in kind]
-    assert sources == ["draw()", page.DRAW_JS], "a script of the data"
+    assert sources == ["draw()", page.asset(page.DRAW_JS)], "a script of the data"
     return " ".join(str(len([tag for tag, _ in found.parts if tag == kind])) for kind in ("div", "tr"))
 
 

@@ -115,9 +115,9 @@ class Fleet:
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
         self.now_s = 0.0
+        """Of the newest event that came with a time."""
         self.epoch_s = 0.0
         """Unix time at which `now_s` is 0."""
-        """Of the newest event that came with a time."""
         self._loading: dict[str, Generator] = {}
         """Told of a version that they do not have yet."""
         self._quickest: tuple[Version, float] | None = None

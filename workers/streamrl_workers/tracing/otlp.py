@@ -68,6 +68,8 @@ class SpanSender:
         self._wake = threading.Condition()
         self._closing = False
         self._warned = False
+        self._on_the_way = 0
+        """Spans that the thread is sending."""
         self.sent = 0
         """Spans that the endpoint has taken."""
         self.lost = 0
@@ -77,7 +79,7 @@ class SpanSender:
     def put(self, tree: Sequence[TraceSpan]) -> None:
         """Send them, soon: all of them, or none where there is no room."""
         with self._wake:
-            fits = len(self._waiting) + len(tree) <= self._limit
+            fits = not self._waiting or len(self._waiting) + len(tree) <= self._limit
             if fits:
                 self._waiting.extend(tree)
                 self._wake.notify()
@@ -92,7 +94,7 @@ class SpanSender:
         self._thread.join(_CLOSE_S)
         self._exporter.shutdown()
         with self._wake:
-            left = len(self._waiting)
+            left = len(self._waiting) + self._on_the_way
             self._waiting.clear()
         self._lose(left, why="has not taken them in time")
         if self.lost:
@@ -110,7 +112,9 @@ class SpanSender:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            if self._export(batch):
+            taken = self._export(batch)
+            self._on_the_way = 0
+            if taken:
                 self.sent += len(batch)
             else:
                 self._lose(len(batch), why="does not take them")
@@ -120,7 +124,8 @@ class SpanSender:
         with self._wake:
             self._wake.wait_for(lambda: self._waiting or self._closing)
             self._wake.wait_for(lambda: self._closing or len(self._waiting) >= _BATCH, timeout=_GATHER_S)
-            return [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            self._on_the_way = min(_BATCH, len(self._waiting))
+            return [self._waiting.popleft() for _ in range(self._on_the_way)]
 
     def _export(self, batch: Sequence[TraceSpan]) -> bool:
         from opentelemetry.sdk.trace.export import SpanExportResult

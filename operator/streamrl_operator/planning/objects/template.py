@@ -88,7 +88,10 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str])
         "tolerations": [as_given(toleration) for toleration in pod.tolerations],
         "affinity": dict(pod.affinity),
         "topologySpreadConstraints": [
-            {"labelSelector": {"matchLabels": dict(selector)}, **constraint}
+            {
+                "labelSelector": {"matchLabels": dict(selector)},
+                **{key: value for key, value in constraint.items() if value is not None},
+            }
             for constraint in pod.topology_spread_constraints
         ],
         "resourceClaims": [as_given(claim) for claim in pod.resource_claims],

@@ -288,6 +288,8 @@ def test_who_reaches_whom(
     [
         ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 10, 4318),
         ({"vllm": {}}, "https://collector.example/v1/traces", 10, 443),
+        ({"vllm": {}}, "http://[fd00::1]:4319", 10, 4319),
+        ({"vllm": {}}, "http://[1]", 10, 80),
         ({"vllm": {}}, "http://collector.traces:4318/v1/traces", 0, None),
         ({"hf": {}}, "http://collector.traces:4318/v1/traces", 10, None),
     ],

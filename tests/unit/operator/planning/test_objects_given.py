@@ -103,7 +103,14 @@ def test_pods_are_spread_among_themselves_where_no_others_are_named() -> None:
     found = [
         spec["topologySpreadConstraints"]
         for pods in (trainer, generator)
-        for spec in [pods(topologySpreadConstraints=[SPREAD, SPREAD | {"topologyKey": "rack", "labelSelector": other}])]
+        for spec in [
+            pods(
+                topologySpreadConstraints=[
+                    SPREAD | {"labelSelector": None},
+                    SPREAD | {"topologyKey": "rack", "labelSelector": other},
+                ]
+            )
+        ]
     ]
     own = {names.LABEL_JOB: "full", names.LABEL_ROLE: "trainer"}
     assert found[0] == [

@@ -22,6 +22,7 @@ BUSY_GPU = (
     "Free memory on device cuda:0 (11.2/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB). "
     "Decrease GPU memory utilization or reduce GPU memory used by other processes."
 )
+ALL_OF_A_GPU = BUSY_GPU.replace("(0.9, 71.2 GiB)", "(1.0, 79.1 GiB)")
 BUSY_MACHINE = "Available memory on node 0 (3.1/16.0 GiB) on kv cache allocation is less than requested memory for kv (8.0 GiB). Decrease"
 NEVER_ON_THIS_MACHINE = BUSY_MACHINE.replace("(8.0 GiB)", "(900.0 GiB)")
 LENGTH = "engine.vllm.extraArgs.max_model_len: the keys and values of one sequence must fit the memory for them, got 32768; set"
@@ -46,6 +47,7 @@ ENDED = RuntimeError("Engine core initialization failed. See root cause above. F
             "engine.vllm: is refused by vLLM: Unknown quantization method: foo; change what it names",
         ),
         (TypeError("no such backend"), {}, "engine.vllm: is refused by vLLM: no such backend; change what it names"),
+        (ValueError(ALL_OF_A_GPU), {}, f"engine.vllm: is refused by vLLM: {ALL_OF_A_GPU}; change what it names"),
         (ValueError(NEVER_ON_THIS_MACHINE), {}, f"engine.vllm: is refused by vLLM: {NEVER_ON_THIS_MACHINE}; change what it names"),
     ],
 )  # fmt: skip

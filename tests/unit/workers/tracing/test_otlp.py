@@ -10,6 +10,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from streamrl_workers.tracing import otlp
 from streamrl_workers.tracing.otlp import SpanSender
 from streamrl_workers.tracing.spans import SpanTree, TraceSpan, root_of
 
@@ -65,6 +66,29 @@ def test_what_does_not_fit_is_lost_and_counted_and_told_once(caplog: pytest.LogC
     assert (sender.sent, sender.lost) == (11, 20)
     warnings = [record.getMessage() for record in caplog.records]
     assert warnings == ["spans are lost: here takes them more slowly than they come", "11 spans were sent, 20 are lost"]
+
+
+def test_what_the_endpoint_has_not_answered_at_the_end_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(otlp, "_CLOSE_S", 0.0)
+    exporter = HeldExporter()
+    sender = SpanSender(exporter, endpoint="here", common={})
+    sender.put(spans(2))
+    assert exporter.asked.wait(60)
+    sender.put(spans(3))
+    sender.close()
+    assert (sender.sent, sender.lost) == (0, 5)
+    assert "0 spans were sent, 5 are lost" in caplog.text
+    exporter.may.set()
+
+
+def test_a_tree_above_the_limit_goes_where_nothing_waits() -> None:
+    exporter = InMemorySpanExporter()
+    sender = SpanSender(exporter, endpoint="here", common={}, limit=10)
+    sender.put(spans(11))
+    sender.close()
+    assert (sender.sent, sender.lost) == (11, 0)
 
 
 def test_a_job_that_traces_nothing_imports_nothing() -> None:

@@ -189,16 +189,24 @@ class AsyncEngine:
     # ---- in the thread "vllm"
 
     def _run(self, started: "Future[None]") -> None:
-        with tempfile.TemporaryDirectory(prefix="streamrl-vllm-") as folder:
-            told = Path(folder) / "fault.json"
-            os.environ[ENV_FAULT_FILE] = str(told)
-            try:
-                asyncio.run(self._serve(started))
-            except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends the engine, and is told
-                if started.done():
-                    self._fail(f"vLLM: {_line(error)}")
-                else:
-                    started.set_exception(start_error(error, told=told, arguments=vars(self._args)))
+        try:
+            with tempfile.TemporaryDirectory(prefix="streamrl-vllm-") as folder:
+                self._run_told(started, told=Path(folder) / "fault.json")
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends the engine, and is told
+            if started.done():
+                self._fail(f"vLLM: {_line(error)}")
+            else:
+                started.set_exception(error)
+
+    def _run_told(self, started: "Future[None]", *, told: Path) -> None:
+        """`told`: where vLLM's other processes say why they do not start."""
+        os.environ[ENV_FAULT_FILE] = str(told)
+        try:
+            asyncio.run(self._serve(started))
+        except Exception as error:
+            if started.done():
+                raise
+            raise start_error(error, told=told, arguments=vars(self._args)) from error
 
     async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()

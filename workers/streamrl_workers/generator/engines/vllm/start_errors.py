@@ -45,7 +45,7 @@ def start_error(error: Exception, *, told: Path, arguments: Mapping[str, Any]) -
 
 def _is_taken(says: str) -> bool:
     found = _TAKEN.search(says)
-    return found is not None and float(found["asked"]) <= float(found["total"])
+    return found is not None and float(found["asked"]) < float(found["total"])  # all of a device is free nowhere
 
 
 def _user_error(says: str, *, arguments: Mapping[str, Any]) -> UserError:
