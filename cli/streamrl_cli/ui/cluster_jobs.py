@@ -34,6 +34,8 @@ _ANSWER_S = 12.0
 """More than one request of the API server's answers takes; a scheduler has less."""
 _MOST_OBJECTS = 500
 """Jobs; of one job, events or pools."""
+_MOST_WAIT_S = 30.0
+"""Of a page's thread; where the loop is alive, an answer is there before."""
 _NAMESPACES_PER_S = 10
 """Where many are watched, the list is asked for less often."""
 _AT_A_TIME = 8
@@ -162,7 +164,7 @@ class ClusterJobs:
 
     def _waited(self, answer: Coroutine[Any, Any, _T]) -> _T:
         try:
-            return asyncio.run_coroutine_threadsafe(answer, self._loop).result(2 * _ANSWER_S)
+            return asyncio.run_coroutine_threadsafe(answer, self._loop).result(_MOST_WAIT_S)
         except TimeoutError:
             raise UserError(field="the API server", rule="gives no answer in time", fix="look again later") from None
 
