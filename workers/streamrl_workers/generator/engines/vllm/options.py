@@ -39,6 +39,7 @@ def set_environment(*, threads: int | None, traced: bool = False) -> None:
         VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         VLLM_WORKER_MULTIPROC_METHOD="spawn",  # this process has threads and connections: a fork would copy their locks
         HF_HUB_OFFLINE="1",
+        PYTHONWARNINGS="ignore:resource_tracker:UserWarning",  # what ended processes leave; the last line is for the fault
     )
     if not torch.cuda.is_available():
         os.environ.update(
