@@ -150,7 +150,8 @@ def test_a_killed_scheduler_and_trainer_leave_no_orphan(tmp_path: Path) -> None:
         for root, _ in roots(collector, "group")
         if root.attributes["streamrl.outcome"] == "trained"
     }
-    assert len(trained) >= (STEPS - 3) * BATCH
+    # A held run comes two steps further, and what its scheduler told in its last second dies with it.
+    assert len(trained) >= (STEPS - 5) * BATCH
 
 
 def test_a_share_is_traced_and_none_sends_nothing(tmp_path: Path) -> None:
