@@ -35,6 +35,7 @@ from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.chromium import CHROMIUM, FLAGS
 from support.histories import attempt, plan
 from support.hostile import step_line
 from support.jobs import simulated_job
@@ -48,13 +49,6 @@ CHECKPOINT_EVERY = 50
 STEP_S = 2
 PROCESSES = ("trainer-0", "generator-sim-0", "generator-sim-1", "generator-sim-2")
 TOKEN = "the token of the benchmark"  # noqa: S105 - of a server that lives for the measurement
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PAGES = {
     "runs": ("/", "#f0 .main-svg"),
     "overview": ("{run}", "#f0 .main-svg"),
@@ -133,7 +127,7 @@ def write_metrics(folder: Path, *, steps: int, chance: random.Random) -> None:
 async def measure(folder: Path) -> None:
     """Print a line for each page."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         for name, (path, sign) in PAGES.items():
             server = PageServer(application(folder, token=TOKEN, names=frozenset()), timeout_s=TIMEOUT_S)
             base = f"http://127.0.0.1:{await server.start(host='127.0.0.1', port=0)}"

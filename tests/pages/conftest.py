@@ -14,15 +14,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from streamrl_cli.ui.pages import application
 from streamrl_pages.server import PageServer
 from streamrl_pages.website import TIMEOUT_S
+from support.chromium import CHROMIUM, FLAGS
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 TOKEN = "the token of the tests"
 DEADLINE_S = 120
 

@@ -15,6 +15,8 @@ from streamrl.text import plain
 from streamrl_cli.reporting.page import COLOURS, DRAW_JS, PLOTLY_JS, STYLE, Figure, asset, environment
 from streamrl_pages.website import Asked, Asset
 
+_LIVE_EVERY_S = 5
+
 
 @cache
 def assets() -> dict[str, Asset]:
@@ -40,11 +42,17 @@ class TemplatePages:
     shown: dict[str, Callable[[Asked, str], str]]
     """Path -> what makes the page."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        """`clock`: seconds since the epoch."""
+        self.clock = clock
         self._templates = environment("streamrl_cli.ui", finalize=_shown)
         texts = "".join(one.text for one in assets().values())
         version = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
         self._templates.globals.update(version=version, home=self.home, keys=self.keys)
+
+    def beat(self) -> str:
+        """Changes as often as pages are made anew on which something grows each second."""
+        return str(int(self.clock() / _LIVE_EVERY_S))
 
     def html(self, path: str, asked: Asked, *, state: str) -> str:
         """A page."""

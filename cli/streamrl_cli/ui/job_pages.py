@@ -35,8 +35,6 @@ from streamrl_cli.ui.state import Row, RunStatus, evaluation_text, holders, pool
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"
-_LIVE_EVERY_S = 5
-"""How often pages are made anew on which ages grow."""
 _MOST_ROWS = 200
 _MOST_CELL_CHARS = 2000
 _BLANK: dict[str, Any] = {
@@ -64,13 +62,13 @@ class JobPages(TemplatePages):
 
     def __init__(self, jobs: ClusterJobs, *, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch."""
-        super().__init__()
-        self._source, self._clock = jobs, clock
+        super().__init__(clock=clock)
+        self._source = jobs
         self.shown: dict[str, Callable[[Asked, str], str]] = {"/": self._jobs, _JOB: self._job}
 
     def stamp(self, path: str, asked: Asked) -> str:
         """Versions of the objects, and the time where ages grow. Waits for nothing."""
-        beat = str(int(self._clock() / _LIVE_EVERY_S))
+        beat = self.beat()
         if path == _JOB:
             job = self._source.latest_job(_key(asked))
             if job is None:
@@ -112,7 +110,7 @@ class JobPages(TemplatePages):
         )
 
     def _now(self) -> datetime:
-        return datetime.fromtimestamp(self._clock(), UTC)
+        return datetime.fromtimestamp(self.clock(), UTC)
 
 
 def _key(asked: Asked) -> tuple[str, str]:

@@ -50,8 +50,6 @@ _DRAWN_RUNS = 8
 """As many lines as can be told apart."""
 _SHOWN_RUNS = 20
 _SAMPLES_SHOWN = 20
-_LIVE_EVERY_S = 5
-"""How often pages are made anew that change each second."""
 _MOST_TEXT_CHARS = 200
 _LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 
@@ -73,8 +71,8 @@ class RunPages(TemplatePages):
 
     def __init__(self, catalog: Catalog, *, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch."""
-        super().__init__()
-        self._catalog, self._clock = catalog, clock
+        super().__init__(clock=clock)
+        self._catalog = catalog
         self.shown: dict[str, Callable[[Asked, str], str]] = {
             "/": self._runs,
             "/compare": self._compare,
@@ -88,7 +86,6 @@ class RunPages(TemplatePages):
     def stamp(self, path: str, asked: Asked) -> str:
         """What a page rests on: the numbers of its runs, and the time where they change each second."""
         paths = self._catalog.paths()
-        beat = str(int(self._clock() / _LIVE_EVERY_S))
         if path in ("/", "/compare"):
             return " ".join(f"{key} {stamp_of(folder)}" for key, folder in paths.items())
         folder = paths.get(asked.parts["run"])
@@ -97,7 +94,7 @@ class RunPages(TemplatePages):
         if path == _SAMPLES:
             return "" if asked.query else stamp_of(folder)
         has_ended = path == _OVERVIEW or (folder / "result.json").exists()
-        return stamp_of(folder) + ("" if has_ended else beat)
+        return stamp_of(folder) + ("" if has_ended else self.beat())
 
     def _run_page(self, template: str, asked: Asked, *, title: str, state: str, tab: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
         tabs = [(name, f"/runs/{asked.parts['run']}{tail}") for name, tail in _TABS.items()]
