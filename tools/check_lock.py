@@ -54,7 +54,11 @@ def problems() -> Iterator[str]:
     worker = [*project["dependencies"], *extras["worker"], *extras["stores"], *extras["tracing"]]
     everything = [
         *project["dependencies"],
-        *(line for name in ("worker", "operator", "ui", "stores", "tracing", "trackers", "dev") for line in extras[name]),
+        *(
+            line
+            for name in ("worker", "operator", "ui", "stores", "tracing", "trackers", "dev")
+            for line in extras[name]
+        ),
     ]
     yield from unmet([*everything, *_lines(Path("constraints.txt"))], lock="dev.txt")
     yield from unmet([*worker, *extras["vllm"]], lock="vllm.txt")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl.spec import RLJob
-from streamrl.spec.base import SpecModel
+from streamrl.spec.base import SpecModel, is_url
 from streamrl.spec.parse import suggest
 from streamrl.spec.task import HuggingFaceDataset, ReasoningGymDataset, Reward
 from streamrl_cli.user_function import check_function, functions_of
@@ -116,6 +116,8 @@ def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     if job.spec.model.path is None or _is_simulated(job):
         return
     field, given = "spec.model.path.directory", job.spec.model.path.directory
+    if is_url(given):
+        return  # the store has the last word at start
     directory = base_dir / given
     if not directory.is_dir():
         yield UserError(field=field, rule="must be a directory", got=given, fix=f"there is none at {directory}")
@@ -156,7 +158,7 @@ def _positions(job: RLJob, base_dir: Path) -> int | None:
 
 def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     dataset = job.spec.task.dataset
-    if dataset.jsonl is not None:
+    if dataset.jsonl is not None and not is_url(dataset.jsonl.path):
         given = dataset.jsonl.path
         yield from check_data_file(base_dir / given, field="spec.task.dataset.jsonl.path", given=given)
     if dataset.reasoning_gym is not None:
@@ -272,7 +274,11 @@ def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
             rule="needs a tokenizer with a chat template, and a scratch model has none",
             fix="remove chat (a format function can write the prompt), or take spec.model.path or huggingFace",
         )
-    elif model.path is not None and not _has_template(base_dir / model.path.directory):
+    elif (
+        model.path is not None
+        and not is_url(model.path.directory)
+        and not _has_template(base_dir / model.path.directory)
+    ):
         yield UserError(
             field="spec.task.chat",
             rule="needs a tokenizer with a chat template",

@@ -16,6 +16,7 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
+from streamrl.spec.base import is_url
 from streamrl_cli.local import check_data_file, job_problems
 from streamrl_cli.user_function import check_function, functions_of, syntax_tree
 
@@ -68,7 +69,7 @@ def collect(job: RLJob, *, base_dir: Path) -> Bundle:
         if path.is_file():
             files[path.name] = path.read_bytes()
     data = _data_path(job)
-    if data is None or Path(data[1]).is_absolute():
+    if data is None:
         return Bundle(files=files)
     path = base_dir / data[1]
     files[path.name] = path.read_bytes()
@@ -132,8 +133,8 @@ def _function_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 
 def _data_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     data = _data_path(job)
-    if data is None or Path(data[1]).is_absolute():
-        return  # a path in the pod
+    if data is None:
+        return
     field, given = data
     path = base_dir / given
     if path.is_dir():
@@ -147,9 +148,14 @@ def _data_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         yield UserError(field=field, rule=rule, got=path.name, fix="rename the file")
 
 
+def _is_elsewhere(path: str) -> bool:
+    """Whether a path is one in the pod, or a URL: nothing of this machine."""
+    return Path(path).is_absolute() or is_url(path)
+
+
 def _model_problems(job: RLJob) -> Iterator[UserError]:
     model = job.spec.model.path
-    if model is not None and job.spec.trainer.engine.simulated is None and not Path(model.directory).is_absolute():
+    if model is not None and job.spec.trainer.engine.simulated is None and not _is_elsewhere(model.directory):
         yield UserError(
             field="spec.model.path.directory",
             rule="must be an absolute path in the pod: a model does not go into a ConfigMap",
@@ -171,13 +177,14 @@ def _ranker_problems(job: RLJob) -> Iterator[UserError]:
 
 
 def _data_path(job: RLJob) -> tuple[str, str] | None:
-    """Field and value of the data set's path."""
+    """Field and value of the data set's path, if it is one on this machine."""
     dataset = job.spec.task.dataset
+    found = None
     if dataset.jsonl is not None:
-        return "spec.task.dataset.jsonl.path", dataset.jsonl.path
-    if dataset.hugging_face is not None and dataset.hugging_face.path is not None:
-        return "spec.task.dataset.huggingFace.path", dataset.hugging_face.path
-    return None
+        found = "spec.task.dataset.jsonl.path", dataset.jsonl.path
+    elif dataset.hugging_face is not None and dataset.hugging_face.path is not None:
+        found = "spec.task.dataset.huggingFace.path", dataset.hugging_face.path
+    return None if found is None or _is_elsewhere(found[1]) else found
 
 
 def _local_modules(job: RLJob, base_dir: Path) -> dict[str, Path]:

@@ -1,5 +1,6 @@
 """Building blocks of the specification: strict camelCase models, one-of by key, quantities."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -13,6 +14,15 @@ Piece = Annotated[
     Field(max_length=MOST_FREE_FIELDS, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True}),
 ]
 """A piece of a Pod that the API server checks, not we."""
+
+
+URL_PATTERN = r"^[a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*$"
+"""Of an object store, as fsspec reads it, without its chains (`simplecache::s3://`)."""
+
+
+def is_url(path: str) -> bool:
+    """Whether it names a place in an object store, not on a disk."""
+    return re.match(URL_PATTERN, path) is not None
 
 
 def map_by(key: str) -> dict[str, JsonValue]:

@@ -18,7 +18,7 @@ class PathModel(SpecModel):
     """A causal language model as `save_pretrained` writes it."""
 
     directory: str = Field(
-        description="Directory with config.json, weights and tokenizer; relative to the job file.",
+        description="Directory with config.json, weights and tokenizer, relative to the job file; or its URL: `s3://bucket/folder`.",
         min_length=1,
         max_length=1024,
     )

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from streamrl.spec.base import ByteQuantity, FieldRule, SpecModel, parse_bytes
+from streamrl.spec.base import URL_PATTERN, ByteQuantity, FieldRule, SpecModel, parse_bytes
 from streamrl.spec.volumes import ObjectName
 
 MIN_ARCHIVE = "4Mi"
@@ -28,6 +28,12 @@ class Checkpoints(Claim):
         default=10, ge=1, le=1_000_000, description="Steps between checkpoints; one is always written at the end."
     )
     keep_last: int = Field(default=2, ge=1, le=1000, description="Checkpoints kept.")
+    url: str | None = Field(
+        default=None,
+        max_length=1024,
+        pattern=URL_PATTERN,
+        description="Folder of an object store that also gets each checkpoint and the trained model: `s3://bucket/folder`.",
+    )
     claim_name: ObjectName | None = Field(
         default=None,
         description="A persistent volume claim that exists; kept when the job is deleted. Absent = one is made.",

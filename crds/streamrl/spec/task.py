@@ -29,7 +29,9 @@ class ReasoningGymDataset(SpecModel):
 class JsonlDataset(SpecModel):
     """One JSON object a line."""
 
-    path: str = Field(description="File; relative to the job file.", min_length=1, max_length=1024)
+    path: str = Field(
+        description="File, relative to the job file; or its URL: `s3://bucket/file`.", min_length=1, max_length=1024
+    )
     prompt_field: str = Field(default="prompt", description="Field of the prompt.", min_length=1, max_length=128)
     answer_field: str = Field(
         default="answer", description="Field of the reference answer.", min_length=1, max_length=128

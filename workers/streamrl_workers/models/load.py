@@ -35,7 +35,7 @@ _Loaded = TypeVar("_Loaded")
 
 _SAFE: dict[str, Any] = {"trust_remote_code": False}
 """Of every load: left out, transformers asks on a terminal whether to run a repository's code."""
-_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+MODEL_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Config, weights and tokenizer; no pickles, no code, no duplicates in other formats."""
 _WANTS_TRUST = "trust_remote_code"
 """In what transformers says when a model needs code of its repository."""
@@ -157,7 +157,7 @@ def _first_line(error: Exception) -> str:
 def download(model: HuggingFaceModel) -> Path:
     """Fetch what is not there yet. Raises `UserError` if the hub or the revision cannot be had."""
     try:
-        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=list(_PATTERNS)))
+        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=list(MODEL_PATTERNS)))
     except (OSError, ValueError) as error:  # also what huggingface_hub and its HTTP client raise
         lines = str(error).splitlines() or [type(error).__name__]
         raise UserError(

@@ -13,14 +13,11 @@ A user's mistake is one line on standard error and exit code 2. It ends at once 
 
 import argparse
 import contextlib
-import errno
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -39,12 +36,14 @@ from transformers.utils import logging as transformers_logging
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.spec import RLJobSpec, read_job
+from streamrl.spec.base import is_url
 from streamrl.spec.model import ScratchModel
 from streamrl.text import say
-from streamrl_workers.models.load import count_parameters, download, load_tokenizer
+from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, download, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
 from streamrl_workers.process.shutdown import watch_parent
+from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
 from streamrl_workers.stream.run_folder import write_model_path
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 
@@ -88,6 +87,9 @@ def main() -> int:
     except (UserError, UserErrors) as error:
         say(*error.lines)
         return EXIT_USER_ERROR
+    except StoreUnavailableError as error:
+        say(str(error))
+        return EXIT_RETRY
     return EXIT_DONE
 
 
@@ -100,16 +102,28 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report)
         directory = download(model.hugging_face)
     else:
         assert model.path is not None
-        directory = (base_dir / model.path.directory).resolve()
+        directory = _find_directory(model.path.directory, base_dir=base_dir, cache_dir=cache_dir)
     load_tokenizer(str(directory))
     _try_task(spec, base_dir=base_dir, directory=directory)
     report({"event": "ready", "path": str(directory), "parameters": count_parameters(str(directory))})
     return directory
 
 
+def _find_directory(path: str, *, base_dir: Path, cache_dir: Path) -> Path:
+    if not is_url(path):
+        return (base_dir / path).resolve()
+    with _file_errors(cache_dir):
+        return local_directory(path, cache_dir=cache_dir, field="spec.model.path.directory", patterns=MODEL_PATTERNS)
+
+
 def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
     """Open what the task pool will open and what can take long or fail for the model's sake: here a download may take hours."""
-    if spec.task.dataset.hugging_face is not None or spec.task.chat is not None:
+    dataset, chat = spec.task.dataset, spec.task.chat
+    if (
+        dataset.hugging_face is not None
+        or chat is not None
+        or (dataset.jsonl is not None and is_url(dataset.jsonl.path))
+    ):
         open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=str(directory))
 
 
@@ -131,17 +145,13 @@ def _prepare_scratch(
     dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir)
     survey = take_survey(dataset, spec=scratch.warm_up)
     directory = cache_dir.resolve() / recipe_hash(scratch, seed=spec.seed, survey=survey)
-    if directory.is_dir():
-        return directory
-    with _file_errors(cache_dir):
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=cache_dir, prefix=f".{directory.name}."))
-    try:
+
+    def make(beside: Path) -> None:
         _make(scratch, dataset=dataset, survey=survey, seed=spec.seed, directory=beside, report=report)
+
+    if not directory.is_dir():
         with _file_errors(cache_dir):
-            _publish(beside, directory)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+            make_directory(directory, make)
     return directory
 
 
@@ -159,19 +169,8 @@ def _make(
         if now_s - last_report_s >= REPORT_EVERY_S or progress.step == progress.steps:
             last_report_s = now_s
             report({"event": "warmup", "step": progress.step, "steps": progress.steps, "loss": progress.loss})
-    with _file_errors(directory):
-        tokenizer.save_pretrained(directory)
-        model.save_pretrained(directory)
-
-
-def _publish(beside: Path, directory: Path) -> None:
-    try:
-        beside.chmod(0o755)  # mkdtemp's is for its owner alone
-        beside.rename(directory)
-    except OSError as error:
-        # Another process made the same model meanwhile: it is equal by its hash.
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
+    tokenizer.save_pretrained(directory)
+    model.save_pretrained(directory)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.task import JsonlDataset
+from streamrl_workers.stream.object_store import StoreUnavailableError, local_file
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 FIELD = "spec.task.dataset.jsonl"
@@ -23,11 +24,13 @@ MOST_LINE_BYTES = 64 * 2**20
 
 def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource:
     """Read and check the whole file once. Raises `UserError` with the line number of what is wrong."""
-    path = base_dir / options.path
     try:
+        path = local_file(options.path, base_dir=base_dir, field=f"{FIELD}.path")
         file = open_regular(path)
     except UserError as error:
-        raise UserError(field=f"{FIELD}.path", rule=error.rule, got=str(path)) from None
+        raise UserError(field=f"{FIELD}.path", rule=error.rule, got=options.path) from None
+    except StoreUnavailableError as error:
+        raise UserError(field=f"{FIELD}.path", rule=str(error), fix="look at the store, then resume the run") from None
     with file:
         lines = _Lines(file, path=path, options=options)
     train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")

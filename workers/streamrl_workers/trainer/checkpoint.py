@@ -1,20 +1,24 @@
 """Checkpoints on disk, `checkpoints/step-<8 digits>/`, and the trained model in the end: whole or not there at all.
 
+With an object store each of them is copied there before anybody is told of it. What is newer there than on the disk is fetched at the start.
+
 Owns: atomicity, the order journal-then-rename, `meta.json`, which checkpoints are kept, which one is good. Does not
 own: the engine's files, the journal (`sync` is a callback).
 
 Invariants:
 - A directory with a checkpoint's name is complete: it was written under another name, synced to disk, and renamed.
 - It is renamed only after `sync`: every step it holds is durable in the journal (design invariant 1).
+- What is told of is in the object store too, so the journal keeps whatever the copies do not cover.
 - `meta.json` names size and hash of every file, and its own digest, so damage is found before anything is loaded. A hash
   names its algorithm, so a checkpoint stays readable when a release takes another one.
 """
 
+import contextlib
 import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,8 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_count, read_sealed, seal
-from streamrl_workers.trainer.engines.engine import TrainEngine
+from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _META_FILE = "meta.json"
@@ -79,22 +84,28 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run; this process is the only writer."""
 
-    def __init__(self, root: Path, *, keep_last: int) -> None:
+    def __init__(self, root: Path, *, keep_last: int, copies: ObjectFolder | None = None) -> None:
         self._root = root
         self._keep_last = keep_last
+        self._copies = copies
 
     def write(self, meta: CheckpointMeta, *, save: Callable[[Path], None], sync: Callable[[], None]) -> Path:
         """Write a checkpoint: `save` fills a directory, `sync` returns when the journal holds its steps.
 
         Raises:
-            UserError: the disk does not take it; the checkpoints before it are untouched.
+            UserError: disk or object store do not take it; the checkpoints before it are untouched.
+            RetryError: the object store did not take it this time.
         """
         try:
             partial = self._fill(meta, save)
             sync()
-            return self._publish(partial, step=meta.step)
+            target = self._publish(partial, step=meta.step)
         except OSError as error:
             raise _unwritable(self._root, error) from error
+        if self._copies is not None:
+            with _retried():
+                self._copy(target, copies=self._copies)
+        return target
 
     def path_of(self, step: int) -> Path:
         """Where the checkpoint of `step` is, or will be."""
@@ -108,8 +119,20 @@ class CheckpointStore:
         """The newest good checkpoint; damaged ones are named in the log and passed over. None: there is none yet.
 
         Raises:
-            UserError: there are checkpoints, but all are damaged.
+            UserError: there are checkpoints, but all are damaged; or the object store cannot be used.
+            RetryError: the object store did not answer this time.
         """
+        if self._copies is not None:
+            with _retried():
+                self._fetch(self._copies)
+        found = self._newest_on_disk()
+        if found is not None and self._copies is not None:
+            with _retried():
+                if not self._copies.child(found.directory.name).holds(_META_FILE):
+                    self._copy(found.directory, copies=self._copies)
+        return found
+
+    def _newest_on_disk(self) -> Checkpoint | None:
         damage: list[str] = []
         for directory in self._directories():
             try:
@@ -160,11 +183,40 @@ class CheckpointStore:
             if directory not in kept:
                 shutil.rmtree(directory)
 
+    def _copy(self, target: Path, *, copies: ObjectFolder) -> None:
+        """Copy a checkpoint, then delete the copies of those that are no longer kept."""
+        copies.child(target.name).upload(target, commit=_META_FILE)
+        kept = {directory.name for directory in self._directories()}
+        for name in _names(copies.folders()):
+            if name not in kept:
+                copies.child(name).remove(commit=_META_FILE)
+
+    def _fetch(self, copies: ObjectFolder) -> None:
+        """Bring the newest good copy to the disk, if nothing good there is as new."""
+        copies.probe()
+        for name in reversed(_names(copies.folders())):
+            target = self._root / name
+            if _is_good(target):
+                return
+            if not copies.child(name).holds(_META_FILE):
+                continue  # its writer was killed
+            partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{name}")
+            copies.child(name).download(partial)
+            if not _is_good(partial, step=_step(target)):
+                log.warning("the copy %s is damaged; trying the one before", copies.child(name).url)
+                continue
+            sync_tree(partial)
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+            sync(self._root)
+            log.info("fetched %s", copies.child(name).url)
+            return
+
     def _directories(self) -> list[Path]:
         """Newest first."""
         if not self._root.is_dir():
             return []
-        return sorted((d for d in self._root.iterdir() if _NAME.fullmatch(d.name)), key=_step, reverse=True)
+        return [self._root / name for name in reversed(_names(d.name for d in self._root.iterdir()))]
 
 
 def sync_tree(directory: Path) -> None:
@@ -173,21 +225,31 @@ def sync_tree(directory: Path) -> None:
         sync(path)
 
 
-def export_once(engine: TrainEngine, *, directory: Path) -> Path:
-    """Export into `directory`, unless that was done before; returns it.
+def export_once(engine: TrainEngine, *, directory: Path, copies: ObjectFolder | None) -> Path:
+    """Export into `directory`, unless that was done before, and copy it; returns it.
 
     Raises:
-        UserError: the disk does not take it.
+        UserError: disk or object store do not take it.
+        RetryError: the object store did not take it this time.
     """
-    if directory.exists():
-        return directory
     try:
-        partial = _emptied(directory.with_name(f"{_PARTIAL_PREFIX}{directory.name}"))
-        engine.export(partial)
-        sync_tree(partial)
-        return partial.rename(directory)
+        if not directory.exists():
+            partial = _emptied(directory.with_name(f"{_PARTIAL_PREFIX}{directory.name}"))
+            engine.export(partial)
+            sync_tree(partial)
+            partial.rename(directory)
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
+    if copies is not None:
+        with _retried():
+            copies.child(directory.name).upload(directory, commit=_commit_of_model(directory))
+    return directory
+
+
+def _commit_of_model(directory: Path) -> str:
+    """Nothing loads a model without its config; what a simulated engine leaves is one file."""
+    names = [path.name for path in _files(directory)]
+    return "config.json" if "config.json" in names else names[0]
 
 
 def _emptied(directory: Path) -> Path:
@@ -198,9 +260,27 @@ def _emptied(directory: Path) -> Path:
     return directory
 
 
-def _read(directory: Path) -> CheckpointMeta:
+@contextlib.contextmanager
+def _retried() -> Iterator[None]:
+    """An object store that fails for now ends this process; its successor goes on from the disk."""
+    try:
+        yield
+    except StoreUnavailableError as error:
+        raise RetryError(f"checkpoints: {error}") from error
+
+
+def _is_good(directory: Path, *, step: int | None = None) -> bool:
+    try:
+        _read(directory, step=step)
+    except DamagedCheckpointError:
+        return False
+    return True
+
+
+def _read(directory: Path, *, step: int | None = None) -> CheckpointMeta:
+    """`step`: that it must be of; None: the one in the directory's name."""
     meta = _read_meta(directory / _META_FILE)
-    if meta.step != _step(directory) or len(meta.past) != meta.step or not meta.complete:
+    if meta.step != (_step(directory) if step is None else step) or len(meta.past) != meta.step or not meta.complete:
         raise DamagedCheckpointError(f"{_META_FILE} does not belong to it")
     for name, fingerprint in meta.files.items():
         if not (directory / name).is_file():
@@ -233,6 +313,11 @@ def _fingerprint(path: Path, *, algorithm: str = HASH_ALGORITHM) -> dict[str, An
 
 def _files(directory: Path) -> Iterator[Path]:
     return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _names(found: Iterable[str]) -> list[str]:
+    """Those of checkpoints, oldest first."""
+    return sorted((name for name in found if _NAME.fullmatch(name)), key=lambda name: _step(Path(name)))
 
 
 def _name(step: int) -> str:

@@ -162,7 +162,12 @@ def _prepare(
     """The step loop at the newest good checkpoint; the slow part of a start."""
     claim_run_folder(settings.run_dir, store=settings.store)
     spec = settings.spec
-    checkpoints = CheckpointStore(settings.store / DIR_CHECKPOINTS, keep_last=spec.storage.checkpoints.keep_last)
+    copies = settings.copies
+    checkpoints = CheckpointStore(
+        settings.store / DIR_CHECKPOINTS,
+        keep_last=spec.storage.checkpoints.keep_last,
+        copies=copies and copies.child(DIR_CHECKPOINTS),
+    )
     checkpoints.clean()
     found = checkpoints.newest()
     engine = create_engine(
@@ -196,6 +201,7 @@ def _prepare(
         steps=spec.pipeline.steps,
         checkpoint_interval_steps=spec.storage.checkpoints.interval_steps,
         store_dir=settings.store,
+        copies=copies,
     )
 
 

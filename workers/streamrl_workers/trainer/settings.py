@@ -35,6 +35,7 @@ from streamrl_workers.process.environment_variables import (
     store_dir,
     worker_variables,
 )
+from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.process_group import Rendezvous
 
@@ -76,6 +77,12 @@ class TrainerSettings:
     def rendezvous(self) -> Rendezvous:
         """Where and how the ranks of this job meet."""
         return Rendezvous(env=self.env, token=self.token, timeout_s=self.spec.trainer.rank_timeout_seconds)
+
+    @property
+    def copies(self) -> ObjectFolder | None:
+        """Where copies of checkpoints and model go, by the name of the folder that holds them here."""
+        url, field = self.spec.storage.checkpoints.url, "spec.storage.checkpoints.url"
+        return None if url is None else ObjectFolder.at(url, field=field).child(self.store.resolve().name)
 
     @property
     def lost_code(self) -> int:

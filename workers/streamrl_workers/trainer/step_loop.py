@@ -34,6 +34,7 @@ from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
+from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, export_once
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
@@ -93,6 +94,7 @@ class StepLoop:
     weights: WeightStore
     recorder: Recorder
     history: History  # the steps that the engine's state holds
+    copies: ObjectFolder | None = None  # of what is in `store_dir`
     steps: int  # of the run
     checkpoint_interval_steps: int
     store_dir: Path  # holds the checkpoints, and the model in the end
@@ -192,7 +194,7 @@ class StepLoop:
 
     def _finish(self) -> None:
         """All steps are done: export, and serve the weights of the last evaluation."""
-        export = export_once(self.engine, directory=self.store_dir / DIR_EXPORT)
+        export = export_once(self.engine, directory=self.store_dir / DIR_EXPORT, copies=self.copies)
         checkpoint = self.checkpoints.path_of(self.version)
         log.info("all %d steps are done; the model is in %s", self.steps, export)
         self.session.checkpointed(self._checkpointed(self.version, checkpoint, exported=True))

@@ -1,0 +1,190 @@
+"""Folders of object stores, by fsspec: `s3://bucket/runs`, `gs://bucket/runs`, and what else is installed.
+
+Owns: which URLs are taken, copies of directories and files, and what the libraries raise. Does not own what the copies mean.
+
+No object store can rename. A folder is whole when its *commit object* is there: `upload` writes it last, `remove` takes it away first.
+Invariant: a folder with its commit object holds the others as they were written, whenever a writer is killed. One writer a folder.
+Waits for: the store, with the deadlines and retries of its library. Credentials are the library's: environment, account, or instance.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from streamrl.errors import UserError, shorten
+from streamrl.spec.base import is_url
+
+_PROBE = ".streamrl-probe"
+_HASH_CHARACTERS = 16
+
+
+class StoreUnavailableError(Exception):
+    """The store did not do it this time; the text says what and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFolder:
+    """A folder of an object store; `field` is the job's field that named it."""
+
+    files: Any  # fsspec's AbstractFileSystem, which has no types
+    path: str
+    url: str
+    field: str
+
+    @classmethod
+    def at(cls, url: str, *, field: str) -> "ObjectFolder":
+        """The folder at a URL; nothing is asked of the store.
+
+        Raises:
+            UserError: no library here reads such URLs.
+        """
+        import fsspec
+
+        fix = "use s3://bucket/folder or gs://bucket/folder"
+        try:
+            files, path = fsspec.core.url_to_fs(url.rstrip("/"), use_listings_cache=False, skip_instance_cache=True)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                field=field, rule=f"cannot be read here: {shorten(str(error))}", got=url, fix=fix
+            ) from error
+        if "file" in files.protocol:
+            raise UserError(field=field, rule="must be an object store, not a disk", got=url, fix=fix)
+        return cls(files, path, url.rstrip("/"), field)
+
+    def child(self, name: str) -> "ObjectFolder":
+        """A folder in it."""
+        return ObjectFolder(self.files, f"{self.path}/{name}", f"{self.url}/{name}", self.field)
+
+    def folders(self) -> list[str]:
+        """Names of the folders in it, whole or not."""
+        with self._door("list"):
+            try:
+                found = self.files.ls(self.path, detail=True)
+            except FileNotFoundError:
+                return []
+        return sorted(PurePosixPath(one["name"]).name for one in found if one["type"] == "directory")
+
+    def holds(self, name: str) -> bool:
+        """Whether there is an object of that name in it."""
+        with self._door("ask"):
+            return bool(self.files.exists(f"{self.path}/{name}"))
+
+    def upload(self, directory: Path, *, commit: str) -> None:
+        """Copy a directory, its file `commit` last. What was there before is no longer whole from the first write on."""
+        names = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+        assert commit in names, f"{commit} is part of what is written"
+        self._uncommit(commit)
+        with self._door("write"):
+            for name in (*(name for name in names if name != commit), commit):
+                self.files.put_file(str(directory / name), f"{self.path}/{name}")
+
+    def download(self, directory: Path, *, patterns: tuple[str, ...] = ("*",)) -> None:
+        """Copy what matches a pattern into a directory."""
+        for path, name in self._objects(patterns):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with self._door("read"):
+                self.files.get_file(path, str(directory / name))
+
+    def remove(self, *, commit: str) -> None:
+        """Delete it, the file `commit` first."""
+        self._uncommit(commit)
+        with self._door("delete"):
+            self.files.rm(self.path, recursive=True)
+
+    def probe(self) -> None:
+        """Write and delete a small object: a mistake shows before the first step, not after hours."""
+        with self._door("write"):
+            self.files.pipe_file(f"{self.path}/{_PROBE}", b"")
+            self.files.rm_file(f"{self.path}/{_PROBE}")
+
+    def key(self, patterns: tuple[str, ...] = ("*",)) -> str:
+        """A hash of its URL and of what tells that an object has changed; equal as long as nothing has."""
+        with self._door("read"):
+            versions = [(name, self.files.ukey(path)) for path, name in self._objects(patterns)]
+        return hashlib.sha256(repr((self.url, versions)).encode()).hexdigest()[:_HASH_CHARACTERS]
+
+    def _uncommit(self, commit: str) -> None:
+        if self.holds(commit):
+            with self._door("delete"):
+                self.files.rm_file(f"{self.path}/{commit}")
+
+    def _objects(self, patterns: tuple[str, ...]) -> list[tuple[str, str]]:
+        """(path in the store, name below this folder) of what matches; a name that leaves the folder is refused."""
+        with self._door("list"):
+            paths = sorted(self.files.find(self.path))
+        found = [(path, str(PurePosixPath(path).relative_to(self.path))) for path in paths]
+        found = [(path, name) for path, name in found if any(fnmatch(name, pattern) for pattern in patterns)]
+        if bad := [name for _, name in found if ".." in PurePosixPath(name).parts]:
+            raise UserError(field=self.field, rule="must hold no name with '..'", got=bad[0])
+        if not found:
+            raise UserError(
+                field=self.field, rule="holds nothing that could be read", got=self.url, fix="check the URL"
+            )
+        return found
+
+    @contextlib.contextmanager
+    def _door(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            told = f"cannot {verb} {self.url}: {type(error).__name__}: {shorten(str(error))}"
+            # Of all libraries alike: what is not there, not allowed, or has no credentials does not come by asking again.
+            if isinstance(error, (FileNotFoundError, PermissionError)) or "Credential" in type(error).__name__:
+                raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
+            raise StoreUnavailableError(told) from error
+
+
+def local_file(path: str, *, base_dir: Path, field: str) -> Path:
+    """The file of a path that a job names: relative to the job, or a copy of what its URL holds now.
+
+    Raises:
+        UserError: the URL cannot be read.
+        StoreUnavailableError: not this time.
+    """
+    if not is_url(path):
+        return base_dir / path
+    url, _, name = path.rpartition("/")
+    return local_directory(url, cache_dir=_cache_dir(), field=field, patterns=(name,)) / name
+
+
+def local_directory(url: str, *, cache_dir: Path, field: str, patterns: tuple[str, ...]) -> Path:
+    """A copy of what matches in the folder at a URL, made once for what it holds now: whole or not there at all."""
+    folder = ObjectFolder.at(url, field=field)
+    target = cache_dir.resolve() / folder.key(patterns)
+    if not target.is_dir():
+        make_directory(target, lambda beside: folder.download(beside, patterns=patterns))
+    return target
+
+
+def make_directory(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a directory beside and rename it; one that another process made meanwhile is as good.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        fill(beside)
+        beside.chmod(0o755)  # mkdtemp's is for its owner alone
+        beside.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _cache_dir() -> Path:
+    """Beside what is downloaded from the hub."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser() / "objects"
