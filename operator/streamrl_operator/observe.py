@@ -20,7 +20,7 @@ from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import KubeError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CONFIG_MAP, GENERATOR_POOL, POD, STATEFUL_SET
+from streamrl_operator.kube.kinds import CONFIG_MAP, GENERATOR_POOL, POD, SERVICE, STATEFUL_SET
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.values import Object, Observed, SignalsUnreachable
@@ -76,7 +76,7 @@ def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: Opera
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
-        numbers=None if memory.numbers is None else answers.read_page(memory.numbers),
+        numbers=_told(cluster, key) or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
@@ -88,6 +88,11 @@ def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str
     found = cluster.known(CONFIG_MAP, key[0], names.resolved(key[1])) or {"metadata": {}}
     is_its_own = (found["metadata"].get("labels") or {}).get(names.LABEL_JOB_UID) == uid
     return found.get("data") or {} if is_its_own else {}
+
+
+def _told(cluster: CachedCluster, key: Key) -> Mapping[str, Any] | None:
+    """What a scheduler's container left when the run ended: seen with the pod, whoever may be reached."""
+    return next((page for pod in _workers(cluster, key) if (page := pods.last_word(pod)) is not None), None)
 
 
 def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
@@ -120,6 +125,7 @@ async def refresh(
     memory: Memory,
     clock: OperatorClock,
     resync_s: float,
+    by_proxy: bool = False,
     aside: Callable[[], AbstractAsyncContextManager[None]],
 ) -> None:
     """Ask for the numbers, if a scheduler runs and it is time. `aside` is entered for the wait."""
@@ -137,15 +143,18 @@ async def refresh(
         return
     memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
     async with aside():
-        page, error = await _page(cluster, key)
+        page, error = await _page(cluster, key, by_proxy=by_proxy)
     memory.numbers, memory.signals_unreachable = page, None
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since
         memory.signals_unreachable = SignalsUnreachable(since=since, error=error)
 
 
-async def _page(cluster: CachedCluster, key: Key) -> tuple[bytes | None, str]:
+async def _page(cluster: CachedCluster, key: Key, *, by_proxy: bool) -> tuple[bytes | None, str]:
     """The page, or why it is not to be had."""
+    address = None if by_proxy else _address(cluster, key)
+    if not by_proxy and address is None:
+        return None, f"Service {names.scheduler(key[1])} has no address"
     try:
         return await cluster.client.read_page(
             namespace=key[0],
@@ -153,7 +162,17 @@ async def _page(cluster: CachedCluster, key: Key) -> tuple[bytes | None, str]:
             port=names.PORT_NAME_SIGNALS,
             page="numbers",
             timeout_s=NUMBERS_TIMEOUT_S,
+            address=address,
         ), ""
     except KubeError as error:
         log.info("no numbers", extra={"job": key[1], "namespace": key[0], "error": str(error)})
         return None, str(error)
+
+
+def _address(cluster: CachedCluster, key: Key) -> str | None:
+    """Of the signals port, at the job's own Service: no name is asked for, so nobody else can answer to it."""
+    found = cluster.known(SERVICE, key[0], names.scheduler(key[1]))
+    host = ((found or {}).get("spec") or {}).get("clusterIP")
+    if not host or host == "None":
+        return None
+    return f"[{host}]:{names.PORT_SIGNALS}" if ":" in host else f"{host}:{names.PORT_SIGNALS}"

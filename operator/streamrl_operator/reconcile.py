@@ -98,7 +98,13 @@ class Reconciler:
         if memory is None or memory.uid != raw["metadata"]["uid"]:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
         await refresh(
-            self.cluster, raw, memory=memory, clock=self.clock, resync_s=self.settings.resync_s, aside=self.aside
+            self.cluster,
+            raw,
+            memory=memory,
+            clock=self.clock,
+            resync_s=self.settings.resync_s,
+            by_proxy=self.settings.numbers_by_proxy,
+            aside=self.aside,
         )
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:

@@ -14,6 +14,7 @@ from streamrl_operator.planning.values import PlanningSettings
 
 _DEFAULT_PORT = 8080
 _MAX_PORT = 65_535
+_NUMBERS = ("SERVICE", "PROXY")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _RETRIES_IN_A_LEASE, _RENEW_SHARE = 7.5, 2 / 3
 """As client-go relates 15, 10 and 2 seconds."""
@@ -52,6 +53,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             generator_image=_text(environ, keys.ENV_GENERATOR_IMAGE),
             namespaces=tuple(sorted(set(environ.get(keys.ENV_NAMESPACES, "").replace(",", " ").split()))),
             resync_s=_number(environ, keys.ENV_RESYNC_SECONDS, default=30, least=0.1),
+            numbers_by_proxy=_one_of(environ, keys.ENV_NUMBERS, _NUMBERS, default=_NUMBERS[0]) == "PROXY",
         ),
         lives=Lives(
             ca_s=_number(environ, keys.ENV_CA_LIFE_SECONDS, default=lives.ca_s, least=1),

@@ -105,7 +105,6 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         ("streamrl.io", "rljobs/finalizers"): {"update"},
         ("streamrl.io", "generatorpools/finalizers"): {"update"},
         ("", "pods"): {"list", "watch", "delete"},
-        ("", "services/proxy"): {"get"},
         ("events.k8s.io", "events"): {"create"},
     }
 

@@ -65,6 +65,7 @@ class Operator:
             keys.ENV_TRAINER_IMAGE: "trainer:test",
             keys.ENV_GENERATOR_IMAGE: "generator:test",
             keys.ENV_RESYNC_SECONDS: str(RESYNC_S),
+            keys.ENV_NUMBERS: "Proxy",
             keys.ENV_LEASE_SECONDS: str(LEASE_S),
             keys.ENV_SIGNALS_PORT: str(self.port),
             keys.ENV_BIND_HOST: "127.0.0.1",

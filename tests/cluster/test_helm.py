@@ -349,7 +349,6 @@ MAY = [
     ("watch", "statefulsets.apps"),
     ("create", "secrets"),
     ("delete", "pods"),
-    ("get", "services/proxy"),
     ("create", "events.events.k8s.io"),
 ]
 MAY_NOT = [
@@ -361,7 +360,7 @@ MAY_NOT = [
     ("create", "roles.rbac.authorization.k8s.io"),
     ("create", "serviceaccounts/token"),
     ("list", "nodes"),
-    ("create", "services/proxy"),
+    ("get", "services/proxy"),
     ("get", "customresourcedefinitions.apiextensions.k8s.io"),
 ]
 

@@ -1,13 +1,16 @@
 """The end of a job where something is in the way: a spec that is no longer valid, a late wish, what somebody runs under the job's label."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from cluster import rights
 from cluster.harness.control_plane import ControlPlane
 from cluster.operators import Lab, Operator
-from streamrl import names
+from cluster.test_operator_unread import running
+from streamrl import keys, names
 from support.jobs import simulated_job
 
 pytestmark = pytest.mark.timeout(300)
@@ -66,6 +69,50 @@ def pod(name: str, **metadata: Any) -> dict[str, Any]:
         "automountServiceAccountToken": False,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels} | metadata, "spec": spec}
+
+
+RESULT = {"status": "succeeded", "steps": 40, "final_reward": 0.75, "checkpoint": "checkpoints/step-00000040"}
+
+
+def tell_end(lab: Lab, *, life: str) -> None:
+    """As a kubelet does when the scheduler's container has ended with its last word; "lastState": it runs again."""
+    word = json.dumps({"attempt": 1, "step": 40, "cost": 1.5, "result": RESULT})
+    ended = {"terminated": {"exitCode": 0, "reason": "Completed", "message": word}}
+    status = {
+        **running("scheduler"),
+        "state": ended if life == "state" else {"running": {}},
+        "lastState": ended if life == "lastState" else {},
+        "restartCount": int(life == "lastState"),
+    }
+    told = {"phase": "Running", "initContainerStatuses": [status], "containerStatuses": [running("trainer")]}
+    lab.patch("pods", f"{JOB}-trainer-0", {"status": told}, part="status")
+
+
+@pytest.mark.parametrize("life", ["state", "lastState"])
+@pytest.mark.parametrize("is_down", [False, True], ids=["up", "down"])
+def test_the_end_is_seen_with_the_pod_whoever_can_be_reached(
+    own_control_plane: ControlPlane, lab: Lab, *, life: str, is_down: bool
+) -> None:
+    """Without the right to the API server's proxy, without a way to the pods, and while no operator runs."""
+    user = f"no-proxy-{lab.namespace}"
+    rights.grant(own_control_plane.api, user, home=lab.namespace, namespaces=(lab.namespace,), numbers="Service")
+    operator = Operator(own_control_plane, lab.namespace, user=user, **{keys.ENV_NUMBERS: "Service"}).start()
+    try:
+        operator.wait_until_leading()
+        start(lab, operator)
+        lab.wait(lambda: lab.get("pods", f"{JOB}-trainer-0") is not None, "the trainer's pod", operator)
+        if is_down:
+            operator.stop(kill=True)
+        tell_end(lab, life=life)
+        if is_down:
+            operator.start().wait_until_leading()
+        lab.wait(lambda: lab.condition(JOB, "Succeeded").get("status") == "True", "the end to be seen", operator)
+        lab.wait(lambda: sum(sizes(lab)) == 0, "its pods to go", operator)
+        status = lab.must("rljobs", JOB)["status"]
+        assert (status["step"], status["reward"], status["restarts"], status["cost"]) == (40, 0.75, 0, 1.5)
+        assert status["checkpointPath"].endswith("/checkpoints/step-00000040")
+    finally:
+        operator.stop()
 
 
 @pytest.mark.usefixtures("lax")

@@ -17,6 +17,8 @@ from support.pods import Pods
 from support.runs import wait_for
 
 STEPS = 12
+LONGEST_MESSAGE_BYTES = 4096
+"""That a kubelet takes."""
 LEASE_S = 60.0
 """No generator is given up on a busy machine."""
 
@@ -95,6 +97,29 @@ def test_started_again_when_the_run_has_ended_they_show_the_result_and_do_nothin
     assert len(steps.splitlines()) == STEPS
     assert secure.terminate("trainer") == secure.terminate("scheduler") == EXIT_DONE
     secure.assert_exact()
+
+
+def test_the_schedulers_container_ends_once_with_how_the_run_ended(secure: Pods) -> None:
+    message, scratch = secure.base / "termination-log", secure.base / "scratch"
+    told = {keys.ENV_TERMINATION_FILE: str(message), "TMPDIR": str(scratch)}
+    message.touch()
+    scratch.mkdir()
+    secure.start_generator()
+    secure.start("scheduler", **told)
+    secure.start("trainer")
+    assert secure.wait("scheduler") == EXIT_DONE, secure.text("scheduler")
+    word = json.loads(message.read_text())
+    assert word["result"]["status"] == "succeeded"
+    assert (word["result"]["steps"], word["step"], word["attempt"]) == (STEPS, STEPS, 1)
+    assert message.stat().st_size < LONGEST_MESSAGE_BYTES
+    message.write_text("")
+    secure.start("scheduler", **told)  # by the kubelet, in the same pod
+    assert secure.wait_result()["steps"] == STEPS
+    assert (secure.terminate("scheduler"), message.read_text()) == (EXIT_DONE, "")
+    (scratch / "streamrl-end-is-told").unlink()  # another pod
+    secure.start("scheduler", **told)
+    assert secure.wait("scheduler") == EXIT_DONE, secure.text("scheduler")
+    assert json.loads(message.read_text()) == word
 
 
 def test_killed_containers_cost_nothing(secure: Pods) -> None:

@@ -81,7 +81,7 @@ capabilities: {drop: [ALL]}
 - ports:
   - {port: 53, protocol: UDP}
   - {port: 53, protocol: TCP}
-# The API server; through it also the schedulers' numbers.
+# The API server.
 - ports:
   {{- range .Values.networkPolicy.apiServer.ports }}
   - {port: {{ . }}, protocol: TCP}

@@ -34,10 +34,12 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
-# The scheduler's numbers, without a route into the pods' network.
+{{- if eq .Values.numbers "Proxy" }}
+# The schedulers' numbers, without a route to the pods. It is a GET to any port of any Service here.
 - apiGroups: [""]
   resources: [services/proxy]
   verbs: [get]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

@@ -42,7 +42,7 @@ _CHUNK_BYTES = 2**16
 _MOST_PAGE_BYTES = 2**20
 """Of a page that a pod serves: it is the job's own word, and the job's author may have written the program."""
 _REDIRECT, _UNAUTHORIZED = 300, 401
-_PROXY, _NAMES = "proxy", "names"
+_PAGE, _NAMES = "page", "names"
 """Verbs of ours beside the API server's."""
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
@@ -177,14 +177,16 @@ class Client:
         body = {"propagationPolicy": propagation, "preconditions": {"uid": uid}}
         return await self._call("delete", kind, kind.path(namespace, name), body=body, read=answers.read_deleted)
 
-    async def read_page(self, *, namespace: str, service: str, port: str, page: str, timeout_s: float) -> bytes:
-        """A page of a service, through the API server's proxy (`get services/proxy`): one that `answers.read_page` takes.
+    async def read_page(
+        self, *, namespace: str, service: str, port: str, page: str, timeout_s: float, address: str | None = None
+    ) -> bytes:
+        """A page of a service at `address` (host:port), else through the API server's proxy (`get services/proxy`): one that `answers.read_page` takes.
 
         As it came: parsed it takes up to forty times as much, and whoever keeps the pages of many jobs keeps their text.
         """
-        path = f"{SERVICE.path(namespace, f'http:{service}:{port}', 'proxy')}/{page}"
+        door = SERVICE.path(namespace, f"http:{service}:{port}", "proxy") if address is None else f"http://{address}"
         limit = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._pages, self._answer(_PROXY, SERVICE, path, limit=limit) as response:
+        async with self._pages, self._answer(_PAGE, SERVICE, f"{door}/{page}", limit=limit) as response:
             data = await response.at_most(_MOST_PAGE_BYTES).read()
             answers.read_page(data)
             return data
@@ -220,7 +222,7 @@ class Client:
         data: bytes | None = None,
         content_type: str = _JSON,
     ) -> AsyncIterator[ApiResponse]:
-        """The answer to one request, if it is a good one; all else is one of our errors.
+        """The answer to one request, if it is a good one; all else is one of our errors. `path`: of the API server, or a URL elsewhere, where our token is not sent.
 
         No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
         """
@@ -228,10 +230,12 @@ class Client:
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
         try:
             accept = answers.NAMES if verb == _NAMES else _JSON
-            headers = await self.access.headers(now_s=begun_s) | {"Content-Type": content_type, "Accept": accept}
+            is_ours = path.startswith("/")
+            ours = await self.access.headers(now_s=begun_s) if is_ours else {}
+            headers = {**ours, "Content-Type": content_type, "Accept": accept}
             async with self._session.request(
                 _METHOD[verb],
-                self.access.server + path,
+                self.access.server + path if is_ours else path,
                 params=query,
                 data=data,
                 headers=headers,
@@ -241,9 +245,10 @@ class Client:
                 status = response.status
                 assert isinstance(response, ApiResponse), "the session makes no others"
                 if status >= _REDIRECT:
-                    if status == _UNAUTHORIZED and verb != _PROXY:  # a pod's 401 says nothing of our token
+                    if status == _UNAUTHORIZED and verb != _PAGE:  # a pod's 401 says nothing of our token
                         self.access.forget()
-                    reported = answers.read_status(await _refusal(response))
+                    # A pod's words are its author's: they are not to stand in a status as ours.
+                    reported = answers.read_status(b"" if verb == _PAGE else await _refusal(response))
                     asked_s = answers.retry_after_s(response.headers.get("Retry-After"))
                     raise answers.from_status(what, status, reported, retry_after_s=asked_s)
                 yield response
@@ -268,7 +273,7 @@ _METHOD = {
     "list": "GET",
     _NAMES: "GET",
     "watch": "GET",
-    _PROXY: "GET",
+    _PAGE: "GET",
     "create": "POST",
     "update": "PUT",
     "apply": "PATCH",

@@ -4,11 +4,13 @@ Owns the reading of a Pod's status. Texts are made so that they stay the same wh
 change with every back-off.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl.names import CONTAINER_PREPARE, LABEL_POOL, LABEL_ROLE
+from streamrl.errors import EXIT_DONE
+from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_POOL, LABEL_ROLE
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
@@ -98,6 +100,30 @@ def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
     """The status of each container, in the order of their start."""
     yield from status(pod).get("initContainerStatuses") or ()
     yield from status(pod).get("containerStatuses") or ()
+
+
+def last_word(pod: Object) -> Mapping[str, Any] | None:
+    """The status that the scheduler left in its termination message when the run had ended; None: it has not, or says so otherwise.
+
+    Its container ends once with 0 for that, and is then started again: both lives are looked at.
+    """
+    for container in containers(pod) if is_trainer(pod) else ():
+        if container.get("name") != CONTAINER_SCHEDULER:
+            continue
+        for life in ("state", "lastState"):
+            ended = (container.get(life) or {}).get("terminated") or {}
+            if ended.get("exitCode") == EXIT_DONE and (page := _parsed(ended.get("message"))) is not None:
+                return page
+    return None
+
+
+def _parsed(text: object) -> Mapping[str, Any] | None:
+    """A status with a result; None where a text is none."""
+    try:
+        page = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return page if isinstance(page, dict) and isinstance(page.get("result"), dict) else None
 
 
 def waiting_reason(pod: Object) -> WaitingReason | None:

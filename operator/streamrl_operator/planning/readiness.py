@@ -1,6 +1,6 @@
 """Whether a job that should run does, and else what it waits for: its condition Ready.
 
-Without the scheduler's numbers neither progress nor the end is seen, so readings that fail for long are said there too:
+Without the scheduler's numbers no progress is seen and no pool is scaled by it, so readings that fail for long are said there too:
 
     scheduler ready, readings fail ──4 resyncs──▶ Ready says NumbersUnreachable, one event ──a good reading──▶ as before
 
@@ -61,7 +61,7 @@ UNREACHABLE = "NumbersUnreachable"
 RESYNCS = 4
 """Two minutes, as the operator comes: longer than an API server, a node or a scheduler needs to come back."""
 _REMEDY = (
-    f"let the API server reach port {names.PORT_SIGNALS} of the trainer's pod, and the operator `get services/proxy` "
+    f"let the operator reach port {names.PORT_SIGNALS} of the trainer's pod, or set the chart's value `numbers: Proxy` "
     "(docs/operations.md, On a cluster)"
 )
 
@@ -76,7 +76,7 @@ def with_signals_unreachable(
     was_told = was is not None and was.reason == UNREACHABLE
     if not was_told and (observed.now - signals_unreachable.since).total_seconds() < RESYNCS * resync_s:
         return ready, ()
-    why = f"the scheduler's numbers cannot be read, so neither progress nor the end of the run is seen: {_REMEDY}"
+    why = f"the scheduler's numbers cannot be read, so no progress is seen and no pool is scaled by it: {_REMEDY}"
     message = f"{why}; {signals_unreachable.error}"
     unreachable = Aspect(type=READY, holds=False, reason=UNREACHABLE, message=f"{message}; {ready.message}")
     return unreachable, () if was_told else (conditions.warning(UNREACHABLE, message),)

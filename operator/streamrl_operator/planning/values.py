@@ -31,6 +31,8 @@ class PlanningSettings:
     """That it watches; empty = all."""
     resync_s: float = 30.0
     """Least time between two readings of a running job's numbers."""
+    numbers_by_proxy: bool = False
+    """They are read through the API server's proxy, not at the scheduler's Service."""
 
     @property
     def images(self) -> Images:
@@ -68,7 +70,7 @@ class Observed:
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
-    """The scheduler's /numbers page; None: not to be had now. `result` in it: how the run ended (result.json)."""
+    """The scheduler's status, or of one that has ended what its container left; None: not to be had now. `result` in it: how the run ended."""
     signals_unreachable: SignalsUnreachable | None = None
     """None: the last reading was good, or nobody can be asked."""
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)

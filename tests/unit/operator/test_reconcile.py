@@ -1,7 +1,7 @@
 """Looks at one job of which something is refused: what is held up, what goes on, and what is said."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -133,7 +133,9 @@ async def world() -> AsyncIterator[World]:
     async with server.client() as client:
         cluster, clock = CachedCluster(client, changed=lambda *_: None), OperatorClock(now=ticks.now, monotonic=ticks)
         events = Events(client=client, clock=clock, instance="test")
-        reconciler = Reconciler(cluster=cluster, events=events, settings=SETTINGS, lives=LIVES, clock=clock)
+        reconciler = Reconciler(
+            cluster=cluster, events=events, settings=replace(SETTINGS, numbers_by_proxy=True), lives=LIVES, clock=clock
+        )
         made = World(server=server, cluster=cluster, reconciler=reconciler)
         made.put(document)
         yield made

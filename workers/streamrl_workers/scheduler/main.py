@@ -15,8 +15,8 @@ on the event loop's thread.
 The loop's clock leaves out the time in which this process did not run (`process/awake_loop.py`).
 
 Exit codes: 0 the run is over, and its own check finds every group once; 2 the user must change something, or that check
-fails; 75 start again, the journal has everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it stays when the run is over, and also when it is started
-again then: ports, journal and task pool are closed, and the signals port shows how the run ended.
+fails; 75 start again, the journal has everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it ends once with 0 when the run is over, and leaves how it ended
+as its container's last word. Started again it stays: ports, journal and task pool are closed, and the signals port shows how the run ended.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ from streamrl_workers.scheduler.server.result import (
     failure_of,
     keep_numbers,
     last_numbers,
+    leave_last_word,
     read_result,
     remove_result,
     write_failure,
@@ -124,16 +125,19 @@ async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit
     claim_run_folder(environment.run_dir, store=environment.store_dir)
     staying = environment.variables.serve_until_told
     if staying and read_result(environment.run_dir) is not None:
-        await _serve_until_told(environment)
+        await _tell_end(environment)
         return ProcessExit(exit_code=EXIT_DONE)
     box = ExitDecision()
     ending = await serve(environment, job=job, box=box)
     if staying and ending.exit_code == EXIT_DONE and not box.was_asked:
-        await _serve_until_told(environment)
+        await _tell_end(environment)
     return ending
 
 
-async def _serve_until_told(environment: SchedulerEnvironment) -> None:
+async def _tell_end(environment: SchedulerEnvironment) -> None:
+    """By the container's last word, once; started again after it, by the signals port until told to end."""
+    if leave_last_word(environment.run_dir, os.environ):
+        return
     logging.getLogger("streamrl.scheduler").info("the run has ended; only the signals port is served")
     await serve_until_told(
         run_dir=environment.run_dir,

@@ -340,6 +340,29 @@ async def test_a_page_that_cannot_be_read(client: Client, door: Door, text: str)
         await numbers(client)
 
 
+async def test_a_pods_words_of_refusal_are_not_ours(client: Client, door: Door) -> None:
+    door.serve = lambda _: web.Response(status=503, text="call 555-0199 for your GPUs")
+    with pytest.raises(UnavailableError) as caught:
+        await numbers(client)
+    assert "503" in str(caught.value)
+    assert "555-0199" not in str(caught.value)
+
+
+async def test_a_service_that_is_asked_directly_sees_no_token(client: Client) -> None:
+    seen: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({"step": 2})
+
+    async with client_of(answer) as other:
+        address = other.access.server.removeprefix("http://")
+        page = await client.read_page(
+            namespace="n", service="s", port="signals", page="numbers", timeout_s=60.0, address=address
+        )
+    assert (answers.read_page(page), seen) == ({"step": 2}, [None])
+
+
 def test_the_token_is_in_no_text_of_its_holder() -> None:
     assert TOKEN not in repr(RestConfig(server="https://x", tls=None, token=TOKEN))
 

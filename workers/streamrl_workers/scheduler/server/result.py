@@ -1,18 +1,25 @@
-"""`result.json`: how the run ended, for the runner and for people; `numbers.json`: the last numbers, for a pod that stays.
+"""`result.json`: how the run ended, for the runner and for people; `numbers.json`: the last numbers, for a pod that stays; and what
+the scheduler's container of a pod leaves as its last word, which the operator reads with the pod, whoever may reach whom.
 
 Owns the verdict that a run gives on itself: what `streamrl journal check` would say of it at its end.
 """
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamrl.keys import FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
+from streamrl.keys import ENV_TERMINATION_FILE, FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
 from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.stream.run_folder import write_json_atomically
 
+_TERMINATION_FILE = "/dev/termination-log"
+_TOLD = "streamrl-end-is-told"
+"""In the pod's scratch space, which outlives its containers."""
+_MOST_REASON_CHARACTERS = 600
+"""Of at most four bytes each; the file has all of it."""
 _SHOWN_VIOLATIONS = 10
 """`streamrl journal check` shows all."""
 
@@ -74,6 +81,29 @@ def last_numbers(run_dir: Path) -> dict[str, Any]:
     """The page of a run that has ended."""
     numbers = _read(run_dir / FILE_NUMBERS) or {}
     return numbers | {"ended": True, "result": _read(run_dir / FILE_RESULT)}
+
+
+def leave_last_word(run_dir: Path, environ: Mapping[str, str]) -> bool:
+    """Leave how the run ended where the kubelet takes it, once in a pod's life.
+
+    Returns:
+        True: it is left now. The process is to end with 0 for it, and finds it told when it is started again.
+    """
+    file, told = Path(environ.get(ENV_TERMINATION_FILE) or _TERMINATION_FILE), Path(tempfile.gettempdir()) / _TOLD
+    if told.exists() or not file.is_file():
+        return False
+    file.write_text(json.dumps(_last_word(last_numbers(run_dir)), ensure_ascii=False), encoding="utf-8")
+    told.touch()
+    return True
+
+
+def _last_word(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """What an end needs of the status, below the 4,096 bytes that a kubelet takes."""
+    result = numbers["result"] or {}
+    kept = {key: result[key] for key in ("status", "steps", "final_reward", "checkpoint") if key in result}
+    if "reason" in result:
+        kept["reason"] = str(result["reason"])[:_MOST_REASON_CHARACTERS]
+    return {key: numbers[key] for key in ("attempt", "step", "cost") if key in numbers} | {"result": kept}
 
 
 def _read(path: Path) -> dict[str, Any] | None:
