@@ -100,6 +100,10 @@ class SingleRank:
         return [getattr(self._worker, method)(payload)]
 
 
+READY, BUILD = "get_ready", "build"
+"""Calls of a rank above 0 before it has a worker: until it could join torch's group, then to join it and make the worker."""
+
+
 def everywhere(ranks: Ranks, method: str, payload: Payload = None) -> list[Payload]:
     """The same call with the same payload on every rank."""
     return ranks.call(method, [payload] * ranks.size)
@@ -201,23 +205,15 @@ class ProcessGroup:
         return self
 
     def build(self, create: Callable[[], object], *, facts: Payload, timeout_s: float) -> None:
-        """Make the worker of every rank at the same time; `facts` are what the others need for it."""
-        messages = [encode(facts)] * len(self.links)
-        self._worker = self._together(FrameKind.BUILD, messages, own=create, what="its start", timeout_s=timeout_s)[0]
-
-    def check_start(self) -> None:
-        """Raise RuntimeError if a rank has answered before all could begin: what it has to say is an error."""
-        if any(link.unread for link in self.links):
-            raise RuntimeError("another rank has failed in its start")
+        """Make the worker of every rank at the same time, once all others are ready for it; `facts` are what they need."""
+        self._together(READY, [None] * self.size, own=lambda: None, timeout_s=timeout_s)
+        self._worker = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)[0]
 
     def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
         """Call the method everywhere."""
         assert len(payloads) == self.size, f"{len(payloads)} payloads for {self.size} ranks"
-        messages = [encode([method, payload]) for payload in payloads[1:]]
         function: Callable[[Any], Any] = getattr(self._worker, method)
-        return self._together(
-            FrameKind.CALL, messages, own=lambda: function(payloads[0]), what=method, timeout_s=self._timeout_s
-        )
+        return self._together(method, payloads, own=lambda: function(payloads[0]), timeout_s=self._timeout_s)
 
     def end(self, *, timeout_s: float = _FAREWELL_S) -> None:
         """All is over and nobody is lost: tell all ranks and wait until they are gone."""
@@ -273,15 +269,16 @@ class ProcessGroup:
     # ---------------------------------------------------------------- calls
 
     def _together(
-        self, kind: FrameKind, messages: Sequence[bytes], *, own: Callable[[], Any], what: str, timeout_s: float
+        self, what: str, payloads: Sequence[Payload], *, own: Callable[[], Any], timeout_s: float
     ) -> list[Payload]:
         """What all ranks do at one time. `timeout_s`: for the others, once the own part is done."""
         if self._broken:
             raise RetryError(f"the ranks are no longer in step: {self._broken}")
         try:
             with self._guard:
+                messages = [encode([what, payload]) for payload in payloads[1:]]
                 for link, message in zip(self.links, messages, strict=True):
-                    link.send(kind, message)
+                    link.send(FrameKind.CALL, message)
                 answer = self._own(own, what=what)
                 return [answer, *self._answers(what=what, timeout_s=timeout_s)]
         except PeerLostError as error:
