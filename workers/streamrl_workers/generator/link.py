@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -30,7 +31,7 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.stream.messages import Joiner, read, write
-from streamrl_workers.stream.scheduler_link import Call, SchedulerAddress, SchedulerLink, broken
+from streamrl_workers.stream.scheduler_link import Call, SchedulerLink, broken
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
@@ -55,10 +56,7 @@ class GeneratorLink(SchedulerLink):
         instance: str,
         lost_after_s: float = SCHEDULER_LOST_S,
     ) -> None:
-        variables = settings.variables
-        address = SchedulerAddress(
-            scheduler=settings.scheduler_address, token=variables.token, tls=variables.tls, lost_after_s=lost_after_s
-        )
+        address = replace(settings.scheduler, lost_after_s=lost_after_s)
         super().__init__(address, method="Generate", patience_s=float(settings.spec.scheduling.lease_seconds))
         self._loop = loop
         self._outbox = outbox
