@@ -152,6 +152,10 @@ class HangGuard:
             os._exit(self._exit_code(loss))
 
 
+class _LateError(RetryError):
+    """A rank that has not answered."""
+
+
 class ProcessGroup:
     """Rank 0's side of all ranks; implements `Ranks` once they are there. It may be alone."""
 
@@ -279,8 +283,10 @@ class ProcessGroup:
                 messages = [encode([what, payload]) for payload in payloads[1:]]
                 for link, message in zip(self.links, messages, strict=True):
                     link.send(FrameKind.CALL, message)
-                answer = self._own(own, what=what)
-                return [answer, *self._answers(what=what, timeout_s=timeout_s)]
+                answer = _tried(own, what=what)
+                answers = self._answers(what=what, timeout_s=_BLAME_S if isinstance(answer, Exception) else timeout_s)
+                self._raise_first([*answers, answer])
+                return [answer, *answers]
         except PeerLostError as error:
             self._broken = str(error)
             raise RetryError(self._broken) from error
@@ -288,43 +294,24 @@ class ProcessGroup:
             self._broken = str(error)
             raise
 
-    def _own(self, work: Callable[[], Any], *, what: str) -> Payload:
-        try:
-            return work()
-        except (UserError, OSError):
-            raise
-        except RuntimeError as error:  # torch's, of collectives among others
-            log.exception("rank 0 failed in %s", what)
-            self._blame()
-            self._raise_errors(what)
-            raise RetryError(f"rank 0 failed in {what}: {error}") from error
-
-    def _answers(self, *, what: str, timeout_s: float) -> list[Payload]:
-        """Of all other ranks; then the first error, if there are any."""
+    def _answers(self, *, what: str, timeout_s: float) -> list[Payload | Exception]:
+        """Of all other ranks. Raises PeerLostError where one is gone."""
         deadline_s = time.monotonic() + timeout_s
         answers: list[Payload | Exception] = []
         for link in self.links:
             try:
                 answers.append(_received(link, timeout_s=max(0.0, deadline_s - time.monotonic()), what=what))
             except TimeoutError:
-                answers.append(RetryError(f"{link.peer} has not answered {what} for {timeout_s:g} s"))
-        self._raise_first(answers)
+                answers.append(_LateError(f"{link.peer} has not answered {what} for {timeout_s:g} s"))
         return answers
 
     def _raise_first(self, answers: Sequence[Payload | Exception]) -> None:
+        """The user's errors first, then those of ranks that have spoken."""
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if any(isinstance(error, RetryError) for error in errors):
             self._blame()
-        for error in sorted(errors, key=lambda e: isinstance(e, RetryError)):  # the user's errors first
+        for error in sorted(errors, key=lambda e: (isinstance(e, RetryError), isinstance(e, _LateError))):
             raise error
-
-    def _raise_errors(self, what: str) -> None:
-        """The errors that other ranks have answered by now."""
-        answers = []
-        for link in self.links:
-            with contextlib.suppress(TimeoutError):
-                answers.append(_received(link, timeout_s=_BLAME_S / len(self.links), what=what))
-        self._raise_first(answers)
 
     def _blame(self) -> None:
         """Raise RetryError if a rank is gone or silent."""
@@ -335,6 +322,15 @@ class ProcessGroup:
         for link in self.links:
             if link.silent_s > LATE_S:
                 raise RetryError(f"{link.peer} is silent for {link.silent_s:.0f} s")
+
+
+def _tried(work: Callable[[], Any], *, what: str) -> Payload | Exception:
+    """Rank 0's own part, or the error of a collective in it: another rank may be why."""
+    try:
+        return work()
+    except RuntimeError as error:  # torch's, of collectives among others
+        log.exception("rank 0 failed in %s", what)
+        return RetryError(f"rank 0 failed in {what}: {error}")
 
 
 def _received(link: RankLink, *, timeout_s: float, what: str) -> Payload | Exception:
