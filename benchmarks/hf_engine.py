@@ -30,7 +30,7 @@ from transformers import (
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.engines.hf.engine import HfEngine
-from streamrl_workers.generator.engines.hf.parameters import Parameters
+from streamrl_workers.models.published import Parameters
 
 VOCABULARY = 64
 MEDIAN_TOKENS, SIGMA, LONGEST_TOKENS = 40, 0.8, 256

@@ -15,8 +15,8 @@ from vllm_engine import save_tokenizer
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.runner.plan import visible_gpus
-from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.load import DTYPES, load_structure
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.weights.hashing import TensorBytes
 

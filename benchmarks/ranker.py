@@ -30,8 +30,8 @@ from streamrl.spec.task import ReasoningGymDataset
 from streamrl_cli.ranker import PromptLength
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.hf.engine import create
-from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.models.load import load_model
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.warm_up import WarmUpPair as Example
 from streamrl_workers.models.warm_up import warm_up

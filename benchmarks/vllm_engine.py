@@ -30,9 +30,9 @@ from streamrl_cli.reporting.comparison import mean
 from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import EngineOptions
-from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 MAX_TOKENS = 192

@@ -22,7 +22,7 @@ from blake3 import blake3
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.hf.parameters import Parameters
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash

@@ -218,8 +218,8 @@ def _simulated(spec: RLJobSpec, pool: GeneratorPool, **changes: float) -> Engine
 
 def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
     from streamrl_workers.generator.engines import engine_kind
-    from streamrl_workers.generator.engines.hf.parameters import Parameters
     from streamrl_workers.models.load import load_model
+    from streamrl_workers.models.published import Parameters
 
     model_path = required(os.environ, ENV_MODEL_PATH)
     options = EngineOptions(

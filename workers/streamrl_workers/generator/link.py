@@ -1,26 +1,25 @@
-"""The gRPC link to the scheduler: dials out, says hello, hands commands to the loop, writes what the outbox holds.
+"""The generator's link to the scheduler: says hello, hands commands to the loop, writes what the outbox holds.
 
-Owns: the connection, reconnecting, the heartbeat, when partial progress is sent. Does not own: what commands do (`engine_loop.py`).
+Owns: the heartbeat, when partial progress is sent. Does not own: the connection and its breaks (`stream/scheduler_link.py`), what
+commands do (`engine_loop.py`).
 
 Two tasks per connection:
 - reader: consumes GeneratorCommand; produces calls of the loop; waits for the scheduler; unblocked by it or a broken
   connection (keep-alive notices a silent one).
 - writer: consumes the outbox; produces GeneratorEvent; waits for the outbox, at most until the next heartbeat.
 
-Before them: hello, then the scheduler's welcome.
+Before them: hello, then the scheduler's welcome. Each step of that, and the end, is waited for for one lease.
 
-Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew;
-without a scheduler for `lost_after_s` the link gives up, as it does where another process keeps our name so long. With certificates a connection gives way to a new
-one before it is too old (`channel.Dialler`): to the scheduler that is a break like any other, without the wait. A generator that leaves closes its side of the
-stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has finished gets lost.
+Invariants: one hello per connection, first; after a break everything active is dropped, as the scheduler issues it anew. A generator
+that leaves closes its side of the stream behind `Drained` and waits for the scheduler to close the other: so nothing that it has
+finished gets lost.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
-from typing import TypeAlias, TypeVar
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -31,18 +30,8 @@ from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.stream.auth import await_admission, call_metadata
-from streamrl_workers.stream.channel import (
-    LASTING_S,
-    MAX_BREAKS,
-    Backoff,
-    ConnectTimeoutError,
-    Dialler,
-    SchedulerLostError,
-    refusal_of,
-)
 from streamrl_workers.stream.messages import Joiner, read, write
-from streamrl_workers.stream.services import SCHEDULER, Client, client
+from streamrl_workers.stream.scheduler_link import Call, SchedulerLink, broken
 
 _PARTIALS_INTERVAL_S = 1.0
 """Between two messages with the gains of running requests: what a death costs at most. A heartbeat goes with each: by
@@ -50,14 +39,12 @@ these the scheduler measures how fast the generator is, also where it generates 
 _HEARTBEATS_PER_LEASE = 4
 """More than the three that the protocol asks for, so that one may be late."""
 
-_T = TypeVar("_T")
-_Call: TypeAlias = "grpc.aio.StreamStreamCall"
 _Joiner = Joiner[pb.GeneratorCommand]
 _log = logging.getLogger(__name__)
 
 
-class GeneratorLink:
-    """Keeps the generator linked until the scheduler says stop."""
+class GeneratorLink(SchedulerLink):
+    """Keeps the generator linked until the scheduler says stop, or everything is done after `leave`."""
 
     def __init__(
         self,
@@ -69,91 +56,38 @@ class GeneratorLink:
         instance: str,
         lost_after_s: float = SCHEDULER_LOST_S,
     ) -> None:
+        address = replace(settings.scheduler, lost_after_s=lost_after_s)
+        super().__init__(address, method="Generate", patience_s=float(settings.spec.scheduling.lease_seconds))
         self._loop = loop
         self._outbox = outbox
         self._recorder = recorder
         self._settings = settings
         self._instance = instance
-        self._lost_after_s = lost_after_s  # without a scheduler
-        self._lease_s = float(settings.spec.scheduling.lease_seconds)  # the scheduler's welcome repeats it
-        self._seen_s = time.monotonic()  # until when the scheduler was there
-        self._welcomed_s: float | None = None  # by the newest connection
-        self._backoff = Backoff()
-        self._welcomed = self._ever_welcomed = False
-        self._dialler = Dialler(settings.scheduler_address, tls=settings.variables.tls)
-        self.fault = "not connected to the scheduler yet"
-
-    async def run(self) -> None:
-        """Until `Stop`, or until everything is done after `leave`.
-
-        Raises:
-            SchedulerLostError: no scheduler for too long.
-            UserError: the scheduler refuses our token.
-            RefusedError: the scheduler does not take what we say.
-        """
-        while not (await self._connection() or self._loop.leaving):
-            if self._dialler.has_successor:
-                continue
-            if self._welcomed_s is not None and self._backoff.ended(after_s=self._seen_s - self._welcomed_s):
-                text = f"the link broke {MAX_BREAKS} times, each within {LASTING_S:g} s; last: {self.fault}"
-                raise SchedulerLostError(text)
-            silent_s = time.monotonic() - self._seen_s
-            if silent_s > self._lost_after_s:
-                raise SchedulerLostError(
-                    f"awaited the scheduler at {self._settings.scheduler_address} for {silent_s:.0f} s; last: {self.fault}"
-                )
-            await self._backoff.pause()
+        self._is_linked = self._was_linked = False
 
     def leave(self) -> bool:
         """Finish what is active, take nothing more, then end `run`; False: there is no link, so there is nothing to finish."""
-        if self._welcomed:
+        if self._is_linked:
             self._loop.leave()
-        return self._welcomed
+        return self._is_linked
 
     def ill(self) -> str:
         """What health checks hear: the fault before the first welcome, and when a link is gone for a lease; else ""."""
-        recent = self._ever_welcomed and time.monotonic() - self._seen_s < self._lease_s
-        return "" if self._welcomed or recent else self.fault
+        recent = self._was_linked and time.monotonic() - self._seen_s < self._patience_s
+        return "" if self._is_linked or recent else self.fault
 
-    async def _connection(self) -> bool:
-        """One connection; True when the scheduler said stop."""
-        self._welcomed_s = None
-        try:
-            channel = await self._dialler.channel(timeout_s=self._lost_after_s)
-        except ConnectTimeoutError as error:
-            self.fault = str(error)
-            return False
-        try:
-            return await self._session(client(channel, SCHEDULER))
-        except grpc.aio.AioRpcError as error:
-            self._broken(error)
-        finally:
-            self._welcomed = False
-            self._outbox.clear()
-            self._loop.disconnected()
-            await channel.close()
-        return False
+    @property
+    def _is_over(self) -> bool:
+        return self._loop.leaving
 
-    def _broken(self, error: grpc.aio.AioRpcError) -> None:
-        refused = refusal_of(error, address=self._settings.scheduler_address, tls=self._settings.variables.tls)
-        if refused is not None:
-            raise refused from None
-        fault = f"link broken: {error.code().name}: {error.details()}"
-        if fault != self.fault:  # one that is not let in yet comes again every few seconds
-            _log.warning(fault)
-        self.fault = fault
+    def _disconnected(self) -> None:
+        self._is_linked = False
+        self._outbox.clear()
+        self._loop.disconnected()
 
-    async def _session(self, service: Client) -> bool:
-        call = service.Generate(metadata=call_metadata(self._settings.variables.token))
-        try:
-            await self._within_lease(await_admission(call), missing="not let in")
-            return await self._conversation(call)
-        finally:
-            call.cancel()
-
-    async def _conversation(self, call: _Call) -> bool:
+    async def _converse(self, call: Call) -> bool:
         joiner = Joiner(pb.GeneratorCommand)
-        if not await self._within_lease(self._greet(call, joiner), missing="no welcome"):
+        if not await self._patiently(self._greet(call, joiner), missing="no welcome"):
             return True
         reader = asyncio.create_task(self._read(call, joiner), name="link-reader")
         writer = asyncio.create_task(self._write(call), name="link-writer")
@@ -163,20 +97,13 @@ class GeneratorLink:
             if writer.done():
                 with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
                     writer.result()  # a fault of ours, or we have left
-            return await self._within_lease(reader, missing="the scheduler did not end the link")
+            return await self._patiently(reader, missing="the scheduler did not end the link")
         finally:
             for task in (reader, writer):
                 task.cancel()
             await asyncio.wait({reader, writer})
 
-    async def _within_lease(self, awaited: Awaitable[_T], *, missing: str) -> _T:
-        try:
-            async with asyncio.timeout(self._lease_s):
-                return await awaited
-        except TimeoutError:
-            raise _unwelcome(f"{missing} within {self._lease_s:g} s") from None
-
-    async def _greet(self, call: _Call, joiner: _Joiner) -> bool:
+    async def _greet(self, call: Call, joiner: _Joiner) -> bool:
         """Say hello and hear the welcome; False: it was `Stop`, the run is over.
 
         Nothing is said in between: a refusal that meets a write half-way has no reason.
@@ -188,17 +115,16 @@ class GeneratorLink:
         if command is not None and command.HasField("stop"):
             return False
         if command is None or not command.HasField("welcome"):
-            raise _unwelcome("the first command was no welcome")
-        self._lease_s = command.welcome.lease_seconds or self._lease_s
-        self._seen_s = self._welcomed_s = time.monotonic()
-        self._welcomed = self._ever_welcomed = True
-        self.fault = ""
+            raise broken("the first command was no welcome")
+        self._patience_s = command.welcome.lease_seconds or self._patience_s
+        self._welcomed()
+        self._is_linked = self._was_linked = True
         self._loop.connected()
         return True
 
     # ---- reader
 
-    async def _read(self, call: _Call, joiner: _Joiner) -> bool:
+    async def _read(self, call: Call, joiner: _Joiner) -> bool:
         """Until the stream ends; True when it ended with `Stop`."""
         try:
             while (command := await read(call, joiner)) is not None:
@@ -229,7 +155,7 @@ class GeneratorLink:
 
     # ---- writer
 
-    async def _write(self, call: _Call) -> None:
+    async def _write(self, call: Call) -> None:
         """Whatever the outbox holds; heartbeats and partial progress by the clock."""
         try:
             partials_s = heartbeat_s = time.monotonic()
@@ -240,7 +166,7 @@ class GeneratorLink:
                 if running:
                     partials_s = now_s + _PARTIALS_INTERVAL_S
                 if now_s >= heartbeat_s or (running and self._loop.status().active):
-                    heartbeat_s = now_s + self._lease_s / _HEARTBEATS_PER_LEASE
+                    heartbeat_s = now_s + self._patience_s / _HEARTBEATS_PER_LEASE
                     events.append(self._heartbeat())
                 for event in events:
                     await write(call, event)
@@ -287,9 +213,3 @@ class GeneratorLink:
             },
         )
         return pb.GeneratorEvent(heartbeat=heartbeat)
-
-
-def _unwelcome(text: str) -> grpc.aio.AioRpcError:
-    """A break of the link that gRPC itself does not notice."""
-    nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details=text)

@@ -47,7 +47,7 @@ from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import GracefulShutdown, first_of, serve_until_told, watch_parent
 from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
-from streamrl_workers.stream.model_files import ModelSource, fetch_model
+from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.pull import FetchedTensor, Pull, WeightsError, pull
@@ -201,8 +201,7 @@ async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are; None: the engine needs none."""
     if settings.model_path is not None or not engine_kind(settings.pool.engine.key).needs_model:
         return settings.model_path
-    source = ModelSource(address=settings.scheduler_address, token=settings.variables.token, tls=settings.variables.tls)
-    return str(await fetch_model(source, run_dir=settings.run_dir))
+    return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
 
 
 def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:

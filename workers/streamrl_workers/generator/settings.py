@@ -30,6 +30,7 @@ from streamrl_workers.process.environment_variables import (
     required,
     worker_variables,
 )
+from streamrl_workers.stream.scheduler_link import SchedulerAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ class GeneratorSettings:
     model_path: str | None
     threads: int | None
     variables: WorkerVariables = field(default_factory=WorkerVariables)
+
+    @property
+    def scheduler(self) -> SchedulerAddress:
+        """Where it is, and who we are to it."""
+        variables = self.variables
+        return SchedulerAddress(scheduler=self.scheduler_address, token=variables.token, tls=variables.tls)
 
     @property
     def metric_labels(self) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Published weights as torch sees them: bytes to tensors and back, adapters on top of the base.
 
-Owns: the names of adapters' tensors, the formula that merges them. Does not own: training adapters, moving bytes, engines.
+Owns: whether published tensors are those of a model, copying them into it; the names of adapters' tensors, the formula that merges
+them. Does not own: training adapters, fetching and hashing bytes, versions.
 Trainer and generators merge by this code alone, so what is exported and what generates are the same weights.
 
 A trainer of adapters publishes the base, always the same bytes, and for each adapted tensor `NAME` three more:
@@ -11,9 +12,10 @@ A trainer of adapters publishes the base, always the same bytes, and for each ad
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
+from transformers import PreTrainedModel
 
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -37,6 +39,51 @@ def as_bytes(tensor: torch.Tensor) -> TensorBytes:
     """The tensor's bytes, in its own memory where that is contiguous and the processor's."""
     raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return TensorBytes(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw.data)
+
+
+_SHOWN_NAMES = 3
+
+
+class Parameters:
+    """A model's tensors by the names of its `state_dict()`. Where two names share a tensor (tied embeddings), either or both may be published."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model` may be on the device `meta`, if it is only compared with."""
+        self._tensors: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+
+    def check(self, tensors: Mapping[str, TensorBytes]) -> None:
+        """Raise ValueError unless `tensors` are the whole model."""
+        if unknown := tensors.keys() - self._tensors.keys():
+            raise ValueError(f"weights name tensors that the model does not have: {_few(unknown)}")
+        for name, published in tensors.items():
+            target = self._tensors[name]
+            dtype, shape = str(target.dtype).removeprefix("torch."), tuple(target.shape)
+            if (published.dtype, published.shape) != (dtype, shape):
+                raise ValueError(
+                    f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {dtype} {list(shape)}"
+                )
+            if published.data.nbytes != target.nbytes:
+                raise ValueError(f"tensor {name} has {published.data.nbytes} bytes, its shape needs {target.nbytes}")
+        covered = {id(self._tensors[name]) for name in tensors}
+        if missing := {name for name, tensor in self._tensors.items() if id(tensor) not in covered}:
+            raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
+
+    @torch.inference_mode()
+    def load(self, tensors: Mapping[str, TensorBytes]) -> None:
+        """Check all, then copy all."""
+        self.check(tensors)
+        for name, published in tensors.items():
+            self._tensors[name].copy_(as_tensor(published))
+
+    @torch.inference_mode()
+    def snapshot(self) -> dict[str, TensorBytes]:
+        """A copy of the bytes now in the model, under all names."""
+        return {name: as_bytes(tensor.clone()) for name, tensor in self._tensors.items()}
+
+
+def _few(names: Collection[str]) -> str:
+    more = len(names) - _SHOWN_NAMES
+    return ", ".join(sorted(names)[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ import asyncio
 import json
 import socket
 import struct
-from collections import deque
 from typing import Any
 
 _HEAD = struct.Struct("<4sI")
@@ -20,7 +19,6 @@ MAX_FRAME_BYTES = 1 << 28
 
 FOREVER_S = 1e8
 """Three years: no limit, where the end of the other side is what ends the wait."""
-_MAX_UNREAD = 64
 
 
 class ForeignBytesError(ValueError):
@@ -42,16 +40,12 @@ def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - JSON
     return None if body is None else _decode(body)
 
 
-class Frames(asyncio.Protocol):
+class Frames:
     """Frames that arrive on a socket, one after the other. Bounded: a peer that sends more than is read is not listened to."""
 
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self._bytes = bytearray()
-        self._frames: deque[Any] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
-        self._foreign: ForeignBytesError | None = None
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._next: asyncio.Task[Any] | None = None
 
     async def read(self, *, limit_s: float) -> Any:  # noqa: ANN401 - JSON
         """Next frame, or None at the end of the stream.
@@ -60,69 +54,30 @@ class Frames(asyncio.Protocol):
             TimeoutError: none came within `limit_s`. What has arrived counts before the time does, also after a stall of ours.
             ForeignBytesError: something else came.
         """
-        loop = asyncio.get_running_loop()
-        while not self._frames:
-            if self._foreign is not None:
-                raise self._foreign
-            if self._ended:
-                return None
-            self._waiter = loop.create_future()
-            timer = loop.call_later(limit_s, self._wake, TimeoutError())
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
-                self._waiter = None
-        if len(self._frames) == _MAX_UNREAD and self.transport is not None:
-            self.transport.resume_reading()
-        return self._frames.popleft()
+        if self._next is None:
+            self._next = asyncio.create_task(self._read(), name="next frame")
+        done, _ = await asyncio.wait({self._next}, timeout=limit_s)
+        if not done:
+            raise TimeoutError
+        frame, self._next = self._next.result(), None  # behind foreign bytes nothing is read any more
+        return frame
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Of asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Of asyncio."""
-        self._bytes += data
+    async def _read(self) -> Any:  # noqa: ANN401 - JSON
         try:
-            while (frame := self._first_frame()) is not None:
-                self._frames.append(frame)
-        except ForeignBytesError as error:
-            self._foreign = error
-        if len(self._frames) >= _MAX_UNREAD and self.transport is not None:
-            self.transport.pause_reading()
-        self._wake(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Of asyncio."""
-        del exc  # an end is an end
-        self._ended = True
-        self._wake(None)
-
-    def _first_frame(self) -> Any:  # noqa: ANN401 - JSON; a frame is never null
-        if self._foreign is not None or len(self._bytes) < _HEAD.size:
+            head = await self._reader.readexactly(_HEAD.size)
+            return _decode(await self._reader.readexactly(_body_bytes(head)))
+        except (asyncio.IncompleteReadError, ConnectionError):
             return None
-        end = _HEAD.size + _body_bytes(bytes(self._bytes[: _HEAD.size]))
-        if len(self._bytes) < end:
-            return None
-        body = bytes(self._bytes[_HEAD.size : end])
-        del self._bytes[:end]
-        return _decode(body)
-
-    def _wake(self, error: BaseException | None) -> None:
-        if self._waiter is None or self._waiter.done():
-            return
-        if error is None:
-            self._waiter.set_result(None)
-        else:
-            self._waiter.set_exception(error)
 
 
 async def open_frames(connection: socket.socket) -> tuple[asyncio.Transport, Frames]:
     """Both directions of a socket pair's end."""
     connection.setblocking(False)  # noqa: FBT003 - positional in the standard library
-    return await asyncio.get_running_loop().create_connection(Frames, sock=connection)
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        lambda: asyncio.StreamReaderProtocol(reader), sock=connection
+    )
+    return transport, Frames(reader)
 
 
 def _body_bytes(head: bytes) -> int:

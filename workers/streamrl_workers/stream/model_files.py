@@ -10,7 +10,6 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import grpc
@@ -21,8 +20,8 @@ from streamrl.keys import DIR_MODEL_FILES
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
 from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, SchedulerLostError, connect, refusal_of
+from streamrl_workers.stream.scheduler_link import SchedulerAddress
 from streamrl_workers.stream.services import SCHEDULER, client
-from streamrl_workers.stream.tls import Tls
 
 WEIGHTS = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.index.json", "*.gguf", "*.onnx", "*.h5", "*.msgpack"),
@@ -149,17 +148,7 @@ def _digest(data: bytes | bytearray) -> bytes:
     return hashlib.blake2b(data, digest_size=_HASH_BYTES).digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """The scheduler that hands the files out."""
-
-    address: str  # host:port
-    token: str
-    tls: Tls | None
-    timeout_s: float = TIMEOUT_S
-
-
-async def fetch_model(source: ModelSource, *, run_dir: Path) -> Path:
+async def fetch_model(source: SchedulerAddress, *, run_dir: Path) -> Path:
     """The directory with the files.
 
     Raises:
@@ -176,16 +165,16 @@ async def fetch_model(source: ModelSource, *, run_dir: Path) -> Path:
         except (ConnectTimeoutError, grpc.aio.AioRpcError, ModelFilesError, TimeoutError) as error:
             reason = _judge(error, source)
         waited_s = loop.time() - begun_s
-        if waited_s >= source.timeout_s:
+        if waited_s >= TIMEOUT_S:
             raise SchedulerLostError(f"waited {waited_s:.0f} s in vain for the model's files: {reason}")
         if reason != told or loop.time() - told_s >= _TELL_S:
             told, told_s = reason, loop.time()
-            _log.info("waiting for the model's files of the scheduler at %s: %s", source.address, reason)
+            _log.info("waiting for the model's files of the scheduler at %s: %s", source.scheduler, reason)
         await backoff.pause()
 
 
-async def _attempt(source: ModelSource, *, run_dir: Path) -> Path:
-    channel = await connect(source.address, timeout_s=_CONNECT_TIMEOUT_S, who="the scheduler", tls=source.tls)
+async def _attempt(source: SchedulerAddress, *, run_dir: Path) -> Path:
+    channel = await connect(source.scheduler, timeout_s=_CONNECT_TIMEOUT_S, who="the scheduler", tls=source.tls)
     directory = run_dir / DIR_MODEL_FILES
     partial = directory.with_name(f".partial-{directory.name}")
     async with channel:
@@ -217,11 +206,11 @@ def _take(arriving: Arriving, piece: pb.ModelFile) -> None:
         ) from error
 
 
-def _judge(error: Exception, source: ModelSource) -> str:
+def _judge(error: Exception, source: SchedulerAddress) -> str:
     """What the next attempt may overcome, as text; raises for the rest."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return str(error) or f"no answer for {_STALL_TIMEOUT_S:g} s"
-    if (refused := refusal_of(error, address=source.address, tls=source.tls)) is not None:
+    if (refused := refusal_of(error, address=source.scheduler, tls=source.tls)) is not None:
         raise refused from None
     text = f"{error.code().name}: {error.details()}"
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:

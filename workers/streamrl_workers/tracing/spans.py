@@ -7,8 +7,8 @@ Instants are of one clock, that of the process which tells: so a child never beg
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import NamedTuple
 
 Value = str | int | float | bool | Sequence[str]
@@ -28,8 +28,7 @@ class SpanId(NamedTuple):
         return f"00-{self.trace:032x}-{self.span:016x}-01"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSpan:
+class TraceSpan(NamedTuple):
     """Something that took its time in one process."""
 
     name: str
@@ -39,7 +38,7 @@ class TraceSpan:
     """Unix time, as all instants here."""
     end_ns: int
     parent: SpanId | None = None
-    attributes: Mapping[str, Value] = field(default_factory=dict)
+    attributes: Mapping[str, Value] = MappingProxyType({})
     links: tuple[SpanId, ...] = ()
     error: str = ""
     """"": it went well."""
@@ -56,14 +55,9 @@ class SpanClock:
         return self._start_ns + time.monotonic_ns()
 
 
-def trace_of(run: str, *about: object) -> int:
-    """Id of the trace about this."""
-    return _number(_TRACE_BYTES, run, *about)
-
-
 def root_of(run: str, *about: object) -> SpanId:
-    """Id of its root."""
-    trace = trace_of(run, *about)
+    """Id of the root of the trace about this."""
+    trace = _number(_TRACE_BYTES, run, *about)
     return SpanId(trace, _number(_SPAN_BYTES, trace))
 
 
@@ -86,18 +80,23 @@ class SpanTree:
         """Id of the span at this path of the tree."""
         return SpanId(self.root.trace, _number(_SPAN_BYTES, self.root.trace, *path))
 
-    def add(self, span: TraceSpan) -> None:
-        """One that has ended. Without a parent it stands below the root."""
-        self._spans.append(span if span.parent else replace(span, parent=self.root))
+    def add(
+        self,
+        name: str,
+        *path: object,
+        process: str,
+        over: tuple[int, int],
+        parent: SpanId | None = None,
+        attributes: Mapping[str, Value] = MappingProxyType({}),
+        links: tuple[SpanId, ...] = (),
+        error: str = "",
+    ) -> SpanId:
+        """One that has ended, at this path below its name; its id. Without a parent it stands below the root. `over`: from when to when."""
+        at = self.id(name, *path)
+        self._spans.append(TraceSpan(name, at, process, *over, parent or self.root, attributes, links, error))
+        return at
 
     def end(self, *, end_ns: int, attributes: Mapping[str, Value]) -> list[TraceSpan]:
         """All spans, the root first."""
-        root = TraceSpan(
-            name=self._name,
-            id=self.root,
-            process=self._process,
-            begin_ns=self.begin_ns,
-            end_ns=end_ns,
-            attributes=attributes,
-        )
+        root = TraceSpan(self._name, self.root, self._process, self.begin_ns, end_ns, None, attributes)
         return [root, *self._spans]

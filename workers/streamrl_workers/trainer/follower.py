@@ -1,6 +1,6 @@
 """The process of a trainer rank above 0: it computes what rank 0 says, in step with it.
 
-      CALL, BUILD, END        one at a time
+      CALL, END               one at a time
     RANK 0 ═════════▶ LINK ──────────▶ FOLLOWER RANK (a thread) ─▶ RankWorker ◀═ collectives ═▶ the other ranks
       ▲                │                       │
       └── ANSWER, ─────┘                       ▼
@@ -26,7 +26,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl_workers.metrics.bubbles import Part, Recorder, WallState, idle
 from streamrl_workers.process.shutdown import on_terminate
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError
-from streamrl_workers.trainer.engines.process_group import HangGuard, join
+from streamrl_workers.trainer.engines.process_group import BUILD, READY, HangGuard, join
 from streamrl_workers.trainer.engines.rank_link import (
     Frame,
     FrameKind,
@@ -43,7 +43,7 @@ from streamrl_workers.trainer.step_loop import run_in_thread
 
 _ENGINE = "streamrl_workers.trainer.engines.torch_engine"
 """Loads torch: not before rank 0 is there."""
-_PARTS: dict[str, Part] = {"tensors": "weights", "save": "other", "load": "other", "export": "other"}
+_PARTS: dict[str, Part] = {"tensors": "weights", **dict.fromkeys((READY, BUILD, "save", "load", "export"), "other")}
 """What a call counts as; all others are training."""
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class FollowerRank:
         self._recorder = recorder
         self._guard = HangGuard(exit_code=lambda _: settings.lost_code)
         self._link: RankLink | None = None
+        self._make_worker: Any = None
         self._worker: Any = None
         self.terminated = False
 
@@ -92,20 +93,23 @@ class FollowerRank:
             return link.receive()  # a silent rank 0 is lost in time; a long idleness is no fault
 
     def _obey(self, link: RankLink, frame: Frame) -> None:
-        value = decode(frame.data)
-        if frame.kind == FrameKind.BUILD:
-            kind, answer = self._tried(lambda: self._build(value), part="other")
-        else:
-            method, payload = value
-            kind, answer = self._tried(lambda: getattr(self._worker, method)(payload), part=_PARTS.get(method, "busy"))
+        method, payload = decode(frame.data)
+        called = getattr(self if method in (READY, BUILD) else self._worker, method)
+        kind, answer = self._tried(lambda: called(payload), part=_PARTS.get(method, "busy"))
         link.send(kind, encode(answer))
 
-    def _build(self, facts: Payload) -> None:
+    def get_ready(self, payload: None) -> None:
+        """As far as this rank can come alone."""
+        del payload
         settings = self._settings
         setup = EngineSetup(
             spec=settings.spec, model_path=settings.model_path, threads=settings.threads, env=settings.env
         )
-        self._worker = importlib.import_module(_ENGINE).create_follower(setup, facts)
+        self._make_worker = importlib.import_module(_ENGINE).create_follower(setup)
+
+    def build(self, facts: Payload) -> None:
+        """Make the worker, at the same time as all other ranks."""
+        self._worker = self._make_worker(facts)
 
     def _tried(self, work: Callable[[], Any], *, part: Part) -> tuple[FrameKind, Any]:
         """The answer, or the error as rank 0 is to hear it: it decides what follows."""

@@ -35,13 +35,14 @@ from streamrl_workers.process.shutdown import on_terminate, serve_until_told, wa
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path, claim_run_folder
+from streamrl_workers.stream.scheduler_link import SchedulerAddress
 from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines import create_engine
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError, RetryError
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.follower import run_follower
-from streamrl_workers.trainer.scheduler_connection import SchedulerAddress, SchedulerConnection
+from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus

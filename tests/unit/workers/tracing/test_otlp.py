@@ -19,7 +19,7 @@ def spans(count: int) -> list[TraceSpan]:
     root = root_of("run", "group", 1)
     tree = SpanTree(root, name="group", process="scheduler", begin_ns=5)
     for number in range(count - 1):
-        tree.add(TraceSpan(name="train", id=tree.id(number), process="trainer-0", begin_ns=6, end_ns=7, error="lost"))
+        tree.add("train", number, process="trainer-0", over=(6, 7), error="lost")
     return tree.end(end_ns=8, attributes={"streamrl.group.id": 1})
 
 

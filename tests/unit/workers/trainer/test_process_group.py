@@ -17,7 +17,7 @@ import pytest
 
 from streamrl.errors import EXIT_RANK_LOST, UserError
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment, RetryError
-from streamrl_workers.trainer.engines.process_group import ProcessGroup, Rendezvous, join
+from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join
 from streamrl_workers.trainer.engines.rank_link import (
     FrameKind,
     LostPeer,
@@ -84,7 +84,7 @@ def _follow(link: RankLink) -> None:
     while (frame := link.receive(DEADLINE_S)).kind != FrameKind.END:
         value = decode(frame.data)
         try:
-            answer = None if frame.kind == FrameKind.BUILD else getattr(worker, value[0])(value[1])
+            answer = None if value[0] in (READY, BUILD) else getattr(worker, value[0])(value[1])
             link.send(FrameKind.ANSWER, encode(answer))
         except (OSError, ValueError) as error:
             link.send(FrameKind.ERROR, encode(describe_error(error)))

@@ -54,7 +54,6 @@ class _LeaseTrace:
 
     group: "_GroupTrace"
     sample: _SampleTrace
-    id: SpanId
     number: int
     generator_id: str
     begin_ns: int
@@ -109,16 +108,12 @@ class GroupSpans:
         now_ns = self._clock()
         if group.queued:
             group.queued = False
-            begin_ns, at = group.tree.begin_ns, group.tree.id("queue")
-            group.tree.add(TraceSpan(name="queue", id=at, process=SCHEDULER, begin_ns=begin_ns, end_ns=now_ns))
+            group.tree.add("queue", process=SCHEDULER, over=(group.tree.begin_ns, now_ns))
         index = request.sample_index
         if index not in group.samples:
             group.samples[index] = _SampleTrace(group.tree.id("sample", index), index, now_ns)
-        lease = _LeaseTrace(
-            group, group.samples[index], group.tree.id("lease", request.lease), request.lease, generator_id, now_ns
-        )
-        self._leases[request.lease] = lease
-        request.traceparent = lease.id.traceparent
+        self._leases[request.lease] = _LeaseTrace(group, group.samples[index], request.lease, generator_id, now_ns)
+        request.traceparent = group.tree.id("generate", request.lease).traceparent
 
     def progressed(self, generator_id: str, items: Iterable[pb.Progress]) -> None:
         """Tokens have come, or the end."""
@@ -155,42 +150,36 @@ class GroupSpans:
         self, lease: _LeaseTrace, *, outcome: str, error: str = "", told: dict[str, Value] | None = None
     ) -> None:
         del self._leases[lease.number]
-        now_ns = self._clock()
-        lease.group.tree.add(
-            TraceSpan(
-                name="generate",
-                id=lease.id,
-                parent=lease.sample.id,
-                process=lease.generator_id,
-                begin_ns=lease.begin_ns,
-                end_ns=now_ns,
-                error=error,
-                attributes={
-                    **self._requests,
-                    names.LEASE: lease.number,
-                    names.OUTCOME: outcome,
-                    names.GEN_AI_INPUT_TOKENS: lease.prompt_tokens,
-                    names.GEN_AI_OUTPUT_TOKENS: sum(policy.tokens for policy in lease.policies),
-                    **(told or {}),
-                },
-            )
+        tree, process = lease.group.tree, lease.generator_id
+        at = tree.add(
+            "generate",
+            lease.number,
+            parent=lease.sample.id,
+            process=process,
+            over=(lease.begin_ns, self._clock()),
+            error=error,
+            attributes={
+                **self._requests,
+                names.LEASE: lease.number,
+                names.OUTCOME: outcome,
+                names.GEN_AI_INPUT_TOKENS: lease.prompt_tokens,
+                names.GEN_AI_OUTPUT_TOKENS: sum(policy.tokens for policy in lease.policies),
+                **(told or {}),
+            },
         )
         for number, policy in enumerate(lease.policies):
-            lease.group.tree.add(
-                TraceSpan(
-                    name="policy",
-                    id=lease.group.tree.id("policy", lease.number, number),
-                    parent=lease.id,
-                    process=lease.generator_id,
-                    begin_ns=policy.begin_ns,
-                    end_ns=policy.end_ns,
-                    links=(version_root(self._run, attempt=policy.attempt, step=policy.step),),
-                    attributes={
-                        names.VERSION: policy.step,
-                        names.ATTEMPT: policy.attempt,
-                        names.TOKENS: policy.tokens,
-                    },
-                )
+            tree.add(
+                "policy",
+                *(lease.number, number),
+                parent=at,
+                process=process,
+                over=(policy.begin_ns, policy.end_ns),
+                attributes={
+                    names.VERSION: policy.step,
+                    names.ATTEMPT: policy.attempt,
+                    names.TOKENS: policy.tokens,
+                },
+                links=(version_root(self._run, attempt=policy.attempt, step=policy.step),),
             )
 
     # ---- scored
@@ -209,16 +198,13 @@ class GroupSpans:
         attributes: dict[str, Value] = {} if answer.reward is None else {names.REWARD: answer.reward}
         name = "score" if isinstance(answer, Score) else "environment"
         group.tree.add(
-            TraceSpan(
-                name=name,
-                id=group.tree.id(name, sample.index, sample.asked_ns),
-                parent=sample.id,
-                process=REWARDS,
-                begin_ns=sample.asked_ns,
-                end_ns=self._clock(),
-                error=answer.error,
-                attributes=attributes,
-            )
+            name,
+            *(sample.index, sample.asked_ns),
+            parent=sample.id,
+            process=REWARDS,
+            over=(sample.asked_ns, self._clock()),
+            error=answer.error,
+            attributes=attributes,
         )
         if isinstance(answer, Score):
             self._end_sample(group, sample, attributes)
@@ -230,16 +216,8 @@ class GroupSpans:
 
     def _end_sample(self, group: _GroupTrace, sample: _SampleTrace, attributes: dict[str, Value]) -> None:
         sample.ended = True
-        group.tree.add(
-            TraceSpan(
-                name="sample",
-                id=sample.id,
-                process=SCHEDULER,
-                begin_ns=sample.begin_ns,
-                end_ns=self._clock(),
-                attributes={names.SAMPLE: sample.index, **attributes},
-            )
-        )
+        told, over = {names.SAMPLE: sample.index, **attributes}, (sample.begin_ns, self._clock())
+        group.tree.add("sample", sample.index, process=SCHEDULER, over=over, attributes=told)
 
     # ---- trained, or dropped
 
@@ -252,8 +230,7 @@ class GroupSpans:
         if group.delivered_ns is not None:
             self._train(group, error="the trainer did not keep it")
         begin_ns = group.tree.begin_ns if group.scored_ns is None else group.scored_ns
-        at = group.tree.id("ready", now_ns)
-        group.tree.add(TraceSpan(name="ready", id=at, process=SCHEDULER, begin_ns=begin_ns, end_ns=now_ns))
+        group.tree.add("ready", now_ns, process=SCHEDULER, over=(begin_ns, now_ns))
         group.delivered_ns = group.scored_ns = now_ns
 
     def stepped(self, taken: StepTaken) -> None:
@@ -278,16 +255,13 @@ class GroupSpans:
     ) -> None:
         begin_ns = group.tree.begin_ns if group.delivered_ns is None else group.delivered_ns
         group.tree.add(
-            TraceSpan(
-                name="train",
-                id=group.tree.id("train", begin_ns),
-                process=TRAINER,
-                begin_ns=begin_ns,
-                end_ns=self._clock(),
-                attributes=attributes or {},
-                links=links,
-                error=error,
-            )
+            "train",
+            begin_ns,
+            process=TRAINER,
+            over=(begin_ns, self._clock()),
+            attributes=attributes or {},
+            links=links,
+            error=error,
         )
 
     def settled(self, step: int) -> None:

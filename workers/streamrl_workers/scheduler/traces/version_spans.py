@@ -12,12 +12,13 @@ Instants are the scheduler's. The seconds that a generator has measured (`fetch_
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.records import StepTaken
 from streamrl_workers.scheduler.traces.group_spans import TRAINER, Put, version_root
 from streamrl_workers.tracing import attribute_names as names
-from streamrl_workers.tracing.spans import NS, SpanTree, TraceSpan, Value
+from streamrl_workers.tracing.spans import NS, SpanTree, Value
 
 Version = tuple[int, int]
 """Attempt, step."""
@@ -59,7 +60,7 @@ class VersionSpans:
         attempt, step = version
         root = version_root(self._run, attempt=attempt, step=step)
         tree = SpanTree(root, name="weights", process=TRAINER, begin_ns=begin_ns)
-        tree.add(TraceSpan(name="publish", id=tree.id("publish"), process=TRAINER, begin_ns=begin_ns, end_ns=now_ns))
+        tree.add("publish", process=TRAINER, over=(begin_ns, now_ns))
         attributes: dict[str, Value] = {
             names.VERSION: step,
             names.ATTEMPT: attempt,
@@ -87,29 +88,21 @@ class VersionSpans:
         self._settle()
 
     def _load(self, trace: _VersionTrace, generator_id: str, loaded: pb.WeightsLoaded, *, now_ns: int) -> None:
-        told_ns, tree = trace.told[generator_id], trace.tree
-        load = tree.id("load", generator_id, told_ns)
-        attributes: dict[str, Value] = {names.GENERATOR: generator_id}
-        tree.add(
-            TraceSpan(
-                name="load", id=load, process=generator_id, begin_ns=told_ns, end_ns=now_ns, attributes=attributes
-            )
-        )
+        told_ns, add = trace.told[generator_id], partial(trace.tree.add, process=generator_id)
+        path, attributes = (generator_id, told_ns), {names.GENERATOR: generator_id}
+        load = add("load", *path, over=(told_ns, now_ns), attributes=attributes)
         end_ns = now_ns
         for name, seconds in (("swap", loaded.load_s), ("wait", loaded.waited_s), ("pull", loaded.fetch_s)):
             begin_ns = max(told_ns, end_ns - round(seconds * NS))
-            at = tree.id(name, generator_id, told_ns)
-            tree.add(TraceSpan(name=name, id=at, parent=load, process=generator_id, begin_ns=begin_ns, end_ns=end_ns))
+            add(name, *path, parent=load, over=(begin_ns, end_ns))
             end_ns = begin_ns
 
     def failed(self, generator_id: str, version: pb.VersionName, *, error: str) -> None:
         """It has not; it may be told again."""
         trace = self._versions.get(_key(version))
         if trace is not None and (told_ns := trace.told.pop(generator_id, None)) is not None:
-            at = trace.tree.id("load", generator_id, told_ns)
-            trace.tree.add(
-                TraceSpan(name="load", id=at, process=generator_id, begin_ns=told_ns, end_ns=self._clock(), error=error)
-            )
+            over = told_ns, self._clock()
+            trace.tree.add("load", generator_id, told_ns, process=generator_id, over=over, error=error)
         self._settle()
 
     def left(self, generator_id: str) -> None:

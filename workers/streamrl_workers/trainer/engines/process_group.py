@@ -100,6 +100,10 @@ class SingleRank:
         return [getattr(self._worker, method)(payload)]
 
 
+READY, BUILD = "get_ready", "build"
+"""Calls of a rank above 0 before it has a worker: until it could join torch's group, then to join it and make the worker."""
+
+
 def everywhere(ranks: Ranks, method: str, payload: Payload = None) -> list[Payload]:
     """The same call with the same payload on every rank."""
     return ranks.call(method, [payload] * ranks.size)
@@ -146,6 +150,10 @@ class HangGuard:
         if self._computing and self._serial == serial:
             say(loss.text)
             os._exit(self._exit_code(loss))
+
+
+class _LateError(RetryError):
+    """A rank that has not answered."""
 
 
 class ProcessGroup:
@@ -201,23 +209,15 @@ class ProcessGroup:
         return self
 
     def build(self, create: Callable[[], object], *, facts: Payload, timeout_s: float) -> None:
-        """Make the worker of every rank at the same time; `facts` are what the others need for it."""
-        messages = [encode(facts)] * len(self.links)
-        self._worker = self._together(FrameKind.BUILD, messages, own=create, what="its start", timeout_s=timeout_s)[0]
-
-    def check_start(self) -> None:
-        """Raise RuntimeError if a rank has answered before all could begin: what it has to say is an error."""
-        if any(link.unread for link in self.links):
-            raise RuntimeError("another rank has failed in its start")
+        """Make the worker of every rank at the same time, once all others are ready for it; `facts` are what they need."""
+        self._together(READY, [None] * self.size, own=lambda: None, timeout_s=timeout_s)
+        self._worker = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)[0]
 
     def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
         """Call the method everywhere."""
         assert len(payloads) == self.size, f"{len(payloads)} payloads for {self.size} ranks"
-        messages = [encode([method, payload]) for payload in payloads[1:]]
         function: Callable[[Any], Any] = getattr(self._worker, method)
-        return self._together(
-            FrameKind.CALL, messages, own=lambda: function(payloads[0]), what=method, timeout_s=self._timeout_s
-        )
+        return self._together(method, payloads, own=lambda: function(payloads[0]), timeout_s=self._timeout_s)
 
     def end(self, *, timeout_s: float = _FAREWELL_S) -> None:
         """All is over and nobody is lost: tell all ranks and wait until they are gone."""
@@ -273,17 +273,20 @@ class ProcessGroup:
     # ---------------------------------------------------------------- calls
 
     def _together(
-        self, kind: FrameKind, messages: Sequence[bytes], *, own: Callable[[], Any], what: str, timeout_s: float
+        self, what: str, payloads: Sequence[Payload], *, own: Callable[[], Any], timeout_s: float
     ) -> list[Payload]:
         """What all ranks do at one time. `timeout_s`: for the others, once the own part is done."""
         if self._broken:
             raise RetryError(f"the ranks are no longer in step: {self._broken}")
         try:
             with self._guard:
+                messages = [encode([what, payload]) for payload in payloads[1:]]
                 for link, message in zip(self.links, messages, strict=True):
-                    link.send(kind, message)
-                answer = self._own(own, what=what)
-                return [answer, *self._answers(what=what, timeout_s=timeout_s)]
+                    link.send(FrameKind.CALL, message)
+                answer = _tried(own, what=what)
+                answers = self._answers(what=what, timeout_s=_BLAME_S if isinstance(answer, Exception) else timeout_s)
+                self._raise_first([*answers, answer])
+                return [answer, *answers]
         except PeerLostError as error:
             self._broken = str(error)
             raise RetryError(self._broken) from error
@@ -291,43 +294,24 @@ class ProcessGroup:
             self._broken = str(error)
             raise
 
-    def _own(self, work: Callable[[], Any], *, what: str) -> Payload:
-        try:
-            return work()
-        except (UserError, OSError):
-            raise
-        except RuntimeError as error:  # torch's, of collectives among others
-            log.exception("rank 0 failed in %s", what)
-            self._blame()
-            self._raise_errors(what)
-            raise RetryError(f"rank 0 failed in {what}: {error}") from error
-
-    def _answers(self, *, what: str, timeout_s: float) -> list[Payload]:
-        """Of all other ranks; then the first error, if there are any."""
+    def _answers(self, *, what: str, timeout_s: float) -> list[Payload | Exception]:
+        """Of all other ranks. Raises PeerLostError where one is gone."""
         deadline_s = time.monotonic() + timeout_s
         answers: list[Payload | Exception] = []
         for link in self.links:
             try:
                 answers.append(_received(link, timeout_s=max(0.0, deadline_s - time.monotonic()), what=what))
             except TimeoutError:
-                answers.append(RetryError(f"{link.peer} has not answered {what} for {timeout_s:g} s"))
-        self._raise_first(answers)
+                answers.append(_LateError(f"{link.peer} has not answered {what} for {timeout_s:g} s"))
         return answers
 
     def _raise_first(self, answers: Sequence[Payload | Exception]) -> None:
+        """The user's errors first, then those of ranks that have spoken."""
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if any(isinstance(error, RetryError) for error in errors):
             self._blame()
-        for error in sorted(errors, key=lambda e: isinstance(e, RetryError)):  # the user's errors first
+        for error in sorted(errors, key=lambda e: (isinstance(e, RetryError), isinstance(e, _LateError))):
             raise error
-
-    def _raise_errors(self, what: str) -> None:
-        """The errors that other ranks have answered by now."""
-        answers = []
-        for link in self.links:
-            with contextlib.suppress(TimeoutError):
-                answers.append(_received(link, timeout_s=_BLAME_S / len(self.links), what=what))
-        self._raise_first(answers)
 
     def _blame(self) -> None:
         """Raise RetryError if a rank is gone or silent."""
@@ -338,6 +322,15 @@ class ProcessGroup:
         for link in self.links:
             if link.silent_s > LATE_S:
                 raise RetryError(f"{link.peer} is silent for {link.silent_s:.0f} s")
+
+
+def _tried(work: Callable[[], Any], *, what: str) -> Payload | Exception:
+    """Rank 0's own part, or the error of a collective in it: another rank may be why."""
+    try:
+        return work()
+    except RuntimeError as error:  # torch's, of collectives among others
+        log.exception("rank 0 failed in %s", what)
+        return RetryError(f"rank 0 failed in {what}: {error}")
 
 
 def _received(link: RankLink, *, timeout_s: float, what: str) -> Payload | Exception:

@@ -58,7 +58,6 @@ Payload = Any
 class FrameKind(IntEnum):
     """What a frame between ranks means."""
 
-    BUILD = 0  # rank 0: load the model; data: facts of torch's process group
     CALL = 1  # rank 0: [method, payload]
     ANSWER = 2  # the others: what the method returned
     ERROR = 3  # the others: what it raised
@@ -114,11 +113,6 @@ class RankLink:
     def lost(self) -> LostPeer | None:
         """Why the peer counts as lost, or None."""
         return self._lost
-
-    @property
-    def unread(self) -> bool:
-        """Whether `receive` has something to give, or to raise, at once."""
-        return not self._frames.empty()
 
     @property
     def silent_s(self) -> float:

@@ -21,8 +21,7 @@ import os
 import shutil
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -133,8 +132,6 @@ def compute_device(model: torch.nn.Module) -> torch.device:
 
 START_S = 600.0
 """For all ranks to load torch and the model: alive, as their beats say, and slow on a busy machine. A lost one ends it at once."""
-_LOOK_S = 0.1
-"""Between two looks whether all ranks are there."""
 _NCCL_SPARE_S = 60.0
 """NCCL's own deadline kills the process without a word; ours comes first."""
 
@@ -174,19 +171,9 @@ def reach_store(env: RankEnvironment, *, port: int) -> TCPStore:
 
 
 def join_group(
-    env: RankEnvironment,
-    *,
-    store: TCPStore,
-    timeout_s: float,
-    device: torch.device,
-    offload: bool,
-    check: Callable[[], None] = lambda: None,
+    env: RankEnvironment, *, store: TCPStore, timeout_s: float, device: torch.device, offload: bool
 ) -> DeviceMesh:
-    """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError.
-
-    `check` raises if a rank will not come: called again and again while one is missing.
-    """
-    _meet(env, store=store, check=check)
+    """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
     if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     spare_s = _NCCL_SPARE_S if device.type == "cuda" else 0.0
@@ -212,18 +199,6 @@ def _backend(device: torch.device, *, offload: bool) -> str:
     if device.type != "cuda":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if offload else "nccl"
-
-
-def _meet(env: RankEnvironment, *, store: TCPStore, check: Callable[[], None]) -> None:
-    store.set(f"here/{env.rank}", "")
-    everyone = [f"here/{rank}" for rank in range(env.size)]
-    deadline_s = time.monotonic() + START_S
-    while not store.check(everyone):
-        check()
-        if time.monotonic() > deadline_s:
-            absent = [rank for rank, name in enumerate(everyone) if not store.check([name])]
-            raise RuntimeError(f"ranks {absent} have not loaded torch within {START_S:g} s")
-        time.sleep(_LOOK_S)
 
 
 Precision = Literal["FP32", "BF16"]

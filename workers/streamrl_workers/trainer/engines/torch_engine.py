@@ -9,12 +9,13 @@ Rank 0 loads the whole model into its memory; every rank gets its part from ther
 order: copies first, then adapters, compiled blocks, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import TCPStore  # as torch.distributed shows it, where mypy sees it
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
@@ -120,34 +121,26 @@ def create(setup: EngineSetup) -> TorchEngine:
     return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
 
 
-def create_follower(setup: EngineSetup, facts: Payload) -> RankWorker:
-    """The worker of a rank above 0; `facts` are rank 0's."""
+def create_follower(setup: EngineSetup) -> Callable[[Payload], RankWorker]:
+    """What makes the worker of a rank above 0, from rank 0's facts."""
     _prepare_torch(setup)
-    device, trainer = device_of(setup.env), setup.spec.trainer
-    store = reach_store(setup.env, port=facts[_STORE_PORT])
-    mesh = join_group(
-        setup.env, store=store, timeout_s=trainer.rank_timeout_seconds, device=device, offload=trainer.cpu_offload
-    )
-    return _worker_of(setup, device=device, mesh=mesh)
+    device = device_of(setup.env)
+    return lambda facts: _member(setup, store=reach_store(setup.env, port=facts[_STORE_PORT]), device=device)
 
 
 def _several_ranks(setup: EngineSetup, ranks: ProcessGroup) -> Ranks:
-    device, trainer = device_of(setup.env), setup.spec.trainer
+    device = device_of(setup.env)
     store, port = open_store(setup.env)
-
-    def build() -> RankWorker:
-        mesh = join_group(
-            setup.env,
-            store=store,
-            timeout_s=trainer.rank_timeout_seconds,
-            device=device,
-            offload=trainer.cpu_offload,
-            check=ranks.check_start,
-        )
-        return _worker_of(setup, device=device, mesh=mesh)
-
-    ranks.build(build, facts={_STORE_PORT: port}, timeout_s=START_S)
+    ranks.build(partial(_member, setup, store=store, device=device), facts={_STORE_PORT: port}, timeout_s=START_S)
     return ranks
+
+
+def _member(setup: EngineSetup, *, store: TCPStore, device: torch.device) -> RankWorker:
+    """The worker of one of several ranks; all make theirs at the same time."""
+    trainer = setup.spec.trainer
+    timeout_s, offload = trainer.rank_timeout_seconds, trainer.cpu_offload
+    mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device, offload=offload)
+    return _worker_of(setup, device=device, mesh=mesh)
 
 
 def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | None = None) -> RankWorker:

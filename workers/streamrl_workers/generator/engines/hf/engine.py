@@ -25,11 +25,11 @@ from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
-from streamrl_workers.generator.engines.hf.parameters import Parameters
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.weights.hashing import TensorBytes
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from prometheus_client import REGISTRY, Metric, generate_latest
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
@@ -35,7 +34,7 @@ from streamrl_workers.generator.engines.requests import (
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
-from streamrl_workers.models.published import as_tensor
+from streamrl_workers.models.published import Parameters, as_tensor
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 
 _STEP_S = 0.2
@@ -44,32 +43,6 @@ _MASK_63 = (1 << 63) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 """Sets the seeds of continuations apart."""
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-_SHOWN_NAMES = 3
-
-
-class ExpectedTensors:
-    """Names, shapes and formats of what a model must be given."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        """`model` may be on the device `meta`."""
-        self._tensors = model.state_dict(keep_vars=True)
-
-    def check(self, tensors: Mapping[str, TensorBytes]) -> None:
-        """Raise ValueError unless `tensors` are the whole model. Of names that share a tensor (tied embeddings) one will do."""
-        unknown = sorted(tensors.keys() - self._tensors.keys())
-        if unknown:
-            raise ValueError(f"weights name tensors that the model does not have: {_few(unknown)}")
-        for name, published in tensors.items():
-            target = self._tensors[name]
-            expected = (str(target.dtype).removeprefix("torch."), tuple(target.shape))
-            if (published.dtype, published.shape) != expected:
-                raise ValueError(
-                    f"tensor {name} is {published.dtype} {list(published.shape)}, the model has {expected[0]} {list(expected[1])}"
-                )
-        covered = {id(self._tensors[name]) for name in tensors}
-        missing = sorted(name for name, tensor in self._tensors.items() if id(tensor) not in covered)
-        if missing:
-            raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
 
 
 class _Metrics:
@@ -85,16 +58,11 @@ class _Metrics:
                 yield metric
 
 
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN_NAMES])
-    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
-
-
 class VllmEngine:
     """`AsyncLLM` behind the `Engine` protocol."""
 
     def __init__(
-        self, core: AsyncEngine, *, slots: int, requests: Requests, checked: ExpectedTensors, labels: Mapping[str, str]
+        self, core: AsyncEngine, *, slots: int, requests: Requests, checked: Parameters, labels: Mapping[str, str]
     ) -> None:
         """`core` has started; its weights mean nothing yet."""
         self.slots = slots
@@ -239,5 +207,5 @@ def create(options: EngineOptions) -> VllmEngine:
         vocabulary=model.get_input_embeddings().get_parameter("weight").shape[0],
         add_special_tokens=options.add_special_tokens,
     )
-    checked = ExpectedTensors(model)
+    checked = Parameters(model)
     return VllmEngine(core, slots=options.spec.slots, requests=requests, checked=checked, labels=options.metric_labels)
