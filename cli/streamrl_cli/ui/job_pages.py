@@ -27,7 +27,7 @@ from streamrl_cli.cluster.jobs import (
     why,
 )
 from streamrl_cli.cluster.output import age, text
-from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, label, stacked
+from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, drawn, label, stacked
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
@@ -159,7 +159,7 @@ def _cards(job: Object, *, detail: JobDetail, now: datetime) -> dict[str, str]:
 def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
     """Of the scheduler."""
     if status is None:
-        return _BLANK | {"is_reached": False, "has_ended": has_ended, "figures": [], "charts": []}
+        return _BLANK | {"is_reached": False, "has_ended": has_ended}
     evaluation = status.get("last_evaluation")
     return {
         "is_reached": True,
@@ -171,8 +171,7 @@ def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
         "warnings": [one["message"] for one in islice(status.get("warnings", ()), _MOST_ROWS)],
         "evaluation": evaluation_text(evaluation) if evaluation else "",
         "groups": dict(islice(((name, count) for name, count in status["groups"].items() if count), _MOST_ROWS)),
-        "figures": [_by_role(status)],
-        "charts": [("Bubbles by role", "Shares of the wall of all processes of a role.")],
+        **drawn([("Bubbles by role", "Shares of the wall of all processes of a role.", _by_role(status))]),
     }
 
 
