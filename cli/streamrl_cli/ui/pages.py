@@ -38,7 +38,7 @@ from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, t
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
-from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
+from streamrl_cli.ui.state import checkpoints, events, read_status, status_tables
 from streamrl_pages.website import Asked, website
 from streamrl_workers.stream.sample_choice import KINDS
 
@@ -187,19 +187,17 @@ class RunPages(TemplatePages):
         folder = self._catalog.folder(asked.parts["run"])
         status = read_status(folder)
         scheduling = folder.job.spec.scheduling.model_dump(mode="json", by_alias=True, exclude_none=True)
-        values: dict[str, Any] = {
-            "status": status,
-            "checkpoints": checkpoints(folder),
-            "plan": json.dumps(scheduling, indent=1),
-        }
-        if status is not None:
-            tables = {
-                "holders": list(holders(status)),
-                "speeds": list(pool_speeds(status)),
-                "signals": list(signals(status)),
-            }
-            values |= tables | {"groups": {name: count for name, count in status["groups"].items() if count}}
-        return self._run_page("now.html", asked, title=folder.name, state=state, tab="Now", **values)
+        return self._run_page(
+            "now.html",
+            asked,
+            title=folder.name,
+            state=state,
+            tab="Now",
+            status=status,
+            checkpoints=checkpoints(folder),
+            plan=json.dumps(scheduling, indent=1),
+            **({} if status is None else status_tables(status)),
+        )
 
     def _events(self, asked: Asked, state: str) -> str:
         run = self._catalog.data(asked.parts["run"])
