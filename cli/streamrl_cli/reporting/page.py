@@ -15,16 +15,19 @@ from itertools import cycle
 from textwrap import wrap
 from typing import Any, cast
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from streamrl.text import plain
 from streamrl_cli.reporting.data import RunData, weighted_bubbles
+from streamrl_cli.reporting.samples import ShownSample
 from streamrl_cli.reporting.walls import Timeline
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
 from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
+Chart = tuple[str, str, Figure]
+"""Title, what it says, figure."""
 PLOTLY_JS, DRAW_JS, STYLE = "plotly-basic.min.js", "draw.js", "style.css"
 """Files of `static`: plotly.js as its maintainers build it, without maps and three dimensions; ours, which calls it; the dress of every page."""
 WHY_NO_SCORE = {
@@ -59,22 +62,35 @@ SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
 
 
-def environment(package: str, **more: Any) -> Environment:  # noqa: ANN401 - as of `Environment`
-    """The templates of a package: whatever they show is escaped, and what is not there is an error."""
-    found = Environment(loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, **more)
+def _shown(value: object) -> object:
+    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def environment(*packages: str, layout: str) -> Environment:
+    """The templates of these packages and of this one, on pages like `layout`.
+
+    All text is escaped; what would be hidden or turn the direction is shown as its escape; what is not there is an error.
+    """
+    loader = ChoiceLoader([PackageLoader(package) for package in (*packages, "streamrl_cli.reporting")])
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_shown)
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    found.globals.update(layout=layout, key=COLOURS)
     return found
 
 
-_TEMPLATES = environment("streamrl_cli.reporting")
+_TEMPLATES = environment(layout="page.html")
 
 
-def render_page(template: str, *, title: str, figures: Sequence[Figure], plotly_js: str, **values: Any) -> str:  # noqa: ANN401 - whatever a template shows
-    """A page as HTML text, of a template that extends `page.html`."""
+def drawn(charts: Iterable[Chart], *more: Figure) -> dict[str, Any]:
+    """What a template needs of its charts; `more`: figures that it names itself, behind them."""
+    named = list(charts)
+    return {"charts": [(name, text) for name, text, _ in named], "figures": [*(one for _, _, one in named), *more]}
+
+
+def render_page(template: str, *, plotly_js: str, **values: object) -> str:
+    """A page in one file as HTML text."""
     scripts = {"plotly_js": plotly_js, "draw_js": asset(DRAW_JS)}
     page = _TEMPLATES.get_template(template).render(
-        title=title,
-        figures=figures,
         policy=_policy(scripts.values()),
         style=Markup(asset(STYLE)),  # noqa: S704 - our own
         **{name: Markup(script) for name, script in scripts.items()},  # noqa: S704 - our own
@@ -98,42 +114,33 @@ def _policy(scripts: Iterable[str]) -> str:
 
 def render(run: RunData, *, plotly_js: str) -> str:
     """The page of a run as HTML text."""
-    charts = all_charts(run)
-    job = run.folder.job
-    return render_page(
-        "report.html",
-        title=job.metadata.name,
-        figures=[*(figure for _, _, figure in charts), *map(timeline, run.timelines)],
-        plotly_js=plotly_js,
-        folder=run.folder.name,
-        charts=[(name, text) for name, text, _ in charts],
-        **overview(run),
-        samples=list(_shown_samples(run)),
-        no_samples=plain(run.no_samples),
-        processes=[line.process for line in run.timelines],
-    )
+    title = run.folder.job.metadata.name
+    return render_page("overview.html", title=title, plotly_js=plotly_js, **overview(run, timelines=run.timelines))
 
 
-def overview(run: RunData) -> dict[str, Any]:
-    """What pages about a run say in numbers and words."""
+def overview(run: RunData, *, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
+    """What the page of a run shows; `timelines`: those that are drawn on it."""
     return {
+        **drawn(all_charts(run), *map(timeline, timelines)),
+        "folder": run.folder.name,
+        "processes": [line.process for line in timelines],
+        "parts": PARTS,
+        "samples": [shown_sample(sample) for sample in run.samples],
+        "no_samples": run.no_samples,
         "cards": _cards(run),
         "sizes": list(_sizes(run)),
         "lost": list(_lost(run)),
-        "key": {part: COLOURS[part] for part in PARTS},
         "walls": list(_walls(run)),
         "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     }
 
 
-def _shown_samples(run: RunData) -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
-    """Title, numbers, texts of each; what would be hidden or change the direction is shown as its escape."""
-    for sample in run.samples:
-        texts = [(name, plain(cut(text))) for name, text in sample.texts()]
-        yield plain(sample.title()), plain(sample.facts()), texts
+def shown_sample(sample: ShownSample) -> tuple[str, str, list[tuple[str, str]]]:
+    """Title, numbers, texts."""
+    return sample.title(), sample.facts(), [(name, _cut(text)) for name, text in sample.texts()]
 
 
-def cut(text: str) -> str:
+def _cut(text: str) -> str:
     """Its beginning, and how much there is behind it."""
     return (
         text
@@ -195,8 +202,8 @@ def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
-def all_charts(run: RunData) -> list[tuple[str, str, Figure]]:
-    """(title, what it says, figure), in the order of the page."""
+def all_charts(run: RunData) -> list[Chart]:
+    """In the order of the page."""
     charts = [
         ("Reward", "Mean reward of the step's samples, and of greedy answers to held-out prompts.", reward(run)),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),

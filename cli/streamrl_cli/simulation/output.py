@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from streamrl_cli.cluster.output import columns
-from streamrl_cli.reporting.page import CHART_HEIGHT_PX, lines_by_step, render_page, size_chart, stacked
+from streamrl_cli.reporting.page import CHART_HEIGHT_PX, drawn, lines_by_step, render_page, size_chart, stacked
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count
 from streamrl_workers.metrics.bubbles import CAUSES
 
@@ -100,11 +100,4 @@ def render(found: Mapping[str, Any], *, title: str, plotly_js: str) -> str:
         ),
         ("Staleness", "Age of the groups of each step, in steps.", lines_by_step(steps, ages)),
     ]
-    return render_page(
-        "simulation.html",
-        title=title,
-        figures=[figure for _, _, figure in charts],
-        plotly_js=plotly_js,
-        charts=[(name, text) for name, text, _ in charts],
-        lines=list(lines(found)),
-    )
+    return render_page("simulation.html", title=title, plotly_js=plotly_js, lines=list(lines(found)), **drawn(charts))

@@ -4,15 +4,12 @@ Whatever is shown is data: templates escape all of it, and what would be hidden 
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from markupsafe import Markup
-
-from streamrl.text import plain
-from streamrl_cli.reporting.page import COLOURS, DRAW_JS, PLOTLY_JS, STYLE, Figure, asset, environment
+from streamrl_cli.reporting.page import DRAW_JS, PLOTLY_JS, STYLE, asset, environment
 from streamrl_pages.website import Asked, Asset
 
 _LIVE_EVERY_S = 5
@@ -28,10 +25,6 @@ def assets() -> dict[str, Asset]:
     return {name: Asset(text=text, media_type=kinds[name.rpartition(".")[2]]) for name, text in texts.items()}
 
 
-def _shown(value: object) -> object:
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 class TemplatePages:
     """Pages of the templates here; who inherits it says which there are, and when one has changed."""
 
@@ -45,7 +38,7 @@ class TemplatePages:
     def __init__(self, *, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the epoch."""
         self.clock = clock
-        self._templates = environment("streamrl_cli.ui", finalize=_shown)
+        self._templates = environment("streamrl_cli.ui", layout="layout.html")
         texts = "".join(one.text for one in assets().values())
         version = hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
         self._templates.globals.update(version=version, home=self.home, keys=self.keys)
@@ -66,10 +59,7 @@ class TemplatePages:
         """Asks for the token."""
         return self._templates.get_template("sign_in.html").render()
 
-    def page(self, template: str, *, title: str, state: str, figures: Sequence[Figure] = (), **values: object) -> str:
+    def page(self, template: str, **values: object) -> str:
         """A page of a template."""
-        blank: dict[str, Any] = {"tabs": [], "tab": "", "key": COLOURS}
-        text = self._templates.get_template(template).render(
-            {**blank, "title": title, "state": state, "figures": list(figures), **values}
-        )
+        text = self._templates.get_template(template).render({"tabs": [], "tab": "", "figures": [], **values})
         return text.encode(errors="replace").decode()

@@ -8,7 +8,7 @@ A job whose scheduler is not reached shows what its object says. Names and messa
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -27,25 +27,14 @@ from streamrl_cli.cluster.jobs import (
     why,
 )
 from streamrl_cli.cluster.output import age, text
-from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, label, stacked
+from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, drawn, label, stacked
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
-from streamrl_cli.ui.state import Row, RunStatus, evaluation_text, holders, pool_speeds, signals
+from streamrl_cli.ui.state import MOST_ROWS, Row, RunStatus, cut, evaluation_text, status_tables
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"
-_MOST_ROWS = 200
-_MOST_CELL_CHARS = 2000
-_BLANK: dict[str, Any] = {
-    "dispatch": None,
-    "holders": [],
-    "speeds": [],
-    "signals": [],
-    "warnings": [],
-    "evaluation": "",
-    "groups": {},
-}
 
 
 def jobs_application(jobs: ClusterJobs, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
@@ -102,9 +91,9 @@ class JobPages(TemplatePages):
             why=why(job),
             cards=_cards(job, detail=detail, now=now),
             conditions=condition_rows(job, now=now),
-            pools=_cut(pool_rows(detail.pools)),
-            changes=_cut(change_rows(detail.pools, now=now)),
-            events=_cut(event_rows(detail.events, now=now)),
+            pools=cut(pool_rows(detail.pools)),
+            changes=cut(change_rows(detail.pools, now=now)),
+            events=cut(event_rows(detail.events, now=now)),
             faults=detail.faults,
             **_said(detail.status, has_ended=state(job) in ENDED),
         )
@@ -159,20 +148,15 @@ def _cards(job: Object, *, detail: JobDetail, now: datetime) -> dict[str, str]:
 def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
     """Of the scheduler."""
     if status is None:
-        return _BLANK | {"is_reached": False, "has_ended": has_ended, "figures": [], "charts": []}
+        return {"is_reached": False, "has_ended": has_ended, "warnings": []}
     evaluation = status.get("last_evaluation")
     return {
         "is_reached": True,
         "has_ended": has_ended,
-        "dispatch": status.get("dispatch"),
-        "holders": _cut(holders(status)),
-        "speeds": _cut(pool_speeds(status)),
-        "signals": _cut(signals(status)),
-        "warnings": [one["message"] for one in islice(status.get("warnings", ()), _MOST_ROWS)],
+        **status_tables(status),
+        "warnings": [one["message"] for one in islice(status.get("warnings", ()), MOST_ROWS)],
         "evaluation": evaluation_text(evaluation) if evaluation else "",
-        "groups": dict(islice(((name, count) for name, count in status["groups"].items() if count), _MOST_ROWS)),
-        "figures": [_by_role(status)],
-        "charts": [("Bubbles by role", "Shares of the wall of all processes of a role.")],
+        **drawn([("Bubbles by role", "Shares of the wall of all processes of a role.", _by_role(status))]),
     }
 
 
@@ -188,13 +172,9 @@ def _by_role(status: RunStatus) -> Figure:
         walls[role] += one["wall_s"]
         for part, seconds in one["bubbles"].items():
             spent[role][part] += seconds
-    roles = list(islice(walls, _MOST_ROWS))
+    roles = list(islice(walls, MOST_ROWS))
     shares = [bubble_shares(spent[role], wall_s=walls[role]) for role in roles]
     parts = {part: [one[part] for one in shares] for part in PARTS}
     found = stacked([label(role) for role in roles], parts, x_title="", height_px=CHART_HEIGHT_PX)
     found["layout"]["xaxis"] |= {"type": "category", "automargin": True}
     return found
-
-
-def _cut(rows: Iterable[Row]) -> list[Row]:
-    return [tuple(cell[:_MOST_CELL_CHARS] for cell in row) for row in islice(rows, _MOST_ROWS)]

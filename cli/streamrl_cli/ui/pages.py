@@ -19,26 +19,26 @@ from urllib.parse import urlencode
 
 from streamrl.errors import UserError
 from streamrl_cli.reporting import compare as comparing
-from streamrl_cli.reporting.comparison import EFFORTS, compare
+from streamrl_cli.reporting.comparison import compare
 from streamrl_cli.reporting.data import process_files
 from streamrl_cli.reporting.page import (
     CHART_HEIGHT_PX,
     SEVERAL,
     Figure,
-    all_charts,
-    cut,
+    drawn,
     figure,
     label,
     overview,
+    shown_sample,
     stacked,
     timeline,
 )
-from streamrl_cli.reporting.samples import SampleQuery, ShownSample, of_step, search
+from streamrl_cli.reporting.samples import SampleQuery, of_step, search
 from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, timelines
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
-from streamrl_cli.ui.state import checkpoints, events, holders, pool_speeds, read_status, signals
+from streamrl_cli.ui.state import checkpoints, events, read_status, status_tables
 from streamrl_pages.website import Asked, website
 from streamrl_workers.stream.sample_choice import KINDS
 
@@ -104,57 +104,38 @@ class RunPages(TemplatePages):
 
     def _runs(self, asked: Asked, state: str) -> str:
         lines = list(self._catalog.lines(most=_SHOWN_RUNS))
-        drawn = [line for line in lines if (line.key in asked.chosen if asked.chosen else not line.fault)][:_DRAWN_RUNS]
+        chosen = [line for line in lines if (line.key in asked.chosen if asked.chosen else not line.fault)]
+        chosen = chosen[:_DRAWN_RUNS]
         charts = [
-            ("Reward", "Of the samples of each step, smoothed.", _beside(drawn, "rewards")),
-            ("Speed", "Tokens trained a second, smoothed.", _beside(drawn, "speeds")),
-            ("Bubbles", "Share of the wall of all processes, weighted by cost.", _bubbles(drawn)),
-            ("Cost", "Of all processes, by costPerHour.", _costs(drawn)),
+            ("Reward", "Of the samples of each step, smoothed.", _beside(chosen, "rewards")),
+            ("Speed", "Tokens trained a second, smoothed.", _beside(chosen, "speeds")),
+            ("Bubbles", "Share of the wall of all processes, weighted by cost.", _bubbles(chosen)),
+            ("Cost", "Of all processes, by costPerHour.", _costs(chosen)),
         ]
-        chosen = {line.key for line in drawn}
         more = max(0, len(self._catalog.paths()) - len(lines))
         return self.page(
             "runs.html",
             title="Runs",
             state=state,
-            figures=[found for _, _, found in charts] if drawn else [],
-            charts=[(name, text) for name, text, _ in charts] if drawn else [],
             lines=lines,
-            chosen=chosen,
+            chosen={line.key for line in chosen},
             more=more,
             parts=PARTS,
+            **drawn(charts if chosen else []),
         )
 
     def _compare(self, asked: Asked, state: str) -> str:
         if not asked.chosen:
             raise UserError(field="run", rule="must name at least one run", fix="choose some in the list of runs")
         found = compare([self._catalog.data(key) for key in dict.fromkeys(asked.chosen[:_DRAWN_RUNS])])
-        return self.page(
-            "compare.html",
-            title="Comparison",
-            state=state,
-            figures=[comparing.chart(found, effort, x_title=effort) for effort in EFFORTS],
-            charts=[(f"Reward against {effort}", "") for effort in EFFORTS],
-            tables=comparing.tables(found),
-            variants=comparing.named_runs(found),
-        )
+        return self.page("compare.html", state=state, **comparing.shown(found))
 
     # ---- one run
 
     def _overview(self, asked: Asked, state: str) -> str:
         run = self._catalog.data(asked.parts["run"])
-        charts = all_charts(run)
-        return self._run_page(
-            "overview.html",
-            asked,
-            title=run.folder.name,
-            state=state,
-            tab="Overview",
-            figures=[found for _, _, found in charts],
-            charts=[(name, text) for name, text, _ in charts],
-            parts=PARTS,
-            **overview(run),
-        )
+        title = run.folder.name
+        return self._run_page("overview.html", asked, title=title, state=state, tab="Overview", **overview(run))
 
     def _timeline(self, asked: Asked, state: str) -> str:
         folder = self._catalog.folder(asked.parts["run"])
@@ -192,11 +173,11 @@ class RunPages(TemplatePages):
         if kind in KINDS:
             found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN)
             matching = [sample for sample in found.samples if wanted.matches(sample)]
-            values |= {"samples": list(map(_sample, matching)), "note": KINDS[kind] + _missing(found.left_out)}
+            values |= {"samples": list(map(shown_sample, matching)), "note": KINDS[kind] + _missing(found.left_out)}
         else:
             result = search(folder.path, wanted, before=_place(query.get("before", "")), count=_SAMPLES_SHOWN)
             note = f"{len(result.samples)} samples, newest first, in {result.looked_at} groups that were looked at"
-            values |= {"samples": list(map(_sample, result.samples)), "note": note + _missing(result.left_out)}
+            values |= {"samples": list(map(shown_sample, result.samples)), "note": note + _missing(result.left_out)}
             if result.next_place is not None:
                 on = {"text": text, "kind": kind, "step": values["step"], "before": "{}.{}".format(*result.next_place)}
                 values["more"] = f"?{urlencode(on, errors='replace')}"
@@ -206,19 +187,17 @@ class RunPages(TemplatePages):
         folder = self._catalog.folder(asked.parts["run"])
         status = read_status(folder)
         scheduling = folder.job.spec.scheduling.model_dump(mode="json", by_alias=True, exclude_none=True)
-        values: dict[str, Any] = {
-            "status": status,
-            "checkpoints": checkpoints(folder),
-            "plan": json.dumps(scheduling, indent=1),
-        }
-        if status is not None:
-            tables = {
-                "holders": list(holders(status)),
-                "speeds": list(pool_speeds(status)),
-                "signals": list(signals(status)),
-            }
-            values |= tables | {"groups": {name: count for name, count in status["groups"].items() if count}}
-        return self._run_page("now.html", asked, title=folder.name, state=state, tab="Now", **values)
+        return self._run_page(
+            "now.html",
+            asked,
+            title=folder.name,
+            state=state,
+            tab="Now",
+            status=status,
+            checkpoints=checkpoints(folder),
+            plan=json.dumps(scheduling, indent=1),
+            **({} if status is None else status_tables(status)),
+        )
 
     def _events(self, asked: Asked, state: str) -> str:
         run = self._catalog.data(asked.parts["run"])
@@ -299,10 +278,6 @@ def _place(text: str) -> tuple[int, int] | None:
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in parts):  # noqa: PLR2004 - of a place; digits
         return None
     return int(parts[0]), int(parts[1])
-
-
-def _sample(sample: ShownSample) -> tuple[str, str, list[tuple[str, str]]]:
-    return sample.title(), sample.facts(), [(name, cut(text)) for name, text in sample.texts()]
 
 
 def _missing(left_out: int) -> str:

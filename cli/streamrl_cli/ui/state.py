@@ -1,8 +1,8 @@
 """What happened in a run, and what its scheduler says while it goes on: events, dispatch and why, versions and who holds them."""
 
 import time
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
 from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -25,6 +25,8 @@ from streamrl_workers.metrics.bubbles import Part
 Row = tuple[str, ...]
 _LAX = ConfigDict(strict=True, allow_inf_nan=False)
 _MOST_EVENTS = 500
+MOST_ROWS = 200
+_MOST_CELL_CHARS = 2000
 Text = Annotated[str, Field(max_length=500)]
 Sentence = Annotated[str, Field(max_length=4000)]
 
@@ -110,6 +112,22 @@ def holders(status: RunStatus) -> Iterator[Row]:
         yield one["id"], one.get("pool", ""), held, behind, slots, _busy(one)
     if (trainer := status["trainer"]) is not None:
         yield trainer["id"], "trainer", str(status["step"]), "–", "–", _busy(trainer)
+
+
+def status_tables(status: RunStatus) -> dict[str, Any]:
+    """What pages show of it beside its numbers."""
+    return {
+        "dispatch": status.get("dispatch"),
+        "holders": cut(holders(status)),
+        "speeds": cut(pool_speeds(status)),
+        "signals": cut(signals(status)),
+        "groups": dict(islice(((name, count) for name, count in status["groups"].items() if count), MOST_ROWS)),
+    }
+
+
+def cut(rows: Iterable[Row]) -> list[Row]:
+    """As much of them as a page shows."""
+    return [tuple(cell[:_MOST_CELL_CHARS] for cell in row) for row in islice(rows, MOST_ROWS)]
 
 
 def _busy(one: ProcessStatus) -> str:

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jinja2 import Environment, PackageLoader
 
 from fuzz.harness import Door, Enter
 from streamrl.errors import UserError, UserErrors
@@ -30,7 +29,9 @@ _ELEMENTS = frozenset(
         *("b", "i", "pre", "details", "summary", "table", "tr", "th", "td"),
     ]
 )
-_ATTRIBUTES = frozenset(["lang", "charset", "http-equiv", "name", "content", "class", "id", "style", "type", "open"])
+_ATTRIBUTES = frozenset(
+    ["lang", "charset", "http-equiv", "name", "content", "class", "id", "type", "open", "tabindex", "dir", "data-id"]
+)
 _SECRET = "of another folder"
 
 
@@ -98,7 +99,8 @@ def _judged(text: str) -> str:
 
 def plant(patch: pytest.MonkeyPatch) -> None:
     """Templates that do not escape."""
-    bare = Environment(loader=PackageLoader("streamrl_cli.reporting"), autoescape=False)
+    bare = page.environment(layout="page.html")
+    bare.autoescape = False
     patch.setattr(page, "_TEMPLATES", bare)
 
 

@@ -82,15 +82,13 @@ def test_the_page_lets_only_its_own_scripts_run(run: Path) -> None:
     assert policy.startswith(f"default-src 'none'; script-src {allowed}; style-src")
 
 
-def test_half_a_surrogate_pair_reaches_the_page_as_a_question_mark(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_a_surrogate_pair_reaches_the_page_as_its_escape(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "metrics" / "scaling.jsonl").write_text(
         '{"time_s": 1.0, "pool": "\\ud800", "from": 0, "to": 1, "reason": "\\udfff"}\n'
     )
     (run / "metrics" / os.fsdecode(b"\xff\xfe.jsonl")).write_text(json.dumps(wall_line("a")) + "\n")
     assert report(run, capsys).code == 0
-    assert "<td>?</td>" in (run / "report.html").read_text()
+    assert r"<td>\ud800</td>" in (run / "report.html").read_text()
 
 
 def test_a_simulation_page_takes_no_markup_from_its_files_name(

@@ -165,7 +165,7 @@ async def test_the_page_has_samples_of_the_newest_step(tmp_path: Path) -> None:
     page = await report(tmp_path / "run", text="text")
     assert "step 2, group 4, sample 1</summary>" in page
     assert "reward 0 (style 0, text 0), advantage +0.5, 12 tokens, ended by stop" in page
-    assert "<h3>completion</h3><pre>text 1</pre><h3>environment</h3><pre>wrong</pre>" in page
+    assert '<h3>completion</h3><pre dir="auto">text 1</pre><h3>environment</h3><pre dir="auto">wrong</pre>' in page
 
 
 async def test_nothing_of_the_page_comes_from_a_sample(tmp_path: Path) -> None:
