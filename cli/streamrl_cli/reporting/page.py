@@ -156,7 +156,7 @@ def _cards(run: RunData) -> dict[str, str]:
         "steps": f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
         "time of training": format_seconds(elapsed_s),
         "tokens trained": format_count(tokens),
-        "tokens/s": format_count(tokens / elapsed_s if elapsed_s else None),
+        "tokens/s, of all": format_count(tokens / elapsed_s if elapsed_s else None),
         "ended": run.result["status"] if run.result else "not yet",
     }
 
@@ -407,7 +407,7 @@ def figure(traces: list[dict[str, Any]], *, x_title: str = "step", height_px: in
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x_title}, "gridcolor": "#eef1f4", "zeroline": False},
         "yaxis": {"gridcolor": "#eef1f4", "zeroline": False, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.12, "x": 0},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
     }
     return {"data": traces, "layout": layout}
