@@ -42,7 +42,7 @@ WHY_DROPPED = {
     "run_ended": "the run ended first",
 }
 COLOURS = {"busy": "#2a9d5c", "pipeline": "#e9b44c", "weights": "#4a7bd0", "skew": "#b8509e", "other": "#a8adb5"}
-INK, LINE, SOFT = "#1f2933", "#2563a8", "#9db8d6"
+INK, LINE, SOFT = "#1f2933", "#3b7fce", "#9db8d6"
 SEVERAL = (LINE, "#d98a2b", "#2a9d5c", "#b8509e")
 """Colours of lines that stand beside each other."""
 CHART_HEIGHT_PX = 300
