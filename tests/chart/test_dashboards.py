@@ -110,7 +110,7 @@ def test_every_query_and_alert_of_a_run_has_data(scraped: Prometheus, run: Local
     ]
     boards = {uid: {**chosen, "pool": ".*"} for uid in BOARDS if uid != "streamrl-operator"}
     boards |= {"streamrl-jobs": everything, "streamrl-pools": {**everything, "job": "simulated"}}
-    found = drawn(boards, prometheus=scraped, folder=tmp_path)
+    found = drawn(boards, prometheus=scraped, folder=tmp_path, minutes=6)
     assert set(found) <= dashboards.panels_that_may_be_empty(lambda one: one.of_operator)
 
 

@@ -39,5 +39,5 @@ def test_every_query_and_alert_about_an_operator_has_data(
     ]
     told = dashboards.told(scraped, asked=asked, alerts=[one for one in dashboards.alerts() if one.of_operator])
     assert told == [], operator.tail()
-    found = drawn({"streamrl-operator": chosen}, prometheus=scraped, folder=tmp_path)
+    found = drawn({"streamrl-operator": chosen}, prometheus=scraped, folder=tmp_path, minutes=3)
     assert set(found) <= dashboards.panels_that_may_be_empty(lambda one: False)
