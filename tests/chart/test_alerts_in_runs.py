@@ -1,8 +1,7 @@
 """Alerts of jobs in a real run: what they warn of is made to happen, a real Prometheus says that they fire, and that they clear.
 
 The chart's rules, word for word, but for their windows and waits (`support.prometheus.faster`). One run, told by each case what to suffer.
-Not here, since a run of minutes cannot be healed of them: KL and entropy that run away, log-probs that differ. Nor pulls of weights that fail: each
-takes two minutes, which no window here is long enough for. What operators export: tests/cluster.
+A policy that runs away, and log-probs that differ: `test_policy_alerts.py`. What operators export: tests/cluster.
 """
 
 import json
@@ -119,6 +118,13 @@ class Patient:
         yield
         self.weights.late_s = 0.0
 
+    @contextmanager
+    def misled_weights(self) -> Iterator[None]:
+        """Who asks for weights gets to the scheduler, which has none."""
+        self.weights.lead_to(f"127.0.0.1:{self.workers.scheduler_port}")
+        yield
+        self.weights.lead_to(f"127.0.0.1:{self.weights_port}")
+
 
 CASES: dict[str, tuple[Callable[[Patient], AbstractContextManager[None]], set[str]]] = {
     "rewards wait": (
@@ -131,6 +137,7 @@ CASES: dict[str, tuple[Callable[[Patient], AbstractContextManager[None]], set[st
     "generators are gone": (Patient.without_generators, {"StreamRLJobWithoutGenerators"}),
     "the trainer is slow": (Patient.slow_trainer, {"StreamRLStalenessBound"}),
     "weights are slow": (Patient.late_weights, {"StreamRLWeightSyncSlow"}),
+    "weights are not there": (Patient.misled_weights, {"StreamRLWeightSyncFails"}),
 }
 """What happens, and which alerts tell of it."""
 

@@ -1,21 +1,26 @@
-"""Every query of every dashboard and alert, asked of a real Prometheus that scrapes a real run; what operators export: tests/cluster."""
+"""Every query of every dashboard and alert, asked of a real Prometheus that scrapes real runs; what operators export: tests/cluster."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from support import dashboards
-from support.chart import Objects
+from support.chart import CHART, Objects
 from support.dashboards import BOARDS, ONLY_WHEN, Asked
+from support.drawn_boards import PICTURES, drawn
+from support.jobs import simulated_job, tiny_job
 from support.prometheus import Prometheus, scraping
 from support.runs import LocalRun, wait_for
 
+EXAMPLES = CHART.parents[1] / "examples"
 ENDLESS = 1_000_000
 """Steps: the run lasts until it is told to end."""
-PROCESSES = ("scheduler", "trainer-0", "generator-tiny-0", "generator-tiny-1")
 PROMPTS = 12
 """So few that each comes again: past lengths predict it."""
 
@@ -26,51 +31,74 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def job() -> dict[str, Any]:
-    """The smallest that trains a model: rewards that differ, so that there is a gradient, an entropy, a clip."""
-    sizes = {"hiddenSize": 32, "layers": 1, "heads": 2, "intermediateSize": 64, "maxPositions": 64}
-    task = {
-        "dataset": {"jsonl": {"path": "prompts.jsonl"}},
-        "groupSize": 4,
-        "sampling": {"maxTokens": 24},
-        "rewards": [{"name": "digit", "regex": {"pattern": "[05]"}}],
-        "evaluation": {"maxPrompts": 4, "intervalSteps": 4},
+    """A tiny one; for pictures the README's, with a smaller batch and more evaluations."""
+    if not PICTURES:
+        return tiny_job(steps=ENDLESS, replicas=2)
+    made: dict[str, Any] = YAML(typ="safe", pure=True).load((EXAMPLES / "chain-sum.yaml").read_text())
+    made["spec"]["pipeline"] |= {"steps": 1_000, "batchGroups": 16, "maxStalenessSteps": 2}
+    made["spec"]["task"]["evaluation"] = {"maxPrompts": 64, "intervalSteps": 5}
+    made["spec"]["generators"][0] |= {"engine": {"hf": {"slots": 32}}, "scaling": {"static": {"replicas": 2}}}
+    return made
+
+
+def job_beside() -> dict[str, Any]:
+    """With two pools; its engines and trainer only count time."""
+    engine = {"meanTokens": 30.0, "sigma": 0.8, "latency": [{"batch": 1, "milliseconds": 20.0}]}
+    made = simulated_job(steps=ENDLESS, staleness=2, **engine)
+    near = made["spec"]["generators"][0]
+    far = {
+        "engine": {"simulated": {**near["engine"]["simulated"], "slots": 16}},
+        "scaling": {"static": {"replicas": 1}},
     }
-    return {
-        "apiVersion": "streamrl.io/v1alpha1",
-        "kind": "RLJob",
-        "metadata": {"name": "tiny"},
-        "spec": {
-            "model": {"scratch": {**sizes, "warmUp": {"steps": 20, "batchSize": 8}}},
-            "task": task,
-            "pipeline": {"mode": "StreamAsync", "maxStalenessSteps": 1, "batchGroups": 4, "steps": ENDLESS},
-            "scheduling": {"lengthSignals": ["History"]},
-            "generators": [{"name": "tiny", "engine": {"hf": {"slots": 8}}, "scaling": {"static": {"replicas": 2}}}],
-        },
-    }
+    made["spec"]["generators"] = [{**near, "name": "near"}, {**far, "name": "far"}]
+    made["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 0.7}
+    made["spec"]["maxCost"] = {"amount": "1000.00", "action": "Warn"}
+    return made
+
+
+@contextmanager
+def at_work(job: dict[str, Any], *, base_dir: Path, prompts: Sequence[str]) -> Iterator[LocalRun]:
+    """A run of it that has made a step."""
+    (base_dir / "prompts.jsonl").write_text("\n".join(prompts) + "\n")
+    started = LocalRun.start(job, folder=base_dir / "run", base_dir=base_dir)
+    wait_for(lambda: started.steps() > 0, what=f"the first step; {started.logs()}", deadline_s=START_S)
+    yield started
+    started.interrupt()
+
+
+def signals(run: LocalRun, job: dict[str, Any]) -> list[str]:
+    """Where the processes of it are scraped."""
+    pools = {pool["name"]: pool["scaling"]["static"]["replicas"] for pool in job["spec"]["generators"]}
+    generators = [f"generator-{pool}-{number}" for pool, replicas in pools.items() for number in range(replicas)]
+    files = [run.folder / f"endpoints/{name}.json" for name in ("scheduler", "trainer-0", *generators)]
+    wait_for(lambda: all(file.exists() for file in files), what=f"all processes; {run.logs()}")
+    return [json.loads(file.read_text())["signals"] for file in files]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[LocalRun]:
     """A job at work."""
     lines = [json.dumps({"prompt": f"{n} + {n} = ", "answer": f"{2 * n}"}) for n in range(PROMPTS)]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
-    started = LocalRun.start(job(), folder=tmp_path / "run", base_dir=tmp_path)
-    wait_for(lambda: started.steps() > 0, what=f"the first step; {started.logs()}", deadline_s=START_S)
-    yield started
-    started.interrupt()
+    copy(EXAMPLES / "chain_sum.py", tmp_path)
+    with at_work(job(), base_dir=tmp_path, prompts=lines) as started:
+        yield started
 
 
 @pytest.fixture
 def scraped(run: LocalRun, prometheus: Path, tmp_path: Path) -> Iterator[Prometheus]:
-    """A Prometheus that reads the pages of all its processes."""
-    files = [run.folder / f"endpoints/{name}.json" for name in PROCESSES]
-    wait_for(lambda: all(file.exists() for file in files), what=f"all processes; {run.logs()}")
-    with scraping({"streamrl": [json.loads(file.read_text())["signals"] for file in files]}, folder=tmp_path) as made:
-        yield made
+    """A Prometheus that reads the pages of all its processes, and of another job's."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    lines = [json.dumps({"prompt": f"question {n}", "answer": f"question {n}"}) for n in range(PROMPTS)]
+    with at_work(job_beside(), base_dir=beside, prompts=lines) as other:
+        pages = [*signals(run, job()), *signals(other, job_beside())]
+        with scraping({"streamrl": pages}, folder=tmp_path) as made:
+            yield made
 
 
-def test_every_query_and_alert_of_a_run_has_data(scraped: Prometheus, run: LocalRun) -> None:
-    chosen = {"namespace": "local", "job": "tiny", "pool": "tiny", "operator": ".*"}
+def test_every_query_and_alert_of_a_run_has_data(scraped: Prometheus, run: LocalRun, tmp_path: Path) -> None:
+    (pool,) = job()["spec"]["generators"]
+    chosen = {"namespace": "local", "job": job()["metadata"]["name"], "pool": pool["name"], "operator": ".*"}
     everything = dict.fromkeys(chosen, ".*")
     asked = [one for variables in (chosen, everything) for one in dashboards.panel_queries(variables)]
     asked = [one for one in asked if not one.of_operator]
@@ -80,6 +108,10 @@ def test_every_query_and_alert_of_a_run_has_data(scraped: Prometheus, run: Local
     assert list(dashboards.unknown(scraped, [misspelt])) == [
         f"streamrl_trained_token_total is exported by nobody: {misspelt}"
     ]
+    boards = {uid: {**chosen, "pool": ".*"} for uid in BOARDS if uid != "streamrl-operator"}
+    boards |= {"streamrl-jobs": everything, "streamrl-pools": {**everything, "job": "simulated"}}
+    found = drawn(boards, prometheus=scraped, folder=tmp_path, minutes=6)
+    assert set(found) <= dashboards.panels_that_may_be_empty(lambda one: one.of_operator)
 
 
 def test_what_may_be_empty_is_asked_for() -> None:

@@ -1,7 +1,7 @@
 """Alerts about operators: what they warn of is made to happen to a real one, a real Prometheus says that they fire, and that they clear.
 
 The chart's rules with shorter windows (`support.prometheus.faster`). A namespace that is refused: `test_operator_namespaces.py`; jobs in runs:
-tests/chart. Nowhere: a job above its maxCost, whose numbers a scheduler in a pod would have to tell.
+tests/chart; a job above its maxCost, whose numbers a scheduler in a pod tells: tests/e2e.
 """
 
 from collections.abc import Iterator

@@ -8,6 +8,7 @@ import pytest
 from cluster.operators import Lab, Operator
 from support import dashboards
 from support.dashboards import OPERATOR_JOB
+from support.drawn_boards import drawn
 from support.jobs import simulated_job
 from support.prometheus import Prometheus, scraping
 
@@ -26,7 +27,7 @@ def scraped(operator: Operator, tmp_path: Path) -> Iterator[Prometheus]:
 
 
 def test_every_query_and_alert_about_an_operator_has_data(
-    scraped: Prometheus, operator: Operator, lab: Lab, namespace: str
+    scraped: Prometheus, operator: Operator, lab: Lab, namespace: str, tmp_path: Path
 ) -> None:
     job = simulated_job()
     job["spec"]["maxCost"] = MAX_COST
@@ -38,3 +39,5 @@ def test_every_query_and_alert_about_an_operator_has_data(
     ]
     told = dashboards.told(scraped, asked=asked, alerts=[one for one in dashboards.alerts() if one.of_operator])
     assert told == [], operator.tail()
+    found = drawn({"streamrl-operator": chosen}, prometheus=scraped, folder=tmp_path, minutes=3)
+    assert set(found) <= dashboards.panels_that_may_be_empty(lambda one: False)

@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ruamel.yaml import YAML
@@ -55,6 +55,12 @@ def panel_queries(variables: Mapping[str, str]) -> Iterator[Asked]:
         for panel in board["panels"]:
             for target in panel.get("targets", ()):
                 yield Asked(board=uid, title=panel["title"], expr=expanded(target["expr"], variables))
+
+
+def panels_that_may_be_empty(where: Callable[[Asked], bool]) -> set[str]:
+    """ "BOARD, PANEL" of those of which every query may be, or is of `where`."""
+    full = {(one.board, one.title) for one in panel_queries({}) if not (one.may_be_empty or where(one))}
+    return {f"{one.board}, {one.title}" for one in panel_queries({}) if (one.board, one.title) not in full}
 
 
 def alerts() -> Iterator[Asked]:

@@ -47,6 +47,32 @@ def simulated_job(
     }
 
 
+def tiny_job(*, dataset: str = "prompts.jsonl", steps: int = 20, replicas: int = 1) -> dict[str, Any]:
+    """The smallest that trains a model: rewards that differ, so that there is a gradient, an entropy, a clip."""
+    sizes = {"hiddenSize": 32, "layers": 1, "heads": 2, "intermediateSize": 64, "maxPositions": 64}
+    task = {
+        "dataset": {"jsonl": {"path": dataset}},
+        "groupSize": 4,
+        "sampling": {"maxTokens": 24},
+        "rewards": [{"name": "digit", "regex": {"pattern": "[05]"}}],
+        "evaluation": {"maxPrompts": 4, "intervalSteps": 4},
+    }
+    return {
+        "apiVersion": "streamrl.io/v1alpha1",
+        "kind": "RLJob",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {"scratch": {**sizes, "warmUp": {"steps": 20, "batchSize": 8}}},
+            "task": task,
+            "pipeline": {"mode": "StreamAsync", "maxStalenessSteps": 1, "batchGroups": 4, "steps": steps},
+            "scheduling": {"lengthSignals": ["History"]},
+            "generators": [
+                {"name": "tiny", "engine": {"hf": {"slots": 8}}, "scaling": {"static": {"replicas": replicas}}}
+            ],
+        },
+    }
+
+
 def parsed_job(**changes: Any) -> RLJob:
     """The same, validated."""
     return parse_job(simulated_job(**changes))

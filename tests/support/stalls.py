@@ -46,14 +46,18 @@ class HeldLink:
     @contextmanager
     def to(self, address: str) -> Iterator["HeldLink"]:
         """As long as the block lasts it leads there."""
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
+        self.lead_to(address)
         self._thread.start()
         try:
             yield self
         finally:
             self._is_closed = True
             self._thread.join()
+
+    def lead_to(self, address: str) -> None:
+        """Whoever calls from now on gets there."""
+        host, _, port = address.rpartition(":")
+        self._target = (host, int(port))
 
     def hold(self) -> float:
         """Bytes wait from now on. Returns when the first of them has come: that instant."""

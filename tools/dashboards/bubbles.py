@@ -13,6 +13,7 @@ from dashboards.shared import (
     Query,
     bars,
     board,
+    coloured,
     curves,
     heat,
     shares,
@@ -62,11 +63,15 @@ def _lost() -> list[Panel]:
                 "weights a faster link.",
             ),
         ),
-        bars(
-            "Seconds lost in the time shown",
-            Query(expr=f"sort_desc({_BY_CAUSE} (increase({_LOST}[$__range])) > 0)", legend=_CAUSE),
-            unit="s",
-            says=Advice(good="no bar stands out.", otherwise="begin with the longest bar: it is the dearest cause."),
+        coloured(
+            bars(
+                "Seconds lost in the time shown",
+                Query(expr=f"sort_desc({_BY_CAUSE} (increase({_LOST}[$__range])) > 0)", legend=_CAUSE),
+                unit="s",
+                says=Advice(
+                    good="no bar stands out.", otherwise="begin with the longest bar: it is the dearest cause."
+                ),
+            )
         ),
         stacked(
             "Processes idle, by cause",
@@ -91,13 +96,14 @@ def _processes() -> list[Panel]:
             ),
         ),
         curves(
-            "Seconds that parts account for, of each second",
+            "Share of each second that the parts account for",
             Query(
                 expr=f"sum by (process) (rate({BUBBLE}{{{JOB}}}[{RANGE}])) / "
                 f"sum by (process) (rate({WALL}{{{JOB}}}[{RANGE}]))",
                 legend="{{process}}",
             ),
-            says=Advice(good="1 for every process.", otherwise="the numbers above are wrong: report it as a bug."),
+            unit="percentunit",
+            says=Advice(good="100 % for every process.", otherwise="the numbers above are wrong: report it as a bug."),
         ),
         curves(
             "Active slots",

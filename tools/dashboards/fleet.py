@@ -89,7 +89,7 @@ def _table() -> Panel:
     return rows(
         "All jobs",
         *queries,
-        units={"Trainer idle": "percentunit", "Generators idle": "percentunit"},
+        units={"Step": "none", "of": "none", "Trainer idle": "percentunit", "Generators idle": "percentunit"},
         opens="streamrl-job",
         says=Advice(
             good="both idle shares are small, and no job warns.",

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import idle_share, quantiles, where_time_goes
+from dashboards.parts import by_pool, idle_share, quantiles, where_time_goes
 from dashboards.shared import (
     JOB,
     NAMESPACE,
@@ -133,7 +133,8 @@ def _speed() -> list[Panel]:
             Query(expr=f"sum(rate(streamrl_generator_tokens_total{{{JOB}}}[{RANGE}]))", legend="generated"),
             Query(expr=f"sum(rate(streamrl_trained_tokens_total{{{JOB}}}[{RANGE}]))", legend="trained"),
             says=Advice(
-                good="both are equal.", otherwise="what is generated and not trained was dropped: see Training health."
+                good="both are near each other; held-out answers are generated only.",
+                otherwise="what is generated and not trained was dropped: see Training health.",
             ),
         ),
         curves(
@@ -152,8 +153,8 @@ def _speed() -> list[Panel]:
             ),
         ),
         curves(
-            "Groups by state",
-            Query(expr=f"sum by (state) (streamrl_groups{{{JOB}}})", legend="{{state}}"),
+            "Groups on their way, by state",
+            Query(expr=f'sum by (state) (streamrl_groups{{{JOB},state!~"consumed|dropped"}})', legend="{{state}}"),
             says=Advice(
                 good="steady.", otherwise="many scored ones wait for the trainer, many generated ones for rewards."
             ),
@@ -165,16 +166,16 @@ def _cost() -> list[Panel]:
     return [
         stacked(
             "Cost per hour",
-            Query(expr=f"sum by (pool) (streamrl_cost_per_hour{{{JOB}}})", legend="{{pool}}"),
+            by_pool(f"sum by (pool) (streamrl_cost_per_hour{{{JOB}}})"),
             unit="short",
             says=Advice(
-                good="follows the replicas; the series without a name is the trainer.",
+                good="follows the replicas.",
                 otherwise="give costPerHour in the job: a process counts 1 where it has none.",
             ),
         ),
         curves(
             "Cost so far",
-            Query(expr=f"sum by (pool) (streamrl_cost_total{{{JOB}}})", legend="{{pool}}"),
+            by_pool(f"sum by (pool) (streamrl_cost_total{{{JOB}}})"),
             says=Advice(good="within your budget.", otherwise="suspend the job; a checkpoint keeps what it learned."),
         ),
         curves(

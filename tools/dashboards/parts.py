@@ -18,6 +18,11 @@ def idle_share(by: str, who: str) -> str:
     return f"1 - {busy} / sum by ({by}) (rate({WALL}{{{who}}}[{RANGE}]))"
 
 
+def by_pool(expr: str) -> Query:
+    """An expression by `pool`; what is the trainer's has none, and is called so."""
+    return Query(expr=f'label_replace({expr}, "pool", "trainer", "pool", "")', legend="{{pool}}")
+
+
 def quantiles(name: str, who: str, *, by: str = "") -> tuple[Query, Query]:
     """Median and 95th percentile of a histogram."""
     legend = "".join(f" {{{{{label}}}}}" for label in by.split())

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import quantiles
+from dashboards.parts import by_pool, quantiles
 from dashboards.shared import JOB, NAMESPACE, ONE_JOB, POOL, POOLS, RANGE, Advice, Panel, Query, board, curves
 
 UID = "streamrl-pools"
@@ -134,14 +134,14 @@ def _speed() -> list[Panel]:
 def _links() -> list[Panel]:
     return [
         curves(
-            "Bytes/s from generators",
-            _rate("streamrl_link_received_bytes_total"),
+            "Bytes/s to the scheduler",
+            by_pool(f"sum by (pool) (rate(streamrl_link_received_bytes_total{{{POOL}}}[{RANGE}]))"),
             unit="Bps",
             says=Advice(good="follows tokens/s.", otherwise="a pool at 0 while it has generators is cut off."),
         ),
         curves(
-            "Bytes/s to generators",
-            _rate("streamrl_link_sent_bytes_total"),
+            "Bytes/s from the scheduler",
+            by_pool(f"sum by (pool) (rate(streamrl_link_sent_bytes_total{{{POOL}}}[{RANGE}]))"),
             unit="Bps",
             says=Advice(
                 good="small beside the weights.",

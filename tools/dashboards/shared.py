@@ -46,11 +46,16 @@ TAG = "streamrl"
 _COLOURS = {
     "busy": "green",
     "pipeline no_samples": "red",
+    "pipeline due_group": "dark-red",
     "pipeline staleness": "orange",
+    "pipeline back_pressure": "dark-orange",
+    "pipeline no_prompts": "yellow",
+    "pipeline phase": "dark-yellow",
     "weights": "blue",
     "skew": "purple",
+    "other": "#8e8e8e",
 }
-"""The same part has the same colour everywhere; of those that are rare Grafana chooses."""
+"""The same part and cause have the same colour everywhere, and no two share one."""
 
 Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statushistory.Panel | table.Panel | timeseries.Panel
 _P = TypeVar("_P", bargauge.Panel, heatmap.Panel, stat.Panel, statushistory.Panel, table.Panel, timeseries.Panel)
@@ -84,11 +89,15 @@ def curves(title: str, *queries: Query, says: Advice, unit: str = "short", width
 
 def shares(title: str, *queries: Query, says: Advice, width: int = 12) -> timeseries.Panel:
     """Shares of one whole, upon each other: they reach 100 %."""
-    panel = stacked(title, *queries, says=says, unit="percentunit", width=width)
+    return coloured(stacked(title, *queries, says=says, unit="percentunit", width=width)).min(0).max(1)
+
+
+def coloured(panel: _P) -> _P:
+    """With the colours of the parts of bubbles; a role may stand before them."""
     for part, colour in _COLOURS.items():
         fixed = {"mode": "fixed", "fixedColor": colour}
-        panel.override_by_regexp(f"/^{part}/", [DynamicConfigValue(id_val="color", value=fixed)])
-    return panel.min(0).max(1)
+        panel.override_by_regexp(f"/^(\\w+ )?{part}/", [DynamicConfigValue(id_val="color", value=fixed)])
+    return panel
 
 
 def stacked(title: str, *queries: Query, says: Advice, unit: str, width: int = 12) -> timeseries.Panel:

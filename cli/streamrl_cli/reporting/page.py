@@ -45,7 +45,7 @@ WHY_DROPPED = {
     "run_ended": "the run ended first",
 }
 COLOURS = {"busy": "#2a9d5c", "pipeline": "#e9b44c", "weights": "#4a7bd0", "skew": "#b8509e", "other": "#a8adb5"}
-INK, LINE, SOFT = "#1f2933", "#2563a8", "#9db8d6"
+INK, LINE, SOFT = "#1f2933", "#3b7fce", "#9db8d6"
 SEVERAL = (LINE, "#d98a2b", "#2a9d5c", "#b8509e")
 """Colours of lines that stand beside each other."""
 CHART_HEIGHT_PX = 300
@@ -163,7 +163,7 @@ def _cards(run: RunData) -> dict[str, str]:
         "steps": f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
         "time of training": format_seconds(elapsed_s),
         "tokens trained": format_count(tokens),
-        "tokens/s": format_count(tokens / elapsed_s if elapsed_s else None),
+        "tokens/s, of all": format_count(tokens / elapsed_s if elapsed_s else None),
         "ended": run.result["status"] if run.result else "not yet",
     }
 
@@ -414,7 +414,7 @@ def figure(traces: list[dict[str, Any]], *, x_title: str = "step", height_px: in
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": {"title": {"text": x_title}, "gridcolor": "#eef1f4", "zeroline": False},
         "yaxis": {"gridcolor": "#eef1f4", "zeroline": False, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1.12, "x": 0},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
     }
     return {"data": traces, "layout": layout}

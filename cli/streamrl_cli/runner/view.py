@@ -70,8 +70,11 @@ class LiveView:
 def run_panel(progress: RunProgress) -> Panel:
     """The run at a glance: how far it is, figures, pools, where the wall goes, and what a person should look at."""
     bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
-    head = Text(f"step {progress.done_steps}/{progress.total_steps}   eta {format_seconds(progress.eta_s())}")
-    parts: list[RenderableType] = [head, bar, Text(), figures_table(progress), Text(), bubbles_table(progress)]
+    left = "" if progress.done_steps >= progress.total_steps else f"   eta {format_seconds(progress.eta_s())}"
+    head = Text(f"step {progress.done_steps}/{progress.total_steps}{left}")
+    parts: list[RenderableType] = [head, bar, Text(), figures_table(progress)]
+    if processes(progress.status):
+        parts += [Text(), bubbles_table(progress)]
     if pools := progress.status.get("scaling", {}).get("pools"):
         parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()))]
     parts += [_text(f"warning: {one['message']}", style="bold red") for one in progress.status.get("warnings", ())]
@@ -98,8 +101,9 @@ def figures_table(progress: RunProgress) -> Table:
         table.add_row("", _text(failures, style="bold red"))
     table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
     table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
-    table.add_row("queue", _text(progress.status.get("queue", "–")))
-    table.add_row("generators", _text(replicas_text(progress)))
+    if progress.status:
+        table.add_row("queue", _text(progress.status.get("queue", "–")))
+        table.add_row("generators", _text(replicas_text(progress)))
     most = f"max {last.get('staleness_max', '–')} of {progress.folder.job.spec.pipeline.staleness}"
     table.add_row("staleness", _text(f"{format_number(last.get('staleness_mean'), digits=2)} ({most})"))
     if cost := progress.status.get("cost"):

@@ -67,6 +67,7 @@ def test_a_run_without_a_scheduler_shows_its_files(folder: RunFolder, capsys: py
     out = capsys.readouterr().out
     assert "step 5/20" in out
     assert "0.750" in out
+    assert not [name for name in ("queue", "share of the wall") if name in out], "nobody says it"
 
 
 @pytest.mark.parametrize(

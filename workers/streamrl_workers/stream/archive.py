@@ -5,7 +5,8 @@ Owns the format, its digests and the bound of its bytes. Does not own which grou
     segment-00000007   | "SRLARCH1" | number, 8 bytes | chain of the segment before | frame | frame | ...
     frame              | head bytes, body bytes, raw bytes: 4 bytes each | digest of the body | chain | head | body |
 
-Numbers are little-endian. The head is an `ArchivedGroup`, the body an `ArchivedSamples` under zlib, `raw bytes` its size before.
+Numbers are little-endian. The head is an `ArchivedGroup`, the body an `ArchivedSamples` under zlib, `raw bytes` its size before;
+a body of the same size is as it was: it is small, or does not shrink.
 A digest is BLAKE2b of 16 bytes. The chain is the digest of the chain before, the sizes, the body's digest and the head: so
 whoever reads the heads alone knows that no group is missing, changed, or at another position, and reads only the bodies that it wants.
 
@@ -13,6 +14,7 @@ Invariants: what stands before a `ArchivePosition` that `sync` gave is on the di
 written, and is no part of the archive. All segments together have at most `max_bytes`; the oldest go first.
 """
 
+import contextlib
 import os
 import re
 import struct
@@ -39,8 +41,6 @@ _NAME = re.compile(r"segment-(\d{8})")
 MOST_HEAD_BYTES = 2**20
 MOST_RAW_BYTES = 128 * 2**20
 """Of one group's samples; a larger group is left out. Whoever reads a foreign archive needs no more memory than this."""
-_MOST_GROWTH_BYTES = 2**16
-"""What zlib may add to bytes that do not shrink."""
 _SEGMENTS = 16
 """So many segments make up `max_bytes`: what goes at a time is a sixteenth."""
 _MOST_SEGMENT_BYTES = 64 * 2**20
@@ -49,6 +49,8 @@ _SPREAD = 2654435769
 """2**32 over the golden ratio: multiples of it fall evenly (Knuth, The Art of Computer Programming, 6.4)."""
 _LEVEL = 1
 """Of zlib: log-probs hardly shrink at any level, and texts do at this one."""
+_LEAST_SHRUNK_BYTES = 2**12
+"""Below, zlib takes a third of all that the archive takes, and a group saves less than a block of the disk."""
 
 
 def is_archived(group_id: int, *, share_percent: int) -> bool:
@@ -96,7 +98,7 @@ class ArchiveWriter:
         raw, head_data = samples.SerializeToString(), head.SerializeToString()
         if len(raw) > MOST_RAW_BYTES or len(head_data) > MOST_HEAD_BYTES:
             return False
-        body = zlib.compress(raw, _LEVEL)
+        body = raw if len(raw) < _LEAST_SHRUNK_BYTES else min(raw, zlib.compress(raw, _LEVEL), key=len)
         frame_bytes = _FRAME.size + len(head_data) + len(body)
         if _HEADER.size + frame_bytes > self._max_bytes:
             return False
@@ -177,13 +179,12 @@ class ArchivedEntry:
         with open_regular(self.path, beneath=self.beneath) as file:
             file.seek(offset)
             data = file.read(body_bytes)
-        inflate = zlib.decompressobj()
-        try:
-            raw = inflate.decompress(data, raw_bytes + 1) if _digest(data) == self.digest else b""
-            if len(raw) == raw_bytes:
-                return pb.ArchivedSamples.FromString(raw)
-        except (zlib.error, DecodeError):
-            pass
+        if _digest(data) == self.digest:
+            with contextlib.suppress(zlib.error, DecodeError):
+                shrunk = body_bytes < raw_bytes
+                raw = zlib.decompressobj().decompress(data, raw_bytes + 1) if shrunk else data
+                if len(raw) == raw_bytes:
+                    return pb.ArchivedSamples.FromString(raw)
         raise _damaged(self.path, f"the samples of group {self.head.group_id} are not what was written")
 
 
@@ -280,7 +281,7 @@ class _Segment:
                 if may_be_cut:
                     return
                 raise _damaged(self._path, f"it is cut off behind byte {offset}")
-            if head_bytes > MOST_HEAD_BYTES or max(raw_bytes, body_bytes - _MOST_GROWTH_BYTES) > MOST_RAW_BYTES:
+            if head_bytes > MOST_HEAD_BYTES or not body_bytes <= raw_bytes <= MOST_RAW_BYTES:
                 raise _damaged(self._path, f"what stands at byte {offset} is not what was written")
             data = self._file.read(head_bytes)
             self.chain = _digest(self.chain, frame[: _SIZES.size], body_digest, data)

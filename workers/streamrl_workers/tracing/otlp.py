@@ -1,4 +1,4 @@
-"""Sends spans by OTLP over HTTP, in a thread of its own. OpenTelemetry is imported here alone, and only when there is something to send.
+"""Sends spans by OTLP over HTTP, in a thread of its own. OpenTelemetry is imported here alone: import this module only when there is something to send.
 
     put(spans) --> waiting (bounded) --> thread "traces" -- a batch --> endpoint
 
@@ -12,17 +12,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from streamrl.errors import UserError
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
+
 from streamrl_workers.tracing import attribute_names as names
 from streamrl_workers.tracing.spans import SpanId, TraceSpan
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import SpanContext
 
 _LIMIT = 16_384
 """Spans that wait, of about a kilobyte each."""
@@ -32,24 +31,15 @@ _GATHER_S = 1.0
 _TIMEOUT_S = 10.0
 _CLOSE_S = 3.0
 _SCOPE = "streamrl"
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 log = logging.getLogger("streamrl.traces")
 
 
-def otlp_exporter(endpoint: str) -> "SpanExporter":
-    """To this address; headers and certificates by OpenTelemetry's own environment variables.
-
-    Raises:
-        UserError: the packages are not installed.
-    """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError:
-        rule, fix = "needs OpenTelemetry's packages", "install streamrl[tracing], or leave tracing out"
-        raise UserError(field="spec.tracing", rule=rule, fix=fix) from None
-    logging.getLogger("opentelemetry").setLevel(
-        logging.CRITICAL
-    )  # it warns of each repetition; what is lost is told here
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """To this address; headers and certificates by OpenTelemetry's own environment variables."""
+    own = logging.getLogger("opentelemetry")
+    own.setLevel(logging.CRITICAL)  # it warns of each repetition; what is lost is told here
     return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
 
 
@@ -57,7 +47,7 @@ class SpanSender:
     """What waits to be sent."""
 
     def __init__(
-        self, exporter: "SpanExporter", *, endpoint: str, common: Mapping[str, str], limit: int = _LIMIT
+        self, exporter: SpanExporter, *, endpoint: str, common: Mapping[str, str], limit: int = _LIMIT
     ) -> None:
         """`common`: attributes of every process."""
         self._exporter = exporter
@@ -128,8 +118,6 @@ class SpanSender:
             return [self._waiting.popleft() for _ in range(self._on_the_way)]
 
     def _export(self, batch: Sequence[TraceSpan]) -> bool:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
         try:
             return self._exporter.export([self._readable.span(span) for span in batch]) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 - of a library, over the network: it costs these spans
@@ -141,16 +129,11 @@ class _Readable:
     """Makes OpenTelemetry's spans of ours."""
 
     def __init__(self, common: Mapping[str, str]) -> None:
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-
         self._common = common
         self._scope = InstrumentationScope(_SCOPE)
         self._resources: dict[str, Resource] = {}
 
-    def span(self, span: TraceSpan) -> "ReadableSpan":
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.trace import Link, Status, StatusCode
-
+    def span(self, span: TraceSpan) -> ReadableSpan:
         return ReadableSpan(
             name=span.name,
             context=_context(span.id),
@@ -164,16 +147,12 @@ class _Readable:
             instrumentation_scope=self._scope,
         )
 
-    def _resource(self, process: str) -> "Resource":
+    def _resource(self, process: str) -> Resource:
         if process not in self._resources:
-            from opentelemetry.sdk.resources import Resource
-
             own = {names.SERVICE_NAME: f"streamrl-{process.partition('-')[0]}", names.SERVICE_INSTANCE: process}
             self._resources[process] = Resource({**self._common, **own})
         return self._resources[process]
 
 
-def _context(at: SpanId) -> "SpanContext":
-    from opentelemetry.trace import SpanContext, TraceFlags
-
-    return SpanContext(at.trace, at.span, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+def _context(at: SpanId) -> SpanContext:
+    return SpanContext(at.trace, at.span, is_remote=False, trace_flags=_SAMPLED)

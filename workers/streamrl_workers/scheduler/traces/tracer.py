@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, read_json
@@ -25,8 +25,10 @@ from streamrl_workers.scheduler.traces.version_spans import VersionSpans
 from streamrl_workers.stream.run_folder import write_json_atomically
 from streamrl_workers.tasks.values import PlayTurn, Result, Score, ScoreSample, TurnAnswer
 from streamrl_workers.tracing import attribute_names as names
-from streamrl_workers.tracing.otlp import SpanSender, otlp_exporter
 from streamrl_workers.tracing.spans import SpanClock, Value
+
+if TYPE_CHECKING:
+    from streamrl_workers.tracing.otlp import SpanSender
 
 _RUN_BYTES = 16
 _RUN_KEY = "run"
@@ -37,7 +39,7 @@ log = logging.getLogger("streamrl.traces")
 class Tracer:
     """The traces of one run."""
 
-    def __init__(self, job: RLJob, *, run: str, recovered: Recovered, sender: SpanSender) -> None:
+    def __init__(self, job: RLJob, *, run: str, recovered: Recovered, sender: "SpanSender") -> None:
         """`run`: what `run_number` says. `recovered`: groups of its steps have been sent before."""
         tracing, clock = job.spec.tracing, SpanClock()
         assert tracing is not None
@@ -146,6 +148,11 @@ def make_tracer(job: RLJob, *, run_dir: Path, recovered: Recovered) -> Tracer | 
     tracing = job.spec.tracing
     if tracing is None or not tracing.share_percent:
         return None
+    try:
+        from streamrl_workers.tracing.otlp import SpanSender, otlp_exporter
+    except ImportError:
+        rule, fix = "needs OpenTelemetry's packages", "install streamrl[tracing], or leave tracing out"
+        raise UserError(field="spec.tracing", rule=rule, fix=fix) from None
     common = {names.JOB: job.metadata.name, names.NAMESPACE: job.metadata.namespace or ""}
     sender = SpanSender(otlp_exporter(tracing.endpoint), endpoint=tracing.endpoint, common=common)
     return Tracer(job, run=run_number(run_dir), recovered=recovered, sender=sender)
