@@ -27,10 +27,7 @@ import os, subprocess, time
 helper = subprocess.Popen(["sleep", "1000"])
 def act(*, prompt, completion, answer, metadata):
     if completion == "hang":
-        while True:
-            pass
-    if completion == "kill the container":
-        os.kill(int(open("host.pid").read()), 9)
+        os.mknod("hanging")
         time.sleep(1000)
     return float(os.getpid())
 """
@@ -51,7 +48,6 @@ class Host:
         command = [sys.executable, "-m", "streamrl_workers.tasks.host"]
         environment = {**os.environ, ENV_TASKS_SOCKET: str(self.socket)}
         self._process = subprocess.Popen(command, env=environment, cwd=self.directory)
-        (self.directory / "host.pid").write_text(str(self._process.pid))
 
     @property
     def process(self) -> psutil.Process:
@@ -94,9 +90,10 @@ async def test_scores_come_from_processes_of_the_host_and_none_is_left(tmp_path:
 
 async def test_a_container_that_ends_is_waited_for_and_asked_again(tmp_path: Path, host: Host) -> None:
     async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT], processes=2) as pool:
-        asked = asyncio.create_task(pool.score(samples("a", "kill the container", "a", "a")))
+        asked = asyncio.create_task(pool.score(samples("a", "hang", "a", "a")))
         for _ in range(2):  # a sample may see two deaths, as it may be innocent at the first
-            await asyncio.to_thread(host.reap)
+            await hangs(tmp_path)
+            host.kill()
             host.start()
         async with asyncio.timeout(WAIT_S):
             results = await asked
@@ -123,32 +120,26 @@ async def test_the_users_mistakes_come_through_the_socket(tmp_path: Path, host: 
 
 async def test_the_newest_pool_counts_and_what_the_one_before_has_left_is_ended(tmp_path: Path, host: Host) -> None:
     """A scheduler that hangs and is replaced may leave its connection open."""
-    async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT]) as first:
-        hanging = asyncio.create_task(first.score(samples("hang")))
-        (before,) = await scored_when_busy(host)
-        family = host.process.children(recursive=True)
-        async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT]) as second:
-            (score,) = await scored(second, "a")
-            assert score.reward != before
-            await wait_ended(family)
-        await first.close()
-        with pytest.raises(TaskPoolError):
-            await hanging
+    write_lines(tmp_path / "lines.jsonl", count=60)
+    (tmp_path / "hosted_rewards.py").write_text(REWARDS)
+    job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[ACT])
+    before = fork_server.ForkServer(job, base_dir=tmp_path, memory_limit_bytes=1 << 30, host=host.socket)
+    assert await before.start() == 6
+    family = host.process.children(recursive=True)
+    assert family
+    async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT]) as pool:
+        (score,) = await scored(pool, "a")
+        assert score.reward is not None
+        await wait_ended(family)
+        assert not before.alive
+    await before.close()
 
 
-async def scored_when_busy(host: Host) -> tuple[int]:
-    """The process that is in its loop."""
-    found: list[int] = []
-
-    def busy() -> bool:
-        for process in host.process.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() != "sleep" and len(process.parents()) > len(host.process.parents()) + 1:
-                    found[:] = [process.pid] if process.cpu_times().user > 0.2 else found
-        return bool(found)
-
-    await asyncio.to_thread(wait_for, busy, what="a worker in its loop")
-    return (found[0],)
+async def hangs(directory: Path) -> None:
+    """Until a reward does."""
+    sign = directory / "hanging"
+    await asyncio.to_thread(wait_for, sign.exists, what="a reward that hangs")
+    sign.unlink()
 
 
 @pytest.mark.parametrize(
@@ -169,8 +160,7 @@ async def test_one_that_is_no_host_is_refused(tmp_path: Path, monkeypatch: pytes
 
     async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(framing.encode(said))
-        with contextlib.suppress(ConnectionError):
-            await writer.drain()
+        writer.close()
 
     async with await asyncio.start_unix_server(say, tmp_path / "socket"):
         write_lines(tmp_path / "lines.jsonl", count=60)
