@@ -54,13 +54,17 @@ DIR_STORE_VOLUME = "/var/lib/streamrl/store"
 DIR_SHARED = "/var/lib/streamrl/shared"
 """Scratch space shared by the containers of the trainer's pod."""
 
-CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR = (
+DIR_TASKS = "/var/lib/streamrl/tasks"
+"""Scratch space of scheduler and tasks: the socket by which they speak."""
+
+CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR = (
     "scheduler",
     "prepare",
+    "tasks",
     "trainer",
     "generator",
 )
-OWN_CONTAINERS = (CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TRAINER, CONTAINER_GENERATOR)
+OWN_CONTAINERS = (CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR)
 
 
 MOST_SET_CHARACTERS = 52

@@ -68,6 +68,12 @@ class Images(StatusModel):
         min_length=1, max_length=512, description="Of trainer, scheduler and preparation of the model."
     )
     generator: str = Field(min_length=1, max_length=512, description="Of the generators.")
+    tasks: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Of the container that runs the user's functions; absent = the scheduler's runs them, in a job of an earlier release.",
+    )
 
 
 class RLJobStatus(StatusModel):

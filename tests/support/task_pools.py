@@ -90,14 +90,19 @@ class AskedPool(TaskPool):
 
 @contextlib.asynccontextmanager
 async def running_pool(
-    base_dir: Path, *, modules: Mapping[str, str], memory_limit_bytes: int = MEMORY_LIMIT_BYTES, **task: Any
+    base_dir: Path,
+    *,
+    modules: Mapping[str, str],
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    host: Path | None = None,
+    **task: Any,
 ) -> AsyncIterator[AskedPool]:
     """A started pool with these modules of the user's beside its job; the data set, if none is named, has 60 sums."""
     for name, text in modules.items():
         (base_dir / f"{name}.py").write_text(text)
     if "dataset" not in task:
         task["dataset"] = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes)
+    pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes, host=host)
     try:
         await pool.start()
         yield pool

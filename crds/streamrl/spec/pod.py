@@ -187,6 +187,15 @@ class TrainerPod(Pod):
     scheduler_resources: Resources | None = Field(
         default=None, description="Of the scheduler; absent = as prepare, and 2Gi with a ranker that needs torch."
     )
+    tasks_image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=512,
+        description="Image of the container that runs data set, rewards and environment; absent = that of the pod.",
+    )
+    tasks_resources: Resources | None = Field(
+        default=None, description="Of that container, whose memory all task.processes share; absent = as prepare."
+    )
     scheduler_start_seconds: int = Field(
         default=1800, ge=60, le=86_400, description="In which the scheduler reads its data set and replays its journal."
     )

@@ -2,7 +2,8 @@
 
 Owns the names of failures (each has one for ever) and the ordered rules. A container that ends with exit code 0 is no failure: the scheduler
 and the trainer idle at the end, a drained generator ends. Nor is a rank that ends because one of another pod was lost: that one's end is the
-failure. Nor is a pod that goes because we want it so: above the wanted number, or of an older template in a rolling update.
+failure. Nor is the end of the container with the user's functions: the scheduler asks again, so often at most, and ends itself then.
+Nor is a pod that goes because we want it so: above the wanted number, or of an older template in a rolling update.
 What is counted already is in the status (`seenFailures`): the failures that can be seen now, and the last few that cannot any more.
 
 A rule that replaces a pod has no limit but time: another pod forgets the kubelet's back-off, and one that fails at once wherever it runs
@@ -16,7 +17,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
-from streamrl.names import CONTAINER_SCHEDULER, OWN_CONTAINERS
+from streamrl.names import CONTAINER_SCHEDULER, CONTAINER_TASKS, OWN_CONTAINERS
 from streamrl.spec.training import FailurePolicy, FailureRule
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import pods
@@ -55,6 +56,7 @@ _END_REASONS: dict[str, Reason] = {
     "ContainerStatusUnknown": "NodeLost",
 }
 """`reason` of a container's end -> ours; all else is an error. Unknown: the node went down under the container."""
+_COUNTED = frozenset(OWN_CONTAINERS) - {CONTAINER_TASKS}
 _LOST: tuple[Reason, ...] = ("Preempted", "Evicted", "NodeLost", "Deleted")
 
 
@@ -149,7 +151,7 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
 
 def failures_of_containers(pod: Object) -> Iterator[Failure]:
     """Containers of ours in the pod that ended with an error: now, or the time before. Those that a job adds follow no codes of ours."""
-    for container in (one for one in pods.containers(pod) if one.get("name") in OWN_CONTAINERS):
+    for container in (one for one in pods.containers(pod) if one.get("name") in _COUNTED):
         count, state = int(container.get("restartCount") or 0), container.get("state") or {}
         before = (container.get("lastState") or {}).get("terminated")
         if before is not None:

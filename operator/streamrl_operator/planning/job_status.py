@@ -90,9 +90,12 @@ def _images_seen(observed: Observed, *, default: Images) -> Images:
         return reported
     name, trainer = job.metadata.name, job.spec.trainer
     pools = [_default_in(observed.sets.get(names.pool(name, pool.name)), pod=pool.pod) for pool in job.spec.generators]
+    found = observed.sets.get(names.trainer(name))
+    image = _default_in(found, pod=trainer.pod) or default.trainer
     return Images(
-        trainer=_default_in(observed.sets.get(names.trainer(name)), pod=trainer.pod) or default.trainer,
+        trainer=image,
         generator=next((image for image in pools if image), default.generator),
+        tasks=image if found is not None and _has_tasks(found) else None,
     )
 
 
@@ -101,6 +104,12 @@ def _default_in(found: Object | None, *, pod: Pod) -> str:
     if found is None or pod.image is not None:
         return ""
     return str(found["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def _has_tasks(found: Object) -> bool:
+    """Whether the user's functions have a container of their own in a StatefulSet."""
+    beside = found["spec"]["template"]["spec"].get("initContainers") or ()
+    return any(one["name"] == names.CONTAINER_TASKS for one in beside)
 
 
 _DIGITS = 4

@@ -37,7 +37,7 @@ class PlanningSettings:
     @property
     def images(self) -> Images:
         """Of the jobs that begin now."""
-        return Images(trainer=self.trainer_image, generator=self.generator_image)
+        return Images(trainer=self.trainer_image, generator=self.generator_image, tasks=self.trainer_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,7 @@ def main() -> int:
                 report=lambda event: print(json.dumps(event), file=output, flush=True),
             )
             if arguments.result is not None:
+                _make_mounted(arguments.cache)
                 write_model_path(arguments.result, directory=directory)
     except (UserError, UserErrors) as error:
         say(*error.lines)
@@ -107,6 +108,13 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report)
     _try_task(spec, base_dir=base_dir, directory=directory)
     report({"event": "ready", "path": str(directory), "parameters": count_parameters(str(directory))})
     return directory
+
+
+def _make_mounted(cache_dir: Path) -> None:
+    """Directories of which a pod's next container sees no more of the volume; a kubelet would make them as another user."""
+    with _file_errors(cache_dir):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        Path(os.environ.get("HF_HOME") or cache_dir).mkdir(parents=True, exist_ok=True)
 
 
 def _find_directory(path: str, *, base_dir: Path, cache_dir: Path) -> Path:

@@ -36,6 +36,20 @@ def begin_as_child() -> socket.socket:
     return control
 
 
+def start_module(
+    module: str, control: socket.socket, *, environment: Mapping[str, str], stderr: IO[bytes] | None = None
+) -> "subprocess.Popen[bytes]":
+    """`python -m module` in a session of its own, with `control` as its end of the socket. `environment`: beside ours."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(control.fileno())],
+        stdin=subprocess.DEVNULL,
+        stderr=stderr,
+        pass_fds=(control.fileno(),),
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+
+
 class ProcessLostError(Exception):
     """The process is gone, or is as good as gone; the text says what happened."""
 
@@ -80,14 +94,7 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unused:
             unused.callback(ours.close)
-            process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond; no pipe is waited for
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stderr=stderr,
-                pass_fds=(theirs.fileno(),),
-                env={**os.environ, **environment, **heartbeat},
-                start_new_session=True,
-            )
+            process = start_module(module, theirs, environment={**environment, **heartbeat}, stderr=stderr)
             unused.pop_all()
         try:
             transport, frames = await framing.open_frames(ours)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import FILE_JOB, FILE_JOURNAL
+from streamrl.keys import ENV_TASKS_SOCKET, FILE_JOB, FILE_JOURNAL
 from streamrl.spec import RLJob, read_job
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.awake_loop import AwakeLoop
@@ -116,7 +116,8 @@ def main() -> int:
 
 def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
     """The real task pool."""
-    return TaskPool(job, base_dir=base_dir)
+    host = os.environ.get(ENV_TASKS_SOCKET)
+    return TaskPool(job, base_dir=base_dir, host=Path(host) if host else None)
 
 
 async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit:

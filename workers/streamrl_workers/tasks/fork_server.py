@@ -1,7 +1,8 @@
 """The pool's side of the fork server (`fork_server_process.py`): starts it, asks it for workers, hears of their ends.
 
+It is our child, or that of a host in a container of its own (`host.py`), which starts one for each connection.
 Owns the process, the control socket and the task that reads it. Does not score.
-Invariant: after `close` no process of the fork server is left.
+Invariants: after `close` no process of the fork server is left. What it says is checked: user code can speak in its place.
 """
 
 import asyncio
@@ -10,18 +11,20 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.text import say
 from streamrl_workers.process import framing
 from streamrl_workers.process.child import CLOSE_TIMEOUT_S, ChildProcess
 from streamrl_workers.process.framing import ForeignBytesError, Frames
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path
-from streamrl_workers.tasks.protocol import COMMAND, KILL
+from streamrl_workers.tasks.protocol import COMMAND, KILL, check_exit, held_out_size
 from streamrl_workers.tasks.values import TaskPoolError
 
+FORK_SERVER = "streamrl_workers.tasks.fork_server_process"
+CONNECT_TIMEOUT_S = 120.0
+"""For a host that is starting, or is started again after its end."""
+_CONNECT_AGAIN_S = 0.2
 START_TIMEOUT_S = 120.0
 """Imports and one reading of the data file; a busy laptop needs 10 s for the imports."""
 MODEL_TIMEOUT_S = 600.0
@@ -55,10 +58,57 @@ class Connection:
         self.transport.abort()
 
 
+class HostedProcess:
+    """A fork server that a host has started for us: there is nothing but its socket."""
+
+    def __init__(self, transport: asyncio.Transport, frames: Frames) -> None:
+        self.transport, self.frames = transport, frames
+
+    @classmethod
+    async def connect(cls, path: Path) -> "HostedProcess":
+        """By the host that listens there. Raises `TaskPoolError` if none does in time."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await _connected(path)
+        except TimeoutError:
+            raise TaskPoolError(
+                f"nobody listens for the task pool at {path} for {CONNECT_TIMEOUT_S:g} s; is the container tasks running?"
+            ) from None
+        return cls(*await framing.open_frames(connection))
+
+    def send(self, frame: object) -> None:
+        """Write a frame; one that is gone is seen when its answer is read."""
+        self.transport.write(framing.encode(frame))
+
+    async def how_it_ended(self) -> str:
+        """Only its host knows."""
+        return ""
+
+    async def close(self) -> None:
+        """It ends when its socket is closed, or its host ends it when the next one comes."""
+        self.transport.abort()
+
+
+async def _connected(path: Path) -> socket.socket:
+    """As soon as somebody listens there."""
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)  # noqa: FBT003 - positional in the standard library
+        with contextlib.ExitStack() as unused:
+            unused.callback(connection.close)
+            with contextlib.suppress(OSError):
+                await asyncio.get_running_loop().sock_connect(connection, str(path))
+                unused.pop_all()
+                return connection
+        await asyncio.sleep(_CONNECT_AGAIN_S)
+
+
 class ForkServer:
     """One fork server and its workers."""
 
-    def __init__(self, job: RLJob, *, base_dir: Path, memory_limit_bytes: int) -> None:
+    def __init__(self, job: RLJob, *, base_dir: Path, memory_limit_bytes: int, host: Path | None) -> None:
+        """`host`: the socket of who starts it; None: we do."""
+        self._host = host
         self._config = {
             "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
             "seed": job.spec.seed,
@@ -69,7 +119,7 @@ class ForkServer:
         self._needs_model = job.spec.task.chat is not None
         self._connections: dict[int, Connection] = {}
         self._spawned = 0
-        self._child: ChildProcess | None = None
+        self._child: ChildProcess | HostedProcess | None = None
         self._control: socket.socket | None = None
         self._listener: asyncio.Task[None] | None = None
         self._output: asyncio.Task[None] | None = None
@@ -83,21 +133,24 @@ class ForkServer:
     async def start(self) -> int | None:
         """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
         config = {**self._config, "model_path": await self._model_path()}
+        self._child = await (self._start_child() if self._host is None else HostedProcess.connect(self._host))
+        self._control = self._child.transport.get_extra_info("socket").dup()
+        self._child.send(config)
+        size = await self._first_answer(self._child)
+        self._listener = asyncio.create_task(self._listen(self._child.frames), name="task-pool-fork-server")
+        return size
+
+    async def _start_child(self) -> ChildProcess:
         printed, printing = os.pipe()
         self._output = asyncio.create_task(_forward(printed), name="task-pool-output")
         with open(printing, "wb") as said:  # noqa: ASYNC230, PTH123 - a descriptor that is open
-            self._child = await ChildProcess.start(
-                "streamrl_workers.tasks.fork_server_process",
+            return await ChildProcess.start(
+                FORK_SERVER,
                 name="task-pool",
                 what="the task pool's fork server",
                 environment=ENVIRONMENT,
                 stderr=said,
             )
-        self._control = self._child.transport.get_extra_info("socket").dup()
-        self._child.send(config)
-        answer = await self._first_answer(self._child)
-        self._listener = asyncio.create_task(self._listen(self._child.frames), name="task-pool-fork-server")
-        return answer["held_out_size"]  # type: ignore[no-any-return] # JSON
 
     async def _model_path(self) -> str:
         """Of the tokenizer whose chat template is used; "" where there is no chat."""
@@ -108,32 +161,30 @@ class ForkServer:
         except ModelTimeoutError as error:
             raise TaskPoolError(str(error)) from None
 
-    async def _first_answer(self, child: ChildProcess) -> Any:  # noqa: ANN401 - JSON
+    async def _first_answer(self, child: ChildProcess | HostedProcess) -> int | None:
         try:
             answer = await child.frames.read(limit_s=START_TIMEOUT_S)
+            if answer is not None:
+                return held_out_size(answer)
         except ForeignBytesError:
             raise TaskPoolError("something else than an answer was written to the fork server's socket") from None
         except TimeoutError:
             raise TaskPoolError(
                 f"the task processes did not open the data set and the rewards within {START_TIMEOUT_S:g} s"
             ) from None
-        if answer is None:
-            raise TaskPoolError(
-                f"the task process ended{await child.how_it_ended()} while it opened the data set and rewards"
-            )
-        if "user_error" in answer:
-            raise UserError(**answer["user_error"])
-        return answer["ready"]
+        raise TaskPoolError(
+            f"the task process ended{await child.how_it_ended()} while it opened the data set and rewards"
+        )
 
     async def _listen(self, frames: Frames) -> None:
         """Consumes `exited` notices; produces ends of connections; waits for the fork server; ends with it."""
         with contextlib.suppress(ForeignBytesError):
             while (notice := await frames.read(limit_s=framing.FOREVER_S)) is not None:
-                self._end(notice["exited"], exit_code=notice["code"])
+                self._end(*check_exit(notice))
         for number in list(self._connections):
-            self._end(number, exit_code=None)
+            self._end(number, None)
 
-    def _end(self, number: int, *, exit_code: int | None) -> None:
+    def _end(self, number: int, exit_code: int | None) -> None:
         connection = self._connections.pop(number, None)
         if connection is None:
             return

@@ -22,7 +22,6 @@ Owns what binds a worker and everything that it starts:
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -30,7 +29,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,16 +40,11 @@ from streamrl.spec.task import Task
 from streamrl_workers.environments.registry import open_environment
 from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import touch
+from streamrl_workers.process.orphans import adopt_orphans, children, die_with, kill_children, kill_orphans
 from streamrl_workers.rewards.registry import make_parts
 from streamrl_workers.tasks.dataset import open_dataset
 from streamrl_workers.tasks.protocol import COMMAND, KILL, SPAWN_ENDPOINT_CLIENT
 from streamrl_workers.tasks.worker import TaskSources, ask_endpoints, serve
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_LINUX = sys.platform == "linux"
-_FIELDS_BEHIND_NAME = 2
-"""Of `/proc/PID/stat` behind the command's closing bracket: the state, the parent."""
 
 
 def main() -> None:
@@ -178,56 +172,12 @@ class Forks:
                 self._control.sendall(framing.encode({"exited": number, "code": code}))
 
 
-def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process, not of the machine's first."""
-    if _LINUX:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 def isolate(*, parent_pid: int, memory_limit_bytes: int) -> None:
     """Make this fork a session of its own that ends with its parent, and let its memory grow by the limit at most."""
     os.setsid()
     adopt_orphans()
-    _die_with(parent_pid)
+    die_with(parent_pid)
     _limit_memory(memory_limit_bytes)
-
-
-def kill_orphans(of_pid: int, *, but: Collection[int]) -> None:
-    """Kill what a worker that has been waited for has left behind; `but`: our other children."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(of_pid, signal.SIGKILL)
-    kill_children(but=but)
-
-
-def kill_children(*, but: Collection[int] = ()) -> None:
-    """Kill and wait for children until there is none."""
-    while doomed := children() - set(but):
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in doomed:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)  # its own children are ours now
-
-
-def children() -> set[int]:
-    """Processes whose parent is this one; none where there is no `/proc`."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/stat") if _LINUX else ():
-        with contextlib.suppress(OSError, ValueError):
-            fields = entry.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(fields[_FIELDS_BEHIND_NAME - 1]) == os.getpid():
-                found.add(int(entry.parent.name))
-    return found
-
-
-def _die_with(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent ends, also in a hang that holds the interpreter lock."""
-    if not _LINUX:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def _limit_memory(limit_bytes: int) -> None:

@@ -55,11 +55,18 @@ class TaskPool:
     """Prompts, turns and scores of one job."""
 
     def __init__(
-        self, job: RLJob, *, base_dir: Path, processes: int | None = None, memory_limit_bytes: int = MEMORY_LIMIT_BYTES
+        self,
+        job: RLJob,
+        *,
+        base_dir: Path,
+        processes: int | None = None,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        host: Path | None = None,
     ) -> None:
-        """`processes` None: as the job says."""
+        """`processes` None: as the job says. `host`: socket of the container that has the processes; None: they are our children."""
         self._job = job
         self._base_dir = base_dir
+        self._host = host
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
         self._rewards = job.spec.task.rewards
@@ -172,7 +179,10 @@ class TaskPool:
             if self._fork_server is not None:
                 await self._fork_server.close()
             self._fork_server = ForkServer(
-                self._job, base_dir=self._base_dir, memory_limit_bytes=self._memory_limit_bytes
+                self._job,
+                base_dir=self._base_dir,
+                memory_limit_bytes=self._memory_limit_bytes,
+                host=self._host,
             )
             self.held_out_size = await self._fork_server.start()
             return self._fork_server

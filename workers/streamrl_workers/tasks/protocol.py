@@ -3,6 +3,7 @@
 ```
   pool ──▶ fork server      a command of fixed size: spawn (with the process's socket) or kill, and the process's number
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
+  fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
                             [text] | [values, body] | [observation, reward, done] | {"kind", "error"}
   pool ──▶ endpoint client  [number, body] of a sample that endpoints score
@@ -47,6 +48,28 @@ COMMAND = struct.Struct("<cI")
 
 _KINDS = frozenset(get_args(FailureKind))
 _REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}
+
+
+def held_out_size(answer: Any) -> int | None:  # noqa: ANN401 - JSON
+    """Of the fork server's first answer (None = endless). Raises `UserError` if it says so, `ForeignBytesError` if it is none."""
+    match answer:
+        case {"ready": {"held_out_size": int() | None as size}} if size is None or size >= 0:
+            return size
+        case {"user_error": {"field": str(), "rule": str(), "got": _, "fix": str()} as parts} if len(parts) == _PARTS:
+            raise UserError(**parts)
+    raise ForeignBytesError("a message says neither that it is ready nor why not")
+
+
+_PARTS = 4
+"""Of a user error."""
+
+
+def check_exit(notice: Any) -> tuple[int, int]:  # noqa: ANN401 - JSON
+    """Number and exit code of a process that has ended. Raises `ForeignBytesError`."""
+    match notice:
+        case {"exited": int(number), "code": int(code)}:
+            return number, code
+    raise ForeignBytesError("a message names no process that ended")
 
 
 def encode_request(request: Request) -> bytes:

@@ -49,6 +49,26 @@ def scheduler_variables(job: RLJob, *, uid: str) -> Variables:
     }
 
 
+def tasks_socket() -> Variables:
+    """Of the scheduler and of the container with the task pool's processes: where they meet."""
+    return {keys.ENV_TASKS_SOCKET: f"{names.DIR_TASKS}/socket"}
+
+
+def tasks_variables(job: RLJob, *, uid: str) -> Variables:
+    """Of that container; the task itself is told by the scheduler."""
+    return {
+        **_DEFAULTS,
+        "HF_HOME": f"{_HOME}/huggingface" if _simulated(job) else huggingface_dir(job, uid=uid),
+        keys.ENV_HEARTBEAT_FILE: f"{names.DIR_TASKS}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_TASKS}",
+        **tasks_socket(),
+    }
+
+
+def huggingface_dir(job: RLJob, *, uid: str) -> str:
+    """On the volume: loaded once, seen by all of the pod, there after a restart."""
+    return f"{names.store_dir(job.metadata.name, uid=uid)}/huggingface"
+
+
 def trainer_variables(job: RLJob, *, uid: str) -> Variables:
     """Of the trainer, whose ranks get the rest from what starts them."""
     return _trainer_pod(job, uid=uid) | {
@@ -136,23 +156,27 @@ _OURS = sorted(
 
 def _trainer_pod(job: RLJob, *, uid: str) -> Variables:
     store = names.store_dir(job.metadata.name, uid=uid)
-    simulated = job.spec.trainer.engine.simulated is not None  # nobody prepares a model, so nobody may wait for one
     return {
         **_COMMON,
-        "HF_HOME": f"{store}/huggingface",  # on the volume: loaded once, seen by all three, there after a restart
+        "HF_HOME": huggingface_dir(job, uid=uid),
         keys.ENV_STORE_DIR: store,
-        **({} if simulated else {keys.ENV_SHARED_DIR: names.DIR_SHARED}),
+        **({} if _simulated(job) else {keys.ENV_SHARED_DIR: names.DIR_SHARED}),
         keys.ENV_CODE_DIR: names.DIR_RUN if job.spec.task.code is None else names.DIR_CODE,
     }
 
 
-_COMMON: Variables = {
+def _simulated(job: RLJob) -> bool:
+    """Then nobody prepares a model, so nobody may wait for one."""
+    return job.spec.trainer.engine.simulated is not None
+
+
+_DEFAULTS: Variables = {
     "HOME": _HOME,
     "USER": "streamrl",  # libraries ask who runs them, and an image need not know our user's number
     "XDG_CACHE_HOME": f"{_HOME}/cache",
     "PYTHONUNBUFFERED": "1",
-    keys.ENV_JOB_FILE: _JOB_FILE,
 }
+_COMMON: Variables = {**_DEFAULTS, keys.ENV_JOB_FILE: _JOB_FILE}
 _SERVING: Variables = {keys.ENV_BIND_HOST: _ANY_ADDRESS, keys.ENV_TLS_DIR: names.DIR_TLS, keys.ENV_STAY: "1"}
 
 _READY = "/healthz"
@@ -189,16 +213,20 @@ class Container:
     variables: Variables
     mounts: Mapping[str, str]
     """Directory -> volume."""
+    sub_paths: Mapping[str, str] = field(default_factory=dict)
+    """Directory -> what of its volume is seen there; a directory that is not named: all."""
     read_only: Sequence[str] = ()
-    """Volumes that it only reads."""
+    """Volumes, or directories, that it only reads."""
     ports: Mapping[str, int] = field(default_factory=dict)
     signals_port: int | None = None
-    """Given: it is seen to work. It is alive by its heartbeat file, which nobody outside of the container can keep from being touched or touch
-    himself, and it is ready by this port."""
+    """Given: it is ready by this port. With a heartbeat file it is alive by that, which nobody outside of the container can keep from being
+    touched or touch himself."""
     start_deadline_s: int | None = None
     """Given: it has started only when it is ready, and what comes after it in the pod waits for that, so long at most."""
     resources: Resources | None = None
     """None: those that the job gives its main container."""
+    image: str | None = None
+    """None: the pod's."""
     sidecar: bool = False
 
 
@@ -223,7 +251,7 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
     """The container with the job's changes merged in."""
     built: Built = {
         "name": container.name,
-        "image": image,
+        "image": container.image or image,
         "imagePullPolicy": pod.image_pull_policy,
         "command": ["python", "-m", container.module, *container.arguments],
         "env": merged_environment({**container.variables, **_unset(container, pod=pod)}, pod.env),
@@ -240,16 +268,19 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         built["ports"] = [
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in container.ports.items()
         ]
-    return built if container.signals_port is None else built | _probes(container, port=container.signals_port)
+    return built | _probes(container)
 
 
 def _mounts(container: Container, *, given: Sequence[VolumeMount]) -> list[Built]:
     """Ours and the job's; the job may put a volume of its own in the place of scratch space, and of nothing else (`VolumeMount`)."""
     mounts: dict[str, Built] = {}
     for path, volume in container.mounts.items():
-        read_only = {"readOnly": True} if volume in container.read_only else {}
+        read_only = {"readOnly": True} if {volume, path} & set(container.read_only) else {}
         mounts[path] = {"name": volume, "mountPath": path, **read_only}
-    return list((mounts | {mount.mount_path: as_given(mount) for mount in given}).values())
+    mounts |= {mount.mount_path: as_given(mount) for mount in given}
+    for path, part in container.sub_paths.items():
+        mounts[path]["subPath"] = "/".join(filter(None, (mounts[path].get("subPath"), part)))
+    return list(mounts.values())
 
 
 def as_given(part: SpecModel) -> Built:
@@ -257,12 +288,14 @@ def as_given(part: SpecModel) -> Built:
     return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _probes(container: Container, *, port: int) -> Built:
-    built: Built = {
-        "livenessProbe": _alive(str(container.variables[keys.ENV_HEARTBEAT_FILE])),
-        "readinessProbe": _ready(port, period_s=_READY_PERIOD_S),
-    }
-    if container.start_deadline_s is not None:
+def _probes(container: Container) -> Built:
+    built: Built = {}
+    if keys.ENV_HEARTBEAT_FILE in container.variables:
+        built["livenessProbe"] = _alive(str(container.variables[keys.ENV_HEARTBEAT_FILE]))
+    port = container.signals_port
+    if port is not None:
+        built["readinessProbe"] = _ready(port, period_s=_READY_PERIOD_S)
+    if port is not None and container.start_deadline_s is not None:
         tries = container.start_deadline_s // _START_PERIOD_S
         built["startupProbe"] = _ready(port, period_s=_START_PERIOD_S) | {"failureThreshold": tries}
     return built

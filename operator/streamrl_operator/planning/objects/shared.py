@@ -114,7 +114,7 @@ def resolved_job(plan: JobPlan) -> Built:
     """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
     data, images = {keys.FILE_JOB: _job_json(plan)}, plan.wanted.images
     if images is not None:
-        data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True)) + "\n"
+        data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True, exclude_none=True)) + "\n"
     return plan.object("v1", "ConfigMap", names.resolved(plan.name), data=data)
 
 

@@ -1,7 +1,8 @@
 """The trainer's pods and what stands around them: StatefulSets, headless Services, PodDisruptionBudgets.
 
-prepare ──▶ scheduler (sidecar: starts before the trainer and ends after it) ──▶ trainer (rank 0 and the others of its node)
-   └── store volume ──────────┴── run volume (journal), shared scratch ──────────────┘
+prepare ──▶ tasks (sidecar: the user's code) ──▶ scheduler (sidecar: starts before the trainer and ends after it) ──▶ trainer (rank 0 and the others of its node)
+   │            └────────── a socket ────────────────┤                                                                   │
+   └── store volume ─────────────────────────────────┴── run volume (journal), shared scratch ──────────────────────────┘
 prepare ──▶ trainer (the ranks of a further node), for each `trainer.nodes` above 1: store volume, scratch
 """
 
@@ -15,6 +16,7 @@ from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption
 from streamrl_operator.planning.pods import ROLE_TRAINER, ROLE_TRAINER_WORKER
 
 _VOLUME_STORE, _VOLUME_SHARED, _VOLUME_CODE = "streamrl-store", "streamrl-shared", "streamrl-code"
+_VOLUME_TASKS = "streamrl-tasks"
 _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER = "streamrl-tls-scheduler", "streamrl-tls-trainer"
 
 _READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER)
@@ -81,12 +83,19 @@ def _template(plan: JobPlan) -> template.Template:
         variables=containers.trainer_variables(plan.job, uid=plan.uid),
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
-    before = ([] if simulated else [_prepare(plan)]) + [_scheduler(plan)]
+    hosted = [_tasks(plan)] if _is_hosted(plan) else []
+    before = ([] if simulated else [_prepare(plan)]) + hosted + [_scheduler(plan)]
     volumes = _shared_volumes(plan) | {
         _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
         template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
+        **({_VOLUME_TASKS: template.scratch()} if _is_hosted(plan) else {}),
     }
     return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=volumes)
+
+
+def _is_hosted(plan: JobPlan) -> bool:
+    """Whether the user's functions have a container of their own; in a job that an earlier release began the scheduler's runs them."""
+    return plan.images.tasks is not None
 
 
 def _worker_template(plan: JobPlan) -> template.Template:
@@ -134,14 +143,23 @@ def _has_ranks(plan: JobPlan) -> bool:
 
 
 def _mounts(plan: JobPlan) -> dict[str, str]:
-    """What all three containers see."""
+    """What prepare, scheduler and trainer see."""
     mounts = {
         names.DIR_JOB: template.VOLUME_JOB,
         names.DIR_STORE_VOLUME: _VOLUME_STORE,
         names.DIR_SHARED: _VOLUME_SHARED,
         template.DIR_TMP: template.VOLUME_TMP,
     }
-    return mounts if plan.job.spec.task.code is None else mounts | {names.DIR_CODE: _VOLUME_CODE}
+    return mounts | _code(plan)
+
+
+def _code(plan: JobPlan) -> dict[str, str]:
+    return {} if plan.job.spec.task.code is None else {names.DIR_CODE: _VOLUME_CODE}
+
+
+def _own_tmp(plan: JobPlan) -> dict[str, str]:
+    """Of containers with the user's functions: Python runs what lies at home or where it starts, and a job may give one volume for all of `/tmp`."""
+    return {template.DIR_TMP: "streamrl-tasks"} if _is_hosted(plan) else {}
 
 
 def _prepare(plan: JobPlan) -> Container:
@@ -155,17 +173,46 @@ def _prepare(plan: JobPlan) -> Container:
         ),
         variables=containers.prepare_variables(plan.job, uid=plan.uid),
         mounts=_mounts(plan),
+        sub_paths=_own_tmp(plan),
         read_only=_READ_ONLY,
         resources=plan.job.spec.trainer.pod.prepare_resources or _SMALL,
     )
 
 
+def _tasks(plan: JobPlan) -> Container:
+    """Without keys, journal and checkpoints: of the volume it has what prepare has fetched."""
+    pod, store = plan.job.spec.trainer.pod, names.store_name(plan.name, uid=plan.uid)
+    prepared = plan.job.spec.trainer.engine.simulated is None
+    fetched = ("huggingface", "models") if prepared else ()
+    parts = {f"{names.DIR_STORE_VOLUME}/{store}/{part}": f"{store}/{part}" for part in fetched}
+    return Container(
+        name=names.CONTAINER_TASKS,
+        module="streamrl_workers.tasks.host",
+        variables=containers.tasks_variables(plan.job, uid=plan.uid),
+        mounts={
+            names.DIR_TASKS: _VOLUME_TASKS,
+            template.DIR_TMP: template.VOLUME_TMP,
+            **dict.fromkeys(parts, _VOLUME_STORE),
+            **_code(plan),
+        },
+        sub_paths=parts | _own_tmp(plan),
+        read_only=(*_READ_ONLY, f"{names.DIR_STORE_VOLUME}/{store}/models"),
+        resources=pod.tasks_resources or _SMALL,
+        image=pod.tasks_image,
+        sidecar=True,
+    )
+
+
 def _scheduler(plan: JobPlan) -> Container:
+    hosted = _is_hosted(plan)
     return Container(
         name=names.CONTAINER_SCHEDULER,
         module="streamrl_workers.scheduler",
-        variables=containers.scheduler_variables(plan.job, uid=plan.uid),
-        mounts=_mounts(plan) | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER},
+        variables=containers.scheduler_variables(plan.job, uid=plan.uid)
+        | (containers.tasks_socket() if hosted else {}),
+        mounts=_mounts(plan)
+        | {names.DIR_RUN: template.VOLUME_RUN, names.DIR_TLS: _VOLUME_TLS_SCHEDULER}
+        | ({names.DIR_TASKS: _VOLUME_TASKS} if hosted else {}),
         read_only=_READ_ONLY,
         ports={names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,

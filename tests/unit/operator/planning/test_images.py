@@ -63,11 +63,17 @@ def images(made: dict[str, dict[str, Any]]) -> tuple[str, str]:
     return trainer, pool
 
 
+def told(release: int) -> dict[str, str]:
+    """The status of a job that was begun with it."""
+    trainer = f"trainer:{release}"
+    return {"trainer": trainer, "generator": f"generator:{release}", "tasks": trainer}
+
+
 def test_nothing_of_a_job_that_has_begun_changes() -> None:
     begun, before = reconciled(job(), OLD)
     after, made = reconciled(replace(begun, numbers=page()), NEW)
     assert made == before
-    assert after.raw["status"]["images"] == {"trainer": "trainer:1", "generator": "generator:1"}
+    assert after.raw["status"]["images"] == told(1)
 
 
 def test_an_image_of_its_own_does_not_mix_two_releases() -> None:
@@ -84,7 +90,7 @@ def test_a_job_that_waits_takes_the_images_of_the_day_when_it_begins() -> None:
     assert "images" not in waiting.raw["status"]
     begun, made = reconciled(suspended(waiting, value=False), NEW)
     assert images(made) == ("trainer:2", "generator:2")
-    assert begun.raw["status"]["images"] == {"trainer": "trainer:2", "generator": "generator:2"}
+    assert begun.raw["status"]["images"] == told(2)
 
 
 def test_one_that_is_suspended_later_keeps_them() -> None:
@@ -111,6 +117,17 @@ LOST: dict[str, Callable[[Observed], Observed]] = {
 }
 
 
+@pytest.mark.parametrize("lost", ["nothing", "config map and status"])
+def test_a_job_whose_release_had_no_container_for_tasks_gets_none(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = OLD.images.model_copy(update={"tasks": None})
+    with monkeypatch.context() as earlier:
+        earlier.setattr(PlanningSettings, "images", without)
+        begun, before = reconciled(job(), OLD)
+    assert "tasks" not in begun.resolved[keys.FILE_IMAGES]
+    _, made = reconciled((LOST | {"nothing": lambda look: look})[lost](begun), NEW)
+    assert made == before
+
+
 @pytest.mark.parametrize("what", LOST)
 def test_what_is_lost_is_found_again(what: str) -> None:
     begun, before = reconciled(job(), OLD)
@@ -125,7 +142,7 @@ def test_with_the_config_map_lost_an_image_of_its_own_is_not_taken_for_the_opera
     document["spec"]["generators"] = [first | OWN, first | {"name": "other"}]
     begun, _ = reconciled(observed(document), OLD)
     after, _ = reconciled(LOST["config map and status"](begun), NEW)
-    assert after.raw["status"]["images"] == {"trainer": "trainer:1", "generator": "generator:1"}
+    assert after.raw["status"]["images"] == told(1)
 
 
 # ---- job.json

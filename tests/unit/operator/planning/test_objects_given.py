@@ -58,7 +58,7 @@ def test_no_key_of_a_secret_becomes_a_variable_of_ours(pods: Callable[..., dict[
 def test_containers_stand_around_ours_and_have_no_more_rights() -> None:
     before = EXTRA | {"name": "load", "securityContext": {"capabilities": {"drop": ["NET_RAW"]}}}
     spec = trainer(initContainers=[before], containers=[EXTRA])
-    assert [one["name"] for one in spec["initContainers"]] == ["load", "prepare", "scheduler"]
+    assert [one["name"] for one in spec["initContainers"]] == ["load", "prepare", "tasks", "scheduler"]
     assert [one["name"] for one in spec["containers"]] == ["trainer", "logs"]
     ours = {
         key: value for key, value in spec["containers"][0]["securityContext"].items() if key != "readOnlyRootFilesystem"

@@ -15,8 +15,9 @@ from streamrl import keys, names
 from streamrl.spec import parse_job
 from streamrl.spec.containers import EnvVar
 from streamrl_operator.planning.objects.containers import merged_environment
+from streamrl_operator.planning.values import DesiredRun
 from support.jobs import simulated_job
-from support.planned import containers, full_document, full_job, planned, templates
+from support.planned import SETTINGS, UID, containers, full_document, full_job, planned, templates
 from support.restricted import violations
 
 
@@ -67,14 +68,51 @@ def test_every_mount_has_a_volume_and_paths_differ() -> None:
             assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
 
 
-def test_prepare_comes_before_the_scheduler_and_that_before_the_trainer() -> None:
-    assert [each["name"] for each in containers(pod_of())] == ["prepare", "scheduler", "trainer"]
-    assert [each.get("restartPolicy") for each in containers(pod_of())] == [None, "Always", None]
+def test_each_container_comes_after_what_it_needs() -> None:
+    assert [each["name"] for each in containers(pod_of())] == ["prepare", "tasks", "scheduler", "trainer"]
+    assert [each.get("restartPolicy") for each in containers(pod_of())] == [None, "Always", "Always", None]
+
+
+def test_code_of_the_user_sees_neither_keys_nor_journal_nor_checkpoints() -> None:
+    mounts = of(pod_of(), "tasks")["volumeMounts"]
+    store = names.store_dir("full", uid=UID)
+    assert {mount["mountPath"] for mount in mounts} == {
+        *(names.DIR_TASKS, names.DIR_CODE, "/tmp", "/data"),
+        *(f"{store}/huggingface", f"{store}/models"),
+    }
+    assert all("subPath" in mount for mount in mounts if mount["name"] == "streamrl-store")
+
+
+def test_what_code_of_the_user_writes_is_in_nobodys_home_but_its_own() -> None:
+    """Python imports what lies where it starts: even on one volume of the job's for all of `/tmp`."""
+    for _, template in templates(planned(full_job())):
+        for container in containers(template):
+            (home,) = (mount for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp")
+            assert ("subPath" in home) == (container["name"] in ("prepare", "tasks"))
+
+
+def test_the_tasks_have_an_image_and_resources_of_their_own_where_the_job_says_so() -> None:
+    document = full_document()
+    sizes = {"requests": {"memory": "8Gi"}, "limits": {"memory": "8Gi"}}
+    document["spec"]["trainer"]["pod"] |= {"tasksImage": "verifiers:3", "tasksResources": sizes}
+    template = pod_of(job=document)
+    assert (of(template, "tasks")["image"], of(template, "tasks")["resources"]) == ("verifiers:3", sizes)
+    assert of(template, "scheduler")["image"] == "registry.example/trainer:7"
+
+
+def test_a_job_of_an_earlier_release_keeps_its_pods() -> None:
+    """Its images know no host of tasks."""
+    images = SETTINGS.images.model_copy(update={"tasks": None})
+    wanted = DesiredRun(trainers=1, generators={}, images=images)
+    template = dict(templates(planned(full_job(), wanted=wanted)))["full-trainer"]
+    assert [each["name"] for each in containers(template)] == ["prepare", "scheduler", "trainer"]
+    assert keys.ENV_TASKS_SOCKET not in environment(of(template, "scheduler"))
+    assert not any("subPath" in mount for each in containers(template) for mount in each["volumeMounts"])
 
 
 def test_a_simulated_job_prepares_no_model() -> None:
     template = pod_of("simulated-trainer", job=simulated_job())
-    assert [each["name"] for each in containers(template)] == ["scheduler", "trainer"]
+    assert [each["name"] for each in containers(template)] == ["tasks", "scheduler", "trainer"]
     assert all(keys.ENV_SHARED_DIR not in environment(each) for each in containers(template))  # nobody waits for it
 
 
@@ -87,6 +125,7 @@ def test_each_role_sees_its_own_certificate_alone() -> None:
             seen[container["name"]] = mounted
     assert seen == {
         "prepare": [],
+        "tasks": [],
         "scheduler": ["full-tls-scheduler"],
         "trainer": ["full-tls-trainer"],
         "generator": ["full-tls-generator"],
