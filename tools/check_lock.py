@@ -57,7 +57,7 @@ def problems() -> Iterator[str]:
     ]
     yield from unmet([*everything, *_lines(Path("constraints.txt"))], lock="dev.txt")
     yield from unmet(
-        [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["vllm"]], lock="vllm.txt"
+        [*project["dependencies"], *extras["worker"], *extras["tracing"], *extras["vllm"]], lock="vllm-gpu.txt"
     )
     yield from unmet([*everything, *_lines(FOLDER / "vllm-cpu.in")], lock="vllm-cpu.txt")
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")

@@ -158,15 +158,21 @@ def worker_test() -> Image:
     return Image(name=WORKER_IMAGE, key=_key(text, base().key), fill=fill, arguments={"BASE_IMAGE": BASE_IMAGE})
 
 
-def of_repository(which: str, name: str | None = None) -> Image:
-    """The project's own image: `operator`, `generator` or `trainer`."""
+def of_repository(which: str, name: str | None = None, **arguments: str) -> Image:
+    """The project's own image: `operator`, `generator` or `trainer`; its Dockerfile's arguments as given."""
     dockerfile = REPOSITORY / f"Dockerfile.{which}"
+    given = sorted(f"{argument}={value}" for argument, value in arguments.items())
     return Image(
         name=name or f"streamrl.test/{which}:test",
-        key=_key(dockerfile.read_text(), base().key, _sources()),
+        key=_key(dockerfile.read_text(), base().key, _sources(), *given),
         dockerfile=dockerfile,
-        arguments={"BASE_IMAGE": BASE_IMAGE},
+        arguments={"BASE_IMAGE": BASE_IMAGE, **arguments},
     )
+
+
+def generator_with_vllm() -> Image:
+    """The generator's image with vLLM's CPU build."""
+    return of_repository("generator", "streamrl.test/generator-vllm:test", VLLM="cpu")
 
 
 def _sources() -> str:
@@ -266,6 +272,7 @@ NAMED: dict[str, Callable[[], Image]] = {
     "worker-test": worker_test,
     "operator": lambda: of_repository("operator"),
     "generator": lambda: of_repository("generator"),
+    "generator-vllm": generator_with_vllm,
     "trainer": lambda: of_repository("trainer"),
 }
 
