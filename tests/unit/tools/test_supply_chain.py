@@ -175,7 +175,7 @@ def test_a_compiler_is_where_triton_needs_one_and_nowhere_else(tmp_path: Path) -
     last = {name: [line for line in stages(name)[""][1] if "apt-get" in line] for name in ("operator", "trainer", "generator")}  # fmt: skip
     assert (last["operator"], last["trainer"]) == ([], [])
     (install,) = last["generator"]
-    script = install.removeprefix("RUN ").replace("/var/lib/apt/lists", str(tmp_path / "lists"))
+    script = install.removeprefix("RUN ").replace(" /var/", f" {tmp_path}/")
     path = f"{tmp_path}:{os.environ['PATH']}"
     said = {lock: shell(script, LOCK=lock, PATH=path) for lock in ("worker", "vllm-cpu", "vllm-gpu")}
     assert said["worker"] == ""
