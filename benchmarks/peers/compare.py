@@ -180,6 +180,7 @@ def run_trl(task: Task, folder: Path, *, steps: int, args: argparse.Namespace) -
         "threads": args.threads,
         "micro_batch": args.micro_batch or _TRL_MICRO_BATCH[task.name],
         "continuous": _CONTINUOUS if args.continuous else None,
+        "record": str(folder / "trl.step") if getattr(args, "record", False) else None,
     }
     file = folder / "settings.json"
     file.write_text(json.dumps(settings), encoding="utf-8")

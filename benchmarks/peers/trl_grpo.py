@@ -43,6 +43,7 @@ class TrlRun:
     threads: int  # of each rank
     micro_batch: int  # samples of one forward and backward pass of a rank
     continuous: dict[str, Any] | None  # sizes of transformers' continuous batching; None = model.generate
+    record: str | None = None  # file for what the first step saw and did (`same_batch.py`)
 
 
 class Meter(TrainerCallback):
@@ -94,13 +95,36 @@ class Meter(TrainerCallback):
         self._clear()
 
 
+class Recorder(GRPOTrainer):
+    """Writes what its first step was given, its loss and its gradient; `file` is set behind the creation."""
+
+    file = ""
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's."""
+        loss = super()._compute_loss(model, inputs)
+        if self.file and self.state.global_step == 0:
+            batch = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+            batch["loss"] = loss.detach()
+            self.passes = [*getattr(self, "passes", []), batch]
+        return loss
+
+    def training_step(self, *args: Any, **settings: Any) -> torch.Tensor:  # noqa: ANN401 - transformers'
+        """Transformers', and the gradient as it is behind it: not yet clipped."""
+        answer = super().training_step(*args, **settings)
+        if self.file and self.state.global_step == 0:
+            gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+            torch.save({"passes": self.passes, "gradients": gradients}, self.file)
+        return answer
+
+
 def main() -> None:
     """Train."""
     run = TrlRun(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     torch.set_num_threads(run.threads)
     meter = Meter(run)
     lines = Path(run.prompts).read_text(encoding="utf-8").splitlines()[: run.steps * run.batch_groups]
-    trainer = GRPOTrainer(
+    trainer = Recorder(
         model=run.model,
         processing_class=AutoTokenizer.from_pretrained(run.model, padding_side="left"),
         reward_funcs=meter.reward,
@@ -108,6 +132,7 @@ def main() -> None:
         train_dataset=Dataset.from_list([json.loads(line) for line in lines]),
         callbacks=[meter],
     )
+    trainer.file = run.record or ""
     trainer.create_optimizer()
     rise = max(1, run.warm_up_steps)  # transformers' own begins with a step at a rate of zero
     trainer.lr_scheduler = LambdaLR(trainer.optimizer, lambda step: min(1.0, (step + 1) / rise))

@@ -133,6 +133,21 @@ class Stage(Lab):
         """Until so many steps are done, by the scheduler's own numbers."""
         self.wait_for(lambda: self.page(job).get("step", 0) >= step, f"step {step}", job=job, deadline_s=deadline_s)
 
+    def wait_measured(
+        self, job: str, pools: Iterable[str], *, deadline_s: float = RUN_S
+    ) -> dict[str, dict[str, float]]:
+        """Until the dispatcher has measured the speed of these pools; pool -> active samples -> seconds of a step."""
+        speeds: dict[str, dict[str, float]] = {}
+
+        def measured() -> bool:
+            found = self.page(job).get("dispatch", {}).get("pools", {})
+            speeds.update({name: pool["step_s"] for name, pool in found.items() if pool["speed"] == "known"})
+            return speeds.keys() == set(pools)
+
+        self.wait_for(measured, "the speed of all pools to be measured", job=job, deadline_s=deadline_s)
+        sys.stderr.write(f"seconds of a step by active samples: {speeds}\n")
+        return speeds
+
     def wait_succeeded(self, job: str, *, deadline_s: float = RUN_S) -> Object:
         """Until the job has succeeded and its pods are gone; its status."""
         self.wait_for(

@@ -10,7 +10,7 @@ from cluster.harness.processes import ClusterError
 from cluster.harness.sandbox import Sandbox
 
 READY_S = 180.0
-IMPORT_S = 600.0
+IMPORT_S = 1200.0
 PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",

@@ -9,10 +9,13 @@ its own: whoever is killed in the middle leaves no mount and no process.
 import contextlib
 import fcntl
 import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +74,7 @@ class Image:
     """Hash of all that goes in."""
     fill: Callable[[Path], None] | None = None
     dockerfile: Path | None = None
-    """Or a Dockerfile of the repository, built with the repository as context."""
+    """Or a Dockerfile of a checkout, built with the checkout as context."""
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -158,21 +161,34 @@ def worker_test() -> Image:
     return Image(name=WORKER_IMAGE, key=_key(text, base().key), fill=fill, arguments={"BASE_IMAGE": BASE_IMAGE})
 
 
-def of_repository(which: str, name: str | None = None) -> Image:
-    """The project's own image: `operator`, `generator` or `trainer`."""
-    dockerfile = REPOSITORY / f"Dockerfile.{which}"
+def of_repository(which: str, name: str | None = None, *, checkout: Path = REPOSITORY, **arguments: str) -> Image:
+    """The project's own image: `operator`, `generator` or `trainer`; its Dockerfile's arguments as given."""
+    dockerfile = checkout / f"Dockerfile.{which}"
+    given = sorted(f"{argument}={value}" for argument, value in arguments.items())
     return Image(
         name=name or f"streamrl.test/{which}:test",
-        key=_key(dockerfile.read_text(), base().key, _sources()),
+        key=_key(dockerfile.read_text(), base().key, _sources(checkout), *given),
         dockerfile=dockerfile,
-        arguments={"BASE_IMAGE": BASE_IMAGE},
+        arguments={"BASE_IMAGE": BASE_IMAGE, **arguments},
     )
 
 
-def _sources() -> str:
+def generator_with_vllm() -> Image:
+    """The generator's image with vLLM's CPU build."""
+    return of_repository("generator", "streamrl.test/generator-vllm:test", VLLM="cpu")
+
+
+def layers(image: Image) -> list[str]:
+    """Digests of the layers of an image in the cache, the base's first."""
+    with tarfile.open(archive(image)) as found:
+        (manifest,) = json.load(found.extractfile("manifest.json") or io.BytesIO())
+        return list(json.load(found.extractfile(manifest["Config"]) or io.BytesIO())["rootfs"]["diff_ids"])
+
+
+def _sources(checkout: Path) -> str:
     digest = hashlib.sha256()
     for name in CONTEXT:
-        top = REPOSITORY / name
+        top = checkout / name
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if path.is_file() and "__pycache__" not in path.parts:
                 digest.update(str(path).encode() + b"\0" + path.read_bytes())
@@ -192,7 +208,7 @@ def _build(image: Image) -> None:
             _have_base()
         if image.fill is not None:
             image.fill(context)
-        where = REPOSITORY if image.dockerfile else context
+        where = image.dockerfile.parent if image.dockerfile else context
         _buildah("bud", *_flags(image), "--file", str(image.dockerfile or context / "Dockerfile"), str(where))
         half = context / "image.tar"
         _buildah("push", "--quiet", image.name, f"docker-archive:{half}:{image.name}")
@@ -266,6 +282,7 @@ NAMED: dict[str, Callable[[], Image]] = {
     "worker-test": worker_test,
     "operator": lambda: of_repository("operator"),
     "generator": lambda: of_repository("generator"),
+    "generator-vllm": generator_with_vllm,
     "trainer": lambda: of_repository("trainer"),
 }
 

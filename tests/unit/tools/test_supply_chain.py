@@ -108,22 +108,26 @@ def test_an_image_installs_by_hash_alone(name: str) -> None:
     assert all("--require-hashes" in line for line in lines if "pip install" in line and "uv pip" not in line)
     assert all("--no-deps" in line for line in lines if "uv pip install" in line)
     assert [line for line in lines if "://" in line] == []
-    locks = {"operator": {"none": "operator"}, "trainer": {"none": "worker"}}.get(name, VLLM_LOCKS)
-    for vllm, lock in locks.items():
-        lines = chain(stages(name, vllm=vllm), "dependencies")
-        told = next((line.removeprefix("ENV LOCK=") for line in lines if line.startswith("ENV LOCK=")), "")
-        (installed,) = (line for line in lines if "tools/install.sh /opt" in line)
-        assert installed.replace("${LOCK}", told).endswith(f" requirements/{lock}.txt")
-        assert (ROOT / "requirements" / f"{lock}.txt").exists()
+    told = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if line.startswith("ARG LOCK="))
+    for vllm in ("", "gpu", "cpu") if name == "generator" else ("",):
+        lock = shell(f"echo {told.get('LOCK', '')}", VLLM=vllm).strip()
+        (installed,) = (line for line in stages(name)["dependencies"][1] if "tools/install.sh /opt" in line)
+        file = installed.replace("${LOCK}", lock).rpartition(" ")[2]
+        assert file == f"requirements/{'operator' if name == 'operator' else f'vllm-{vllm}' if vllm else 'worker'}.txt"
+        assert (ROOT / file).exists()
 
 
-VLLM_LOCKS = {"none": "worker", "gpu": "vllm", "cpu": "vllm-cpu"}
+def shell(script: str, **environ: str) -> str:
+    """What a script prints."""
+    done = run("sh", "-c", script, **environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def stages(name: str, *, vllm: str = "none") -> dict[str, tuple[str, list[str]]]:
+def stages(name: str) -> dict[str, tuple[str, list[str]]]:
     """Stage -> (what it is from, its instructions without comments); the last one is ""."""
     found: dict[str, tuple[str, list[str]]] = {}
-    text = (ROOT / f"Dockerfile.{name}").read_text().replace("${VLLM}", vllm).replace("\\\n", " ")
+    text = (ROOT / f"Dockerfile.{name}").read_text().replace("\\\n", " ")
     for line in text.splitlines():
         if line.startswith("FROM "):
             _, parent, *rest = line.split()
@@ -133,16 +137,22 @@ def stages(name: str, *, vllm: str = "none") -> dict[str, tuple[str, list[str]]]
     return found
 
 
+@pytest.mark.parametrize("name", ["operator", "trainer", "generator"])
+def test_no_stage_is_named_by_an_argument(name: str) -> None:
+    """buildah 1.28 (Debian 12) leaves out a stage that only an argument's default names, and then misses it."""
+    assert {parent for parent, _ in stages(name).values() if "$" in parent} == {"${BASE_IMAGE}"}
+
+
 def chain(found: dict[str, tuple[str, list[str]]], stage: str) -> list[str]:
     """All instructions of a stage, those that it is from first."""
     parent, lines = found[stage]
     return [*(chain(found, parent) if parent in found else []), *lines]
 
 
-@pytest.mark.parametrize(("name", "vllm"), [("operator", "none"), ("trainer", "none"), *(("generator", v) for v in VLLM_LOCKS)])  # fmt: skip
-def test_code_and_dependencies_are_layers_of_their_own(name: str, vllm: str) -> None:
+@pytest.mark.parametrize("name", ["operator", "trainer", "generator"])
+def test_code_and_dependencies_are_layers_of_their_own(name: str) -> None:
     """A change of code reaches neither the stage nor the layer of the dependencies."""
-    found = stages(name, vllm=vllm)
+    found = stages(name)
     copied = [line for line in chain(found, "dependencies") if line.startswith(("COPY", "ADD"))]
     assert all(line.split()[1].startswith(("requirements/", "tools/install.sh")) for line in copied), copied
     last = [line for line in found[""][1] if line.startswith("COPY")]
@@ -151,17 +161,26 @@ def test_code_and_dependencies_are_layers_of_their_own(name: str, vllm: str) -> 
 
 
 def test_both_worker_images_share_their_layers() -> None:
-    trainer, generator = stages("trainer"), stages("generator", vllm="none")
+    trainer, generator = stages("trainer"), stages("generator")
     for stage in ("build", "dependencies", "code"):
         assert chain(trainer, stage) == chain(generator, stage), stage
-    first = next(at for at, line in enumerate(trainer[""][1]) if line.startswith("LABEL"))
-    assert trainer[""][1][:first] == chain(generator, "")[:first]
+    through = trainer[""][1].index("COPY --from=dependencies /opt/venv /opt/venv") + 1
+    assert trainer[""][1][:through] == generator[""][1][:through]
 
 
-def test_a_compiler_is_where_triton_needs_one_and_nowhere_else() -> None:
-    for name, vllm in (("operator", "none"), ("trainer", "none"), *(("generator", vllm) for vllm in VLLM_LOCKS)):
-        installs = [line for line in chain(stages(name, vllm=vllm), "") if "gcc" in line]
-        assert bool(installs) == (vllm == "gpu"), (name, vllm)
+def test_a_compiler_is_where_triton_needs_one_and_nowhere_else(tmp_path: Path) -> None:
+    apt = tmp_path / "apt-get"
+    apt.write_text('#!/bin/sh\necho "$*"\n')
+    apt.chmod(0o755)
+    last = {name: [line for line in stages(name)[""][1] if "apt-get" in line] for name in ("operator", "trainer", "generator")}  # fmt: skip
+    assert (last["operator"], last["trainer"]) == ([], [])
+    (install,) = last["generator"]
+    script = install.removeprefix("RUN ").replace(" /var/", f" {tmp_path}/")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    said = {lock: shell(script, LOCK=lock, PATH=path) for lock in ("worker", "vllm-cpu", "vllm-gpu")}
+    assert said["worker"] == ""
+    assert "libnuma1" in said["vllm-cpu"]
+    assert ["gcc" in text for text in said.values()] == [False, False, True]
 
 
 @pytest.mark.parametrize(

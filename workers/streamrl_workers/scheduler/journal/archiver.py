@@ -204,8 +204,10 @@ class Archiver:
             while self._waiting_bytes > self._max_bytes:
                 left_out.append(self._pop())
             self._wake.notify()
+        for begin in range(0, len(left_out), _PORTION):
+            portion = tuple(left_out[begin : begin + _PORTION])
+            self._on_done(Done(group_ids=portion, left_out=sum(map(self._keeps, portion))))
         if left_out:
-            self._on_done(Done(group_ids=tuple(left_out), left_out=sum(map(self._keeps, left_out))))
             if not self._is_behind:
                 log.warning("the archive falls behind: the oldest samples that wait for it are left out")
             self._is_behind = True

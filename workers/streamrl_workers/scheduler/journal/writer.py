@@ -276,11 +276,12 @@ class JournalWriter:
             delete_samples(
                 connection, [self._garbage.popleft() for _ in range(min(garbage_groups, len(self._garbage)))]
             )
-        while self._archived:
+        while self._archived and garbage_groups > 0:
             done = self._archived.popleft()
             write_done(connection, done)
             delete_samples(connection, done.group_ids)
             self._archiving.difference_update(done.group_ids)
+            garbage_groups -= len(done.group_ids)
         if self._may_compact:
             below = min((*self._garbage, *self._archiving), default=None)
             self._compactable = compact_steps(

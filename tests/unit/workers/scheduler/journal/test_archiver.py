@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.storage import Archive
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.journal import archiver as archiving
+from streamrl_workers.scheduler.journal import writer
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
 from streamrl_workers.scheduler.journal.tables import read_compacted, settled_with_samples
@@ -242,6 +244,26 @@ async def test_what_waits_for_a_disk_that_hangs_is_bounded(
     assert not journal.faults
     assert in_archive(tmp_path) == [0, 6, 7, 8]
     assert caplog.text.count("the archive falls behind") == 1
+
+
+async def test_a_commit_deletes_a_portion_of_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a large model has gigabytes of samples: records that come meanwhile wait for one portion, not for all."""
+    groups, uncommitted = 500, []
+    written = 0
+
+    def noted(connection: sqlite3.Connection, done: archiving.Done) -> None:
+        nonlocal written
+        written += len(done.group_ids)
+        uncommitted.append(written - left_out(tmp_path))
+        archiving.write_done(connection, done)
+
+    monkeypatch.setattr(writer, "write_done", noted)
+    monkeypatch.setattr(archiving, "parse_bytes", lambda text: 0)
+    journal = opened(tmp_path)
+    await journal.write(trained(groups))
+    journal.journal.close()
+    assert left_out(tmp_path) == groups
+    assert max(uncommitted) <= 128
 
 
 async def test_without_an_archive_settled_samples_are_deleted(tmp_path: Path) -> None:
