@@ -24,6 +24,8 @@ class OperatorSettings:
     """All of it."""
 
     planning: PlanningSettings
+    kueue: bool
+    """Whether jobs wait in queues of Kueue."""
     lives: Lives
     lease_settings: LeaseSettings
     kubeconfig: Path | None
@@ -53,6 +55,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             namespaces=tuple(sorted(set(environ.get(keys.ENV_NAMESPACES, "").replace(",", " ").split()))),
             resync_s=_number(environ, keys.ENV_RESYNC_SECONDS, default=30, least=0.1),
         ),
+        kueue=_one_of(environ, keys.ENV_KUEUE, ("TRUE", "FALSE"), default="FALSE") == "TRUE",
         lives=Lives(
             ca_s=_number(environ, keys.ENV_CA_LIFE_SECONDS, default=lives.ca_s, least=1),
             leaf_s=_number(environ, keys.ENV_LEAF_LIFE_SECONDS, default=lives.leaf_s, least=1),

@@ -21,9 +21,12 @@ _KNOWN_S = 120.0
 """For the API server's own caches to know of a grant."""
 
 
-def grant(api: Api, user: str, *, home: str, namespaces: Sequence[str] = ()) -> None:
-    """As an installation in namespace `home` (empty: in any) grants it to the operator; `namespaces`: the chart's watchNamespaces."""
-    rules, leader = _rules()
+def grant(api: Api, user: str, *, home: str, namespaces: Sequence[str] = (), **values: str) -> None:
+    """As an installation in namespace `home` (empty: in any) grants it to the operator; `namespaces`: the chart's watchNamespaces.
+
+    `values`: more of the chart's, by path with `__` for the dots.
+    """
+    rules, leader = _rules(tuple(f"{name.replace('__', '.')}={value}" for name, value in values.items()))
     _bind(api, user, "leader", leader, namespace=home)
     _wait(api, user, home, group="coordination.k8s.io", resource="leases", verb="create")
     for namespace in namespaces or ("",):
@@ -38,9 +41,10 @@ def revoke(api: Api, user: str, *, namespace: str) -> None:
 
 
 @cache
-def _rules() -> tuple[list[Any], list[Any]]:
+def _rules(values: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """The operator's rules where jobs are, and those for its Lease."""
-    chart = ("streamrl", str(CHART), "--kube-version", "1.34", "--show-only", "templates/rbac/operator.yaml")
+    chart = ["streamrl", str(CHART), "--kube-version", "1.34", "--show-only", "templates/rbac/operator.yaml"]
+    chart += [part for value in values for part in ("--set", value)]
     with tempfile.TemporaryDirectory(prefix="streamrl-helm-") as home:
         text = runner(Path(home))("template", *chart).stdout
     found = {one["kind"]: one["rules"] for one in YAML(typ="safe").load_all(text) if one and "rules" in one}
