@@ -150,7 +150,7 @@ def test_two_jobs_and_quota_for_one(lab: QueueLab, queued: Operator) -> None:
     lab.wait_pods("second", 2, queued)
     assert lab.pods("first") == []
     assert lab.workloads()["rljob-first"]["Finished"] == "True"
-    assert lab.condition("second", "Suspended")["status"] == "False"
+    lab.wait(lambda: lab.condition("second", "Suspended")["status"] == "False", "the second to say so", queued)
 
 
 def test_preemption_is_a_suspension_and_the_job_comes_back(lab: QueueLab, queued: Operator) -> None:
@@ -259,10 +259,10 @@ def test_a_deleted_workload_is_made_again_and_waits(lab: QueueLab, queued: Opera
 
 def test_at_rest_nothing_is_written(lab: QueueLab, queued: Operator) -> None:
     lab.quota(2)
-    for name in ("first", "second"):
-        lab.create("rljobs", job(name))
-    lab.wait_reason("second", "Queued", queued)
+    lab.create("rljobs", job("first"))
     lab.wait_pods("first", 2, queued)
+    lab.create("rljobs", job("second"))
+    lab.wait_reason("second", "Queued", queued)
     lab.wait(lambda: "insufficient" in lab.condition("second", "Ready")["message"], "what it waits for", queued)
 
     def is_quiet() -> bool:
