@@ -151,7 +151,9 @@ def _decide_in_queue(
     seen = observe(observed.numbers, pool=pool.name, wanted=there, now_s=observed.at_s)
     decision, after = POLICIES["auto"](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
     if decision.replicas > most:
-        return decision if decision.replicas > have else replace(decision, replicas=have), state
+        if after.pace is not state.pace:  # a window has ended with this look
+            state = replace(state, base=seen, pace=after.pace, looks=0, queued=0)
+        return replace(decision, replicas=max(decision.replicas, have)), state
     if decision.replicas == there < have:
         return replace(decision, replicas=have), after
     return decision, after

@@ -260,3 +260,60 @@ def test_a_static_pool_that_is_resized_keeps_the_gang_that_was_admitted(size: in
     assert job.look.workloads[GANG]["spec"]["podSets"][1]["count"] == 3
     assert decision.wanted.generators == {"sim": min(size, 3)}
     assert len(job.look.workloads) == 1 + max(0, size - 3)
+
+
+# ---- auto
+
+
+def generators_of(count: int, *, busy_s: float, wall_s: float) -> list[dict[str, Any]]:
+    parts = {"busy": busy_s, "pipeline_no_samples": wall_s - busy_s}
+    line = {"pool": "sim", "slots": 8, "active": 8, "tokens": 10 * wall_s, "wall_s": wall_s, "bubbles": parts}
+    return [{"id": f"generator-sim-{number}", **line} for number in range(count)]
+
+
+def slow_generation(count: int, *, step: int, at_s: float) -> dict[str, Any]:
+    """The trainer is idle for nine tenths of the time, the generators never."""
+    idle = {"busy": 0.1 * at_s, "pipeline_no_samples": 0.9 * at_s}
+    trainer = {"wall_s": at_s, "bubbles": idle}
+    return page(step=step, queue=100, generators=generators_of(count, busy_s=at_s, wall_s=at_s), trainer=trainer)
+
+
+def automatic() -> QueuedJob:
+    auto = {"auto": {"initialReplicas": 1, "minReplicas": 1, "maxReplicas": 4, "cooldownSeconds": 0}}
+    return admitted(of_document(scaling=auto))
+
+
+def pass_steps(job: QueuedJob, looks: int) -> None:
+    """Each look sees another step, with the generators that are there."""
+    for _ in range(looks):
+        at_s = job.look.at_s + 10
+        count = len(job.look.pods) - 1
+        numbers = slow_generation(count, step=int(at_s // 10), at_s=at_s)
+        job.look = replace(job.look, numbers=numbers, at_s=at_s)
+        job.settle(1)
+
+
+def test_auto_asks_the_queue_for_one_more_and_goes_on_measuring_with_what_there_is() -> None:
+    job = automatic()
+    pass_steps(job, 8)
+    assert list(job.look.workloads) == [GANG, more(0)]  # and not one for each look
+    assert job.look.pools["sim"]["spec"]["replicas"] == 2
+    assert job.look.scaling["sim"].wanted == 1
+    assert job.look.scaling["sim"].pace is not None
+    assert len(job.look.pods) == 2
+    job.admit(more(0))
+    pass_steps(job, 2)
+    assert (job.look.scaling["sim"].wanted, len(job.look.pods)) == (2, 3)
+    pass_steps(job, 8)
+    assert list(job.look.workloads) == [GANG, more(0), more(1)]
+
+
+def test_auto_measures_anew_after_its_queue_took_a_generator() -> None:
+    job = automatic()
+    pass_steps(job, 8)
+    job.admit(more(0))
+    pass_steps(job, 2)
+    job.say(more(0), Evicted="Preempted")
+    pass_steps(job, 2)
+    assert (job.look.scaling["sim"].wanted, len(job.look.pods)) == (1, 2)
+    assert list(job.look.workloads) == [GANG, more(0)]  # still asked for
