@@ -265,9 +265,13 @@ def test_at_rest_nothing_is_written(lab: QueueLab, queued: Operator) -> None:
     lab.wait_reason("second", "Queued", queued)
     lab.wait(lambda: "insufficient" in lab.condition("second", "Ready")["message"], "what it waits for", queued)
 
+    def versions() -> list[object]:
+        workloads = lab.cluster.api.get(f"{kueue.GROUP}/namespaces/{lab.namespace}/workloads").expect()["items"]
+        return [[each["metadata"]["resourceVersion"] for each in workloads], *map(lab.versions, ("first", "second"))]
+
     def is_quiet() -> bool:
-        before = {name: lab.versions(name) for name in ("first", "second")}
+        before = versions()
         queued.wait_for_looks()
-        return before == {name: lab.versions(name) for name in ("first", "second")}
+        return before == versions()
 
     lab.wait(is_quiet, "two looks without a change", queued)
