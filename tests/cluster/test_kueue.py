@@ -275,3 +275,18 @@ def test_at_rest_nothing_is_written(lab: QueueLab, queued: Operator) -> None:
         return before == versions()
 
     lab.wait(is_quiet, "two looks without a change", queued)
+
+
+def test_kueue_is_told_when_the_pods_are_ready(lab: QueueLab, queued: Operator) -> None:
+    lab.quota(2)
+    lab.create("rljobs", job("first"))
+    lab.wait_pods("first", 2, queued)
+
+    def say(status: str) -> None:
+        condition = {"type": "Ready", "status": status, "lastTransitionTime": None, "lastProbeTime": None}
+        for name in lab.pods("first"):
+            lab.patch("pods", name, {"status": {"phase": "Running", "conditions": [condition]}}, part="status")
+
+    for status in ("True", "False", "True"):
+        say(status)
+        lab.wait(lambda: lab.workloads()["rljob-first"].get("PodsReady") == status, f"PodsReady {status}", queued)  # noqa: B023
