@@ -28,6 +28,11 @@ ANNOTATION_KEEP_CHECKPOINTS = f"{API_GROUP}/keep-checkpoints"
 """On an RLJob, `true`: the claim of its checkpoints outlives it, whatever `storage` says. `streamrl cancel` sets it."""
 FINALIZER = f"{API_GROUP}/cleanup"
 
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+"""On an RLJob: the LocalQueue of Kueue that its pods wait in. Written by the user, read by the operator."""
+LABEL_QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
+"""On an RLJob: its WorkloadPriorityClass. Written by the user, read by the operator."""
+
 FIELD_MANAGER = "streamrl-operator"
 REPLICAS_MANAGER = "streamrl-replicas"
 """Owns `spec.replicas` of GeneratorPools, alone."""
@@ -124,6 +129,11 @@ def journal_claim(job: str) -> str:
 def checkpoints_claim(job: str) -> str:
     """Claim of the checkpoints' volume, where the job names none."""
     return f"{job}-checkpoints"
+
+
+def workload(job: str, *, pool: str = "", number: int = 0) -> str:
+    """Kueue's Workload of the job, or of a pool's replica beyond those: its number counts from 0."""
+    return f"rljob-{job}.{pool}.{number}" if pool else f"rljob-{job}"
 
 
 def store_dir(job: str, *, uid: str) -> str:

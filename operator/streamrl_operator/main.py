@@ -85,7 +85,9 @@ def _controller(
         if not is_whole:
             cluster.doubt(namespace)  # kopf would go on asking there
 
-    cluster = CachedCluster(client, queue.add, namespaces=settings.planning.namespaces, reported=reported)
+    cluster = CachedCluster(
+        client, queue.add, namespaces=settings.planning.namespaces, kueue=settings.kueue, reported=reported
+    )
     metrics.read("operator_queue_depth", queue.depth)
     metrics.read("operator_objects", lambda: sum(cluster.counts().values()))
     metrics.read("operator_kopf_restarts", lambda: sum(watch.restarts for watch in cluster.job_watches.values()))

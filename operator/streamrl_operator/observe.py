@@ -4,10 +4,11 @@ Owns: when the numbers are asked for: of jobs with a running scheduler, at most 
 looked at. Decides nothing.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,11 +18,19 @@ from streamrl.spec import RLJob, parse_job
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.kube import answers
-from streamrl_operator.kube.answers import KubeError
+from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CONFIG_MAP, GENERATOR_POOL, POD, SERVICE, STATEFUL_SET
-from streamrl_operator.planning import pods
+from streamrl_operator.kube.kinds import (
+    CLUSTER_KINDS,
+    CONFIG_MAP,
+    GENERATOR_POOL,
+    POD,
+    SERVICE,
+    STATEFUL_SET,
+    WORKLOAD,
+)
+from streamrl_operator.planning import admission, pods
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.values import Object, Observed, SignalsUnreachable
 
@@ -47,6 +56,8 @@ class Memory:
     unreachable: bool = False
     """Whether that is told."""
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
+    looked_up: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """Flavours and priorities, for as long as they are needed."""
     settled: object = None
     """Spec, wish and versions of all objects when a reconcile last found them in order: while they are the same, they are."""
     certificates_at: datetime | None = None
@@ -78,9 +89,26 @@ def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: Opera
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=_told(cluster, key) or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
+        workloads={each["metadata"]["name"]: each for each in cluster.of_job(WORKLOAD, key)},
+        kueue=cluster.has(WORKLOAD),
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:
+    """With what has no namespace and is needed of it: asked for once, for as long as it is needed.
+
+    Raises:
+        KubeError: a request failed.
+    """
+    found: dict[tuple[str, str], Object] = {}
+    for kind, name in admission.lookups(observed):
+        known = memory.looked_up.get((kind, name))
+        with contextlib.suppress(NotFoundError):
+            found[kind, name] = known or await cluster.client.get(CLUSTER_KINDS[kind], namespace="", name=name)
+    memory.looked_up = found
+    return replace(observed, looked_up=found)
 
 
 def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:

@@ -25,9 +25,18 @@ from streamrl_operator.events import Events, Refusal
 from streamrl_operator.kube.answers import RequestRefusedError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
-from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
+from streamrl_operator.kube.kinds import (
+    APPLIED,
+    CLAIM,
+    GENERATOR_POOL,
+    RLJOB,
+    SECRET,
+    STATEFUL_SET,
+    WORKLOAD,
+    of,
+)
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, observe, refresh
+from streamrl_operator.observe import Memory, look_up, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
@@ -113,6 +122,7 @@ class Reconciler:
         if not leaving and not apply.holds_finalizer(raw):
             raw = await apply.add_finalizer(self.cluster, raw)
         observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
+        observed = await look_up(self.cluster, observed, memory=memory)
         decision = decide(observed, settings=self.settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
         if leaving:
@@ -155,6 +165,8 @@ class Reconciler:
             raise refused[0]
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
         await apply.delete_pods(self.cluster, decision.delete_pods, observed=observed)
+        for name, change in decision.workload_statuses.items():
+            await self.cluster.merge(observed.workloads[name], {"status": change}, subresource="status")
         if refused:
             reported = events.refusal_condition(refused)
             await self._warn(observed.raw, reported)
@@ -223,7 +235,7 @@ class Reconciler:
         found = self.cluster.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
         if of(obj) is STATEFUL_SET:
             return pods.asked(found) > 0
-        return of(obj) is not CLAIM or found is not None
+        return of(obj) not in (CLAIM, WORKLOAD) or found is not None
 
     def _state(self, observed: Observed, decision: JobDecision) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""

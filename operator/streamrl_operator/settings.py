@@ -25,6 +25,8 @@ class OperatorSettings:
     """All of it."""
 
     planning: PlanningSettings
+    kueue: bool
+    """Whether jobs wait in queues of Kueue."""
     lives: Lives
     lease_settings: LeaseSettings
     kubeconfig: Path | None
@@ -55,6 +57,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             resync_s=_number(environ, keys.ENV_RESYNC_SECONDS, default=30, least=0.1),
             numbers_by_proxy=_one_of(environ, keys.ENV_NUMBERS, _NUMBERS, default=_NUMBERS[0]) == "PROXY",
         ),
+        kueue=_one_of(environ, keys.ENV_KUEUE, ("TRUE", "FALSE"), default="FALSE") == "TRUE",
         lives=Lives(
             ca_s=_number(environ, keys.ENV_CA_LIFE_SECONDS, default=lives.ca_s, least=1),
             leaf_s=_number(environ, keys.ENV_LEAF_LIFE_SECONDS, default=lives.leaf_s, least=1),

@@ -89,7 +89,7 @@ def test_bindings_name_what_there_is(rendered: Objects) -> None:
 
 
 def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) -> None:
-    (role,) = _of(objects(), "ClusterRole", ":streamrl")
+    (role,) = _of(objects("--set", "kueue.enabled=true"), "ClusterRole", ":streamrl")
     allowed: dict[tuple[str, str], set[str]] = {}
     for rule in role["rules"]:
         for group in rule["apiGroups"]:
@@ -106,7 +106,18 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         ("streamrl.io", "generatorpools/finalizers"): {"update"},
         ("", "pods"): {"list", "watch", "delete"},
         ("events.k8s.io", "events"): {"create"},
+        ("kueue.x-k8s.io", "workloads/status"): {"patch"},
+        **{("kueue.x-k8s.io", each): {"get"} for each in ("resourceflavors", "workloadpriorityclasses")},
+        ("scheduling.k8s.io", "priorityclasses"): {"get"},
     }
+
+
+def test_nothing_of_kueue_is_granted_unless_it_is_asked_for(objects: Callable[..., Objects]) -> None:
+    roles = [one for one in objects() if one["kind"] in ("Role", "ClusterRole")]
+    assert not [rule for role in roles for rule in role["rules"] if "kueue.x-k8s.io" in rule["apiGroups"]]
+    namespaced = objects("--set", "kueue.enabled=true,watchNamespaces={a}")
+    (lookups,) = _of(namespaced, "ClusterRole", "-kueue")  # flavours have no namespace
+    assert {verb for rule in lookups["rules"] for verb in rule["verbs"]} == {"get"}
 
 
 def test_namespaces_confine(objects: Callable[..., Objects]) -> None:

@@ -233,13 +233,13 @@ def writes(cluster: ControlPlane, namespace: str) -> list[str]:
     ]
 
 
-def refused(cluster: ControlPlane, namespace: str) -> set[str]:
+def refused(cluster: ControlPlane, namespace: str, *, user: str = USER) -> set[str]:
     """What the operator asked for in a namespace and was never granted, though it can do without some of it (events).
 
     An API server that has just been started refuses for a moment what it grants later: it does not know the rules yet.
     """
     asked: dict[bool, set[str]] = {True: set(), False: set()}
-    for use in cluster.uses(USER):
+    for use in cluster.uses(user):
         if use.namespace == namespace:
             asked[use.code == 403].add(f"{use.verb} {use.resource}")
     return asked[True] - asked[False]

@@ -21,12 +21,13 @@ _KNOWN_S = 120.0
 """For the API server's own caches to know of a grant."""
 
 
-def grant(api: Api, user: str, *, home: str, namespaces: Sequence[str] = (), numbers: str = "Proxy") -> None:
+def grant(api: Api, user: str, *, home: str, namespaces: Sequence[str] = (), **values: str) -> None:
     """As an installation in namespace `home` (empty: in any) grants it to the operator; `namespaces`: the chart's watchNamespaces.
 
-    `numbers`: the chart's; the tests' operators run outside of the cluster.
+    `values`: more of the chart's, by path with `__` for the dots. The tests' operators run outside of the cluster.
     """
-    rules, leader = _rules(numbers)
+    given = {"numbers": "Proxy", **values}
+    rules, leader = _rules(tuple(f"{name.replace('__', '.')}={value}" for name, value in given.items()))
     _bind(api, user, "leader", leader, namespace=home)
     _wait(api, user, home, group="coordination.k8s.io", resource="leases", verb="create")
     for namespace in namespaces or ("",):
@@ -41,18 +42,10 @@ def revoke(api: Api, user: str, *, namespace: str) -> None:
 
 
 @cache
-def _rules(numbers: str) -> tuple[list[Any], list[Any]]:
+def _rules(values: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     """The operator's rules where jobs are, and those for its Lease."""
-    chart = (
-        "streamrl",
-        str(CHART),
-        "--kube-version",
-        "1.34",
-        "--show-only",
-        "templates/rbac/operator.yaml",
-        "--set",
-        f"numbers={numbers}",
-    )
+    chart = ["streamrl", str(CHART), "--kube-version", "1.34", "--show-only", "templates/rbac/operator.yaml"]
+    chart += [part for value in values for part in ("--set", value)]
     with tempfile.TemporaryDirectory(prefix="streamrl-helm-") as home:
         text = runner(Path(home))("template", *chart).stdout
     found = {one["kind"]: one["rules"] for one in YAML(typ="safe").load_all(text) if one and "rules" in one}

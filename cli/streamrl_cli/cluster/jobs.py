@@ -44,8 +44,10 @@ def state(job: Object) -> str:
         return SUCCEEDED
     if _holds(found, "Failed"):
         return FAILED
-    if job["spec"].get("suspend") or _holds(found, "Suspended"):
+    if job["spec"].get("suspend"):
         return SUSPENDING if found.get("Suspended", {}).get("reason") == SUSPENDING else SUSPENDED
+    if _holds(found, "Suspended"):
+        return str(found["Suspended"]["reason"])  # by its cost, or by its queue
     if _holds(found, "Ready"):
         return RUNNING
     return str(found["Ready"]["reason"]) if "Ready" in found else NOT_SEEN

@@ -43,6 +43,25 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+{{- if .Values.kueue.enabled }}
+# Jobs in queues: their Workloads, and what Kueue waits for in the status.
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
+{{- end -}}
+
+{{/* What an admission names: it has no namespace. */}}
+{{- define "streamrl.kueueClusterRules" -}}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [resourceflavors, workloadpriorityclasses]
+  verbs: [get]
+- apiGroups: [scheduling.k8s.io]
+  resources: [priorityclasses]
+  verbs: [get]
 {{- end -}}
 
 {{/* What the page of jobs reads: nothing is written, and no Secret seen. */}}

@@ -125,6 +125,11 @@ class ScalingState:
     """Windows in a row in which one replica less would have been enough."""
 
 
+def resized(state: ScalingState, *, replicas: int, now_s: float) -> ScalingState:
+    """After a change of size that no policy decided on: what was measured was of other replicas, and is no proof of what they bring."""
+    return ScalingState(wanted=replicas, changed_s=now_s, pace=state.pace)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """How many replicas the pool should have, and why, with the numbers."""

@@ -74,6 +74,16 @@ class _Object(_Shape):
     data: dict[str, str] | None = None
 
 
+class _ClusterMetadata(_Shape):
+    name: str
+    uid: str
+
+
+class _ClusterObject(_Shape):
+    metadata: _ClusterMetadata
+    spec: dict[str, Any] | None = None
+
+
 class _LeaseSpec(_Shape):
     holderIdentity: str | None = None
     leaseDurationSeconds: int | None = None
@@ -231,7 +241,8 @@ def check(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
     """
     if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
         raise MalformedError(f"it is no {kind.kind}")
-    _fits(_Lease if kind is LEASE else _Object, obj)
+    shape = _Lease if kind is LEASE else _Object
+    _fits(shape if kind.namespaced else _ClusterObject, obj)
     return obj
 
 

@@ -72,6 +72,8 @@ class Store:
     """The objects of one kind."""
 
     changed: Changed
+    is_defined: bool = True
+    """Whether the API server knows the kind."""
     _kept: dict[Key, _CachedObject] = field(default_factory=dict)
     _gone: dict[Key, int] = field(default_factory=dict)
     """Versions of the latest deletions: the late answer to a write must not bring back what is deleted since.
@@ -259,7 +261,10 @@ class Reflector:
 
     async def _pause(self, error: KubeError) -> None:
         longest_s = LONGEST_PAUSE_S
-        if self.cache_sync.is_refused(self.namespace, self.kind, error):
+        if self.kind.optional and isinstance(error, NotFoundError):
+            self.store.is_defined, longest_s = False, LONGEST_REFUSED_S
+            self.cache_sync.listed(self.namespace, self.kind)
+        elif self.cache_sync.is_refused(self.namespace, self.kind, error):
             longest_s = LONGEST_REFUSED_S
         else:
             extra = {"kind": self.kind.kind, "error": str(error), "failures": self._failures}
@@ -274,7 +279,7 @@ class Reflector:
             listed |= {self.store.put(obj) for obj in items}
             version = newest
         self.store.keep(listed, version=int(version), namespace=self.namespace)
-        self._version = version
+        self._version, self.store.is_defined = version, True
         self.cache_sync.listed(self.namespace, self.kind)
 
     async def _watch(self) -> None:

@@ -165,9 +165,11 @@ class Client:
         path = kind.path(obj["metadata"]["namespace"], obj["metadata"]["name"])
         return await self._call("update", kind, path, body=obj, read=answers.read_object)
 
-    async def merge(self, kind: Kind, *, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+    async def merge(
+        self, kind: Kind, *, namespace: str, name: str, change: Mapping[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
         """JSON merge patch; a resourceVersion in it must be the present one."""
-        path = kind.path(namespace, name)
+        path = kind.path(namespace, name, subresource)
         return await self._call("patch", kind, path, read=answers.read_object, body=change, content_type=_MERGE)
 
     async def delete(

@@ -14,7 +14,7 @@ from streamrl_operator.kube.answers import NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.job_watch import JobWatch
-from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, Kind, of
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, WORKLOAD, Kind, of
 
 Object = dict[str, Any]
 
@@ -39,6 +39,8 @@ class CachedCluster:
     changed: Changed
     namespaces: tuple[str, ...] = ()
     """Empty = all."""
+    kueue: bool = False
+    """Whether Workloads are followed too."""
     reported: Callable[[str, bool], None] = lambda *_: None
     """Told of a namespace that has become known, or is refused."""
     cache_sync: CacheSync = field(init=False)
@@ -49,8 +51,9 @@ class CachedCluster:
     """By namespace."""
 
     def __post_init__(self) -> None:
-        self._stores = {kind: Store(self.changed) for kind in (RLJOB, *CHILDREN)}
-        self.cache_sync = CacheSync(self.namespaces or ("",), tuple(self._stores), self._on_cache_sync)
+        followed = (RLJOB, *CHILDREN, *([WORKLOAD] if self.kueue else []))
+        self._stores = {kind: Store(self.changed, is_defined=kind in followed) for kind in (RLJOB, *CHILDREN, WORKLOAD)}
+        self.cache_sync = CacheSync(self.namespaces or ("",), followed, self._on_cache_sync)
         self._reflectors = [
             Reflector(
                 client=self.client,
@@ -62,7 +65,7 @@ class CachedCluster:
             )
             for kind, store in self._stores.items()
             for namespace in self.cache_sync.namespaces
-            if kind is not RLJOB
+            if kind in followed and kind is not RLJOB
         ]
         self.job_watches = {
             namespace: JobWatch(
@@ -88,6 +91,10 @@ class CachedCluster:
             if namespace in ("", key[0]):
                 self.changed(key, is_whole)
         self.reported(namespace, is_whole)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether objects of this kind can be had here."""
+        return self._stores[kind].is_defined
 
     def known(self, kind: Kind, namespace: str, name: str) -> Object | None:
         """One object, without asking."""
@@ -166,12 +173,16 @@ class CachedCluster:
         else:
             self._learn(answer)
 
-    async def merge(self, obj: Mapping[str, Any], change: Mapping[str, Any]) -> Object:
+    async def merge(self, obj: Mapping[str, Any], change: Mapping[str, Any], *, subresource: str = "") -> Object:
         """JSON merge patch on the version that we know of."""
         metadata = obj["metadata"]
         own = {**(change.get("metadata") or {}), "resourceVersion": metadata["resourceVersion"]}
         answer = await self.client.merge(
-            of(obj), namespace=metadata["namespace"], name=metadata["name"], change={**change, "metadata": own}
+            of(obj),
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            change={**change, "metadata": own},
+            subresource=subresource,
         )
         return self._learn(answer)
 

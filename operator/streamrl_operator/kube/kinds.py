@@ -18,6 +18,9 @@ class Kind:
     api_version: str
     kind: str
     plural: str
+    namespaced: bool = True
+    optional: bool = False
+    """Its definition may not be installed: then there are none."""
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Path of the collection, of an object in it, or of a part of the object."""
@@ -42,6 +45,19 @@ SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
 SERVICE_ACCOUNT = Kind(api_version="v1", kind="ServiceAccount", plural="serviceaccounts")
 DISRUPTION_BUDGET = Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets")
 NETWORK_POLICY = Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
+WORKLOAD = Kind(api_version="kueue.x-k8s.io/v1beta2", kind="Workload", plural="workloads", optional=True)
+RESOURCE_FLAVOR = Kind(
+    api_version="kueue.x-k8s.io/v1beta2", kind="ResourceFlavor", plural="resourceflavors", namespaced=False
+)
+WORKLOAD_PRIORITY = Kind(
+    api_version="kueue.x-k8s.io/v1beta2",
+    kind="WorkloadPriorityClass",
+    plural="workloadpriorityclasses",
+    namespaced=False,
+)
+PRIORITY = Kind(api_version="scheduling.k8s.io/v1", kind="PriorityClass", plural="priorityclasses", namespaced=False)
+CLUSTER_KINDS = {kind.kind: kind for kind in (RESOURCE_FLAVOR, WORKLOAD_PRIORITY, PRIORITY)}
+"""What has no namespace and is asked for by name."""
 LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
@@ -53,14 +69,15 @@ APPLIED: tuple[Kind, ...] = (
     NETWORK_POLICY,
     DISRUPTION_BUDGET,
     CLAIM,
+    WORKLOAD,
     GENERATOR_POOL,
     STATEFUL_SET,
 )
 """What the operator makes for a job, in the order in which it is made: what a pod needs comes before the pod."""
-CHILDREN: tuple[Kind, ...] = (*APPLIED, POD)
-"""All that carries the label of a job; watched with that label."""
+CHILDREN: tuple[Kind, ...] = (*(kind for kind in APPLIED if not kind.optional), POD)
+"""All that carries the label of a job; watched with that label. Workloads are too, where Kueue is."""
 
-_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, LEASE, EVENT)}
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, LEASE, EVENT)}
 
 
 def of(obj: Mapping[str, Any]) -> Kind:

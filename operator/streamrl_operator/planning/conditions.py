@@ -1,7 +1,7 @@
 """The conditions of a job and of a pool, and the reasons that they and events give (`REASONS`).
 
     Ready      the trainer and at least one generator are ready, and the scheduler's numbers can be read; else the reason says what is awaited
-    Suspended  suspend is set and no pod is left
+    Suspended  suspend is set, or the job's queue does not admit it, and no pod is left
     Succeeded  all steps are done
     Failed     the job cannot go on, and will not be tried again
     TrainInferLogprobDiffHigh  the generators' log-probs are too far from the trainer's; the job goes on
@@ -31,12 +31,14 @@ REASONS = {
     "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
     "DeadlineExceeded": "`activeDeadlineSeconds` is over.",
     "Deleting": "The job is being deleted.",
+    "Evicted": "Kueue took the quota back; the job waits in its queue again.",
     "Failed": "The job has failed; the message has the reason.",
     "FailurePolicy": "A rule of `failurePolicy` fails the job.",
     "GeneratorsPending": "No generator is ready yet.",
     "ImagePullBackOff": "An image cannot be pulled.",
     "InProgress": "The job has not ended.",
     "InvalidSpec": "The specification has a mistake; what runs stays.",
+    "KueueMissing": "The job has a queue, and the operator knows no Kueue.",
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",
     "NoGenerators": "No pool is asked for any generator.",
     "NoPodsWanted": "The pool is asked for no pods.",
@@ -44,6 +46,7 @@ REASONS = {
     "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",
     "PodFailed": "A pod or one of its containers has failed.",
     "Preparing": "The model is made ready.",
+    "Queued": "The job waits in its queue; the message says for what.",
     "Refused": "The API server refuses an object of the job.",
     "Restarting": "A container has ended with an error and is started again.",
     "Resumed": "The job goes on after a suspension.",

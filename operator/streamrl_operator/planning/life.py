@@ -2,6 +2,7 @@
 
     ended before ─▶ no pods, for ever; deleted when its time is over
     being deleted ─▶ no pods       result is there ─▶ ended now
+    its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
@@ -15,7 +16,17 @@ from dataclasses import dataclass, replace
 from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, failures, job_status, pods, readiness, replicas, termination
+from streamrl_operator.planning import (
+    admission,
+    conditions,
+    failures,
+    job_status,
+    pods,
+    readiness,
+    replicas,
+    termination,
+)
+from streamrl_operator.planning.admission import Held
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
@@ -31,7 +42,7 @@ from streamrl_operator.planning.values import (
 
 AUTO_RECONCILE_S = 5.0
 """Between two reconciles where a pool is scaled by us: what it is decided from, heartbeats, comes every few seconds."""
-_SUSPEND_REASONS = ("Suspending", "Suspended")
+_SUSPEND_REASONS = ("Suspending", "Suspended", admission.EVICTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +72,10 @@ class _JobView:
 
 def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     """What is to be done about the job now."""
+    return admission.with_queue(observed, _decide(observed, settings=settings))
+
+
+def _decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     view = _JobView(observed=observed, settings=settings, before=job_status.read_job_status(observed.raw))
     end = termination.end_of_status(view.before)
     if end is not None:
@@ -78,6 +93,9 @@ def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     above = job_status.cost_above_max(view.before, bound=bound)
     if bound is not None and above is not None and above.holds and bound.action == "Suspend":
         return _suspended(view, why=f"the job has cost maxCost.amount {bound.amount}")
+    held = admission.held(observed)
+    if held is not None:
+        return _suspended(view, why=held.message, held=held)
     return _running(view)
 
 
@@ -100,6 +118,7 @@ def _after_the_end(view: _JobView, end: End) -> JobDecision:
     return replace(
         decision,
         has_ended=True,
+        has_succeeded=end.succeeded,
         delete_job=left_s is not None and left_s <= 0,
         requeue_after_s=None if left_s is None else max(left_s, 0.0),
     )
@@ -128,7 +147,7 @@ def _terminated(
     decision = _decision(view, after, plans, aspects=termination.end_aspects(end), running=False)
     left_s = termination.seconds_to_deletion(after, view.spec, now=view.observed.now)
     events = (*reported, termination.end_event(end))
-    return replace(decision, has_ended=True, events=events, requeue_after_s=left_s)
+    return replace(decision, has_ended=True, has_succeeded=end.succeeded, events=events, requeue_after_s=left_s)
 
 
 def _invalid(view: _JobView) -> JobDecision:
@@ -143,7 +162,7 @@ def _invalid(view: _JobView) -> JobDecision:
     was = conditions.find(view.before.conditions, READY)
     is_news = was is None or was.reason != wrong.reason
     decision = _decision(view, view.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
-    halted = view.spec.get("suspend") is True
+    halted = view.spec.get("suspend") is True or admission.held(observed) is not None
     trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(view.observed.name)))
     generators = {pool: pods.asked(observed.sets.get(names.pool(view.observed.name, pool))) for pool in observed.pools}
     return replace(
@@ -162,13 +181,16 @@ def _invalid(view: _JobView) -> JobDecision:
     )
 
 
-def _suspended(view: _JobView, *, why: str) -> JobDecision:
-    """No pods, all at once: the scheduler is a sidecar of the trainer's pod and outlives the trainer's last checkpoint."""
+def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDecision:
+    """No pods, all at once: the scheduler is a sidecar of the trainer's pod and outlives the trainer's last checkpoint.
+
+    `held`: by its queue."""
     observed, before = view.observed, view.before
     left = sorted(pods.name(pod) for pod in observed.pods)
     message = f"waits for {len(left)} pods to end, the first is {left[0]}" if left else "no pods; volumes stay"
-    message = message if view.job.spec.suspend else f"{why}: {message}"
-    suspended = Aspect(type=SUSPENDED, holds=not left, reason="Suspending" if left else "Suspended", message=message)
+    message = message if view.job.spec.suspend else why if held is not None and not left else f"{why}: {message}"
+    stopped = "Suspended" if held is None else held.reason
+    suspended = Aspect(type=SUSPENDED, holds=not left, reason="Suspending" if left else stopped, message=message)
     status = before.model_copy(
         update={
             "start_time": None,
@@ -182,14 +204,21 @@ def _suspended(view: _JobView, *, why: str) -> JobDecision:
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready, suspended=suspended), running=False)
     was = conditions.kept(before.conditions, SUSPENDED)
     is_news = suspended.holds and not (was is not None and was.holds)
-    reported = (JobEvent(kind="Normal", reason="Suspended", message=f"{why}: no pods; volumes stay"),)
-    return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())))
+    reported = (
+        JobEvent(kind="Normal", reason=stopped, message=f"{why}: no pods; volumes stay" if held is None else why),
+    )
+    return replace(
+        decision,
+        events=(*_scaled(plans), *(reported if is_news else ())),
+        is_queued=held is not None,
+        requeue_after_s=None if held is None else view.settings.resync_s,
+    )
 
 
 def _running(view: _JobView) -> JobDecision:
     """Sizes, failures, deadline, numbers."""
     observed, before, spec = view.observed, view.before, view.job.spec
-    plans = replicas.plan(observed, before=before)
+    plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
     counted = failures.count_restarts(
         before,
         policy=spec.failure_policy,
@@ -314,6 +343,7 @@ def _decision(
             restarted_at=str(annotations.get(names.ANNOTATION_ATTEMPT) or ""),
             keeps_checkpoints=annotations.get(names.ANNOTATION_KEEP_CHECKPOINTS) == "true",
             requested={plan.name: plan.requested for plan in plans if plan.requested is not None},
+            asked={plan.name: plan.asked for plan in plans},
         ),
         status=job_status.plain_status(whole),
         pool_statuses={plan.name: job_status.plain_status(plan.status) for plan in plans},

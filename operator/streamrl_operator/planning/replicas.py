@@ -9,15 +9,15 @@ once when a pool becomes external and the field is not known to be ours already;
 clamped to the pool's bounds. A job that does not run wants no pods: that overrides the number, it never changes it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
 from streamrl.names import pool as pool_name
 from streamrl.spec.generators import GeneratorPool, Scaling
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
 from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.values import Decision, ScalingState, observe
+from streamrl_operator.autoscaler.values import Decision, ScalingState, observe, resized
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import READY, Aspect
 from streamrl_operator.planning.values import JobEvent, Object, Observed, stamp
@@ -35,6 +35,8 @@ class PoolPlan:
     """Pods."""
     requested: int | None
     """`spec.replicas` to be written; None: leave it alone."""
+    asked: int = 0
+    """Pods within bounds, whatever a queue admits."""
     status: GeneratorPoolStatus
     state: ScalingState | None = None
     """For the next reconcile; None: nothing to remember."""
@@ -74,13 +76,19 @@ def clamped(replicas: int, scaling: Scaling) -> int:
     return min(max(replicas, least), most)
 
 
-def plan(observed: Observed, *, before: RLJobStatus, halted: str = "") -> list[PoolPlan]:
-    """For all pools of a valid job that has not ended. `halted`: why no pods are wanted; empty: the job runs."""
+def plan(
+    observed: Observed, *, before: RLJobStatus, halted: str = "", admitted: Mapping[str, int] | None = None
+) -> list[PoolPlan]:
+    """For all pools of a valid job that has not ended. `halted`: why no pods are wanted; empty: the job runs.
+
+    `admitted`: pool -> pods that its queue admits; None: it is in none.
+    """
     assert observed.job is not None, "an invalid job's pools are left as they are"
     plans = []
     for pool in observed.job.spec.generators:
-        asked = _ask(pool, observed=observed, before=before, halted=bool(halted))
-        plans.append(_pool_plan(pool.name, asked, observed=observed, halted=halted))
+        most = None if admitted is None else admitted.get(pool.name, 0)
+        asked = _ask(pool, observed=observed, before=before, halted=bool(halted), most=most)
+        plans.append(_pool_plan(pool.name, asked, observed=observed, halted=halted, most=most))
     return plans
 
 
@@ -91,12 +99,12 @@ def stopped(observed: Observed, *, why: str) -> list[PoolPlan]:
     return [_pool_plan(name, None, observed=observed, halted=why) for name in known]
 
 
-def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted: bool) -> _Asked:
+def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted: bool, most: int | None) -> _Asked:
     found, kind = observed.pools.get(pool.name), pool.scaling.key
     spec = {} if found is None else found.get("spec") or {}
     now = spec["replicas"] if isinstance(spec.get("replicas"), int) else None
     have = now if now is not None else _remembered(pool.name, before) or pool.scaling.initial
-    decision, state = _decide(pool, observed=observed, have=have, halted=halted)
+    decision, state = _decide(pool, observed=observed, have=have, halted=halted, most=most)
     within = clamped(decision.replicas, pool.scaling)
     is_first = found is None or (now == pool.scaling.initial and not job_status.read_pool_status(found).scaling_history)
     reason = "initialReplicas" if is_first and kind != "static" else decision.reason
@@ -116,7 +124,9 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
     )
 
 
-def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool) -> tuple[Decision, ScalingState]:
+def _decide(
+    pool: GeneratorPool, *, observed: Observed, have: int, halted: bool, most: int | None
+) -> tuple[Decision, ScalingState]:
     kind, state = pool.scaling.key, ScalingState(wanted=have)
     if kind == "external":
         return Decision(replicas=have, reason=f"set to {have} through /scale"), state
@@ -124,8 +134,29 @@ def _decide(pool: GeneratorPool, *, observed: Observed, have: int, halted: bool)
         state = observed.scaling.get(pool.name, state)
         if halted:
             return Decision(replicas=clamped(state.wanted, pool.scaling), reason="as before"), state
+        if most is not None:
+            return _decide_in_queue(pool, state=state, observed=observed, have=have, most=most)
     seen = observe(observed.numbers, pool=pool.name, wanted=state.wanted, now_s=observed.at_s)
     return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
+
+
+def _decide_in_queue(
+    pool: GeneratorPool, *, state: ScalingState, observed: Observed, have: int, most: int
+) -> tuple[Decision, ScalingState]:
+    """The policy decides about what is admitted. What it asks for beyond that is asked of the queue until it is admitted, or until the
+    policy asks for less than there is; meanwhile all is measured as it is."""
+    there = min(have, most)
+    if state.wanted != there:
+        state = resized(state, replicas=there, now_s=observed.at_s)
+    seen = observe(observed.numbers, pool=pool.name, wanted=there, now_s=observed.at_s)
+    decision, after = POLICIES["auto"](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
+    if decision.replicas > most:
+        if after.pace is not state.pace:  # a window has ended with this look
+            state = replace(state, base=seen, pace=after.pace, looks=0, queued=0)
+        return replace(decision, replicas=max(decision.replicas, have)), state
+    if decision.replicas == there < have:
+        return replace(decision, replicas=have), after
+    return decision, after
 
 
 def _remembered(name: str, before: RLJobStatus) -> int | None:
@@ -142,20 +173,25 @@ def _is_held(found: Object | None) -> bool | None:
     return any("f:replicas" in ((one.get("fieldsV1") or {}).get("f:spec") or {}) for one in ours)
 
 
-def _pool_plan(name: str, asked: _Asked | None, *, observed: Observed, halted: str) -> PoolPlan:
+def _pool_plan(
+    name: str, asked: _Asked | None, *, observed: Observed, halted: str, most: int | None = None
+) -> PoolPlan:
     before = job_status.read_pool_status(observed.pools.get(name))
     history = before.scaling_history
     events: tuple[JobEvent, ...] = ()
     if asked is not None:
         history, events = _reported(name, asked, history, now=stamp(observed.now))
-    desired = 0 if halted or asked is None else asked.replicas
+    wanted = 0 if halted or asked is None else asked.replicas
+    desired = wanted if most is None else min(wanted, most)
     reported = _missing_pods(name, before, history, observed=observed, desired=desired)
     held = "" if asked is None else asked.held[:1024]
+    held = f"the queue admits {desired} of {wanted} generators" if desired < wanted else held
     # No pods are wanted, it is held at its size, or its last change: it stays while nothing changes.
     reason = halted or held or (history[-1].reason if history else None)
     return PoolPlan(
         name=name,
         desired=desired,
+        asked=wanted,
         requested=None if asked is None else asked.requested,
         state=None if asked is None else asked.state,
         status=_status(name, before, observed=observed, desired=desired, reported=reported).model_copy(

@@ -73,6 +73,12 @@ class Observed:
     """The scheduler's status, or of one that has ended what its container left; None: not to be had now. `result` in it: how the run ended."""
     signals_unreachable: SignalsUnreachable | None = None
     """None: the last reading was good, or nobody can be asked."""
+    workloads: Mapping[str, Object] = field(default_factory=dict)
+    """Kueue's Workloads of the job, by name."""
+    kueue: bool = False
+    """Whether Workloads can be had."""
+    looked_up: Mapping[tuple[str, str], Object] = field(default_factory=dict)
+    """(kind, name) -> what was found of `admission.lookups`."""
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
     """Pool -> what its scaling policy remembers; empty after a restart of the operator."""
     at_s: float = 0.0
@@ -96,6 +102,30 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlacement:
+    """What an admission adds to the pods of a pod set."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Object] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedWorkload:
+    """A Workload of Kueue that should be there."""
+
+    pool: str | None
+    """None: of the whole job."""
+    about: Object
+    """Queue and priority: its spec without the pod sets."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Pod set -> pods."""
+    pod_sets: Sequence[Object] = ()
+    """As they are, of one that cannot change; empty: planned by `counts`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredRun:
     """What should run."""
 
@@ -111,6 +141,12 @@ class DesiredRun:
     """Their claim outlives the job, whatever its spec says."""
     requested: Mapping[str, int] = field(default_factory=dict)
     """Pool -> `spec.replicas` that we write now under our second field manager; absent = leave it alone."""
+    asked: Mapping[str, int] = field(default_factory=dict)
+    """Pool -> pods if its queue admitted them all."""
+    workloads: Mapping[str, WantedWorkload] = field(default_factory=dict)
+    """By name."""
+    placements: Mapping[str, PodPlacement] = field(default_factory=dict)
+    """By pod set: `trainer`, `trainer-workers`, or the pool's name."""
 
     @property
     def any_pods(self) -> bool:
@@ -143,6 +179,11 @@ class JobDecision:
     """It is told that the scheduler's numbers cannot be read."""
     has_ended: bool = False
     """As its status says."""
+    has_succeeded: bool = False
+    is_queued: bool = False
+    """It has no pods since its queue does not admit it."""
+    workload_statuses: Mapping[str, Object] = field(default_factory=dict)
+    """Workload -> change of its status."""
     delete_job: bool = False
     """Its time after the end is over."""
     requeue_after_s: float | None = None

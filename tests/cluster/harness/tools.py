@@ -42,7 +42,7 @@ class Tool:
     package: str
     version: str
     level: int
-    """1: control plane and clients; 2: a node; 3: scale tests, and those of alerts and dashboards."""
+    """1: control plane and clients; 2: a node; 3: tests of scale, of queues, of alerts and dashboards."""
     stamps: tuple[str, ...] = ()
     """Go variables that the linker sets to the version."""
     tags: tuple[str, ...] = ()
@@ -95,6 +95,14 @@ TOOLS = {
             version="v0.7.0",
             level=3,
             stamps=("sigs.k8s.io/kwok/pkg/consts.Version",),
+        ),
+        Tool(
+            name="kueue",
+            module="kueue",
+            package="sigs.k8s.io/kueue/cmd/kueue",
+            version="v0.15.0",
+            level=3,
+            stamps=("sigs.k8s.io/kueue/pkg/version.GitVersion",),
         ),
         _prometheus("promtool"),
         _prometheus("prometheus"),

@@ -22,6 +22,7 @@ CONDITIONS = {
     "WaitingForTrainer": [("Ready", False, "WaitingForTrainer"), ("Succeeded", False, "InProgress")],
     "Succeeded": [("Ready", False, "Ended"), ("Succeeded", True, "Done"), ("Failed", False, "InProgress")],
     "Failed": [("Ready", False, "Ended"), ("Succeeded", False, "InProgress"), ("Failed", True, "Deadline")],
+    "Queued": [("Ready", False, "Queued"), ("Suspended", True, "Queued")],
     "NotSeen": [],
 }
 

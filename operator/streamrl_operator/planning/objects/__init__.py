@@ -3,11 +3,13 @@
 from streamrl_operator.planning.objects import generators, shared, trainer
 from streamrl_operator.planning.objects.generators import pool_replicas
 from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_hash
+from streamrl_operator.planning.objects.workloads import workloads
 
 
 def plan_objects(plan: JobPlan) -> list[Built]:
     """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
     pools = plan.job.spec.generators
+    sets = [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in pools)]
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
@@ -20,8 +22,8 @@ def plan_objects(plan: JobPlan) -> list[Built]:
         *trainer.disruption_budgets(plan),
         *(generators.budget(plan, pool=pool) for pool in pools),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
-        *trainer.stateful_sets(plan),
-        *(generators.stateful_set(plan, pool=pool) for pool in pools),
+        *workloads(plan, sets=sets),
+        *sets,
     ]
     return [with_spec_hash(each) for each in built]
 

@@ -7,6 +7,7 @@ from streamrl import API_GROUP
 from streamrl.spec.pod import Pod
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.shared import Built, JobPlan
+from streamrl_operator.planning.values import PodPlacement
 
 USER = 10_001
 """Number of user and group in the pods; the images make it, and any other image will do without."""
@@ -50,6 +51,7 @@ class Template:
 def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template) -> Built:
     """A StatefulSet; all of its pods start and end at once."""
     selector = plan.selector(role=template.role, pool=template.pool)
+    placement = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"), PodPlacement())
     spec = {
         "replicas": replicas,
         "serviceName": name,
@@ -57,14 +59,14 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template)
         "revisionHistoryLimit": _REVISIONS_KEPT,
         "selector": {"matchLabels": selector},
         "template": {
-            "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector),
-            "spec": _pod_spec(plan, template, selector=selector),
+            "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),
+            "spec": _pod_spec(plan, template, selector=selector, placement=placement),
         },
     }
     return plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
 
 
-def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str]) -> Built:
+def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str], placement: PodPlacement) -> Built:
     pod = template.pod
     image = pod.image or template.image
     spec: Built = {
@@ -84,8 +86,8 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str])
             *(as_given(volume) for volume in pod.volumes),
         ],
         "imagePullSecrets": [{"name": name} for name in pod.image_pull_secrets],
-        "nodeSelector": dict(pod.node_selector),
-        "tolerations": [as_given(toleration) for toleration in pod.tolerations],
+        "nodeSelector": {**pod.node_selector, **placement.node_selector},
+        "tolerations": [*(as_given(toleration) for toleration in pod.tolerations), *placement.tolerations],
         "affinity": dict(pod.affinity),
         "topologySpreadConstraints": [
             {
@@ -127,11 +129,11 @@ def shared_memory() -> Built:
     return {"emptyDir": {"medium": "Memory"}}
 
 
-def _metadata(template: Template, *, labels: Mapping[str, str]) -> Built:
+def _metadata(template: Template, *, labels: Mapping[str, str], placement: PodPlacement) -> Built:
     ours = {_DEFAULT_CONTAINER: template.main.name, **template.annotations}
     return {
-        "labels": {**_theirs(template.pod.labels), **labels},
-        "annotations": {**_theirs(template.pod.annotations), **ours},
+        "labels": {**_theirs(template.pod.labels), **placement.labels, **labels},
+        "annotations": {**_theirs(template.pod.annotations), **placement.annotations, **ours},
     }
 
 

@@ -19,7 +19,7 @@ from streamrl_operator.kube.answers import (
 )
 from streamrl_operator.kube.cache import CacheSync, Reflector, Store
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.kinds import SERVICE
+from streamrl_operator.kube.kinds import RESOURCE_FLAVOR, SERVICE, WORKLOAD, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 from support.api_server import client_of
 
@@ -146,12 +146,13 @@ async def reflect(
     *answers: Callable[[web.Request], Any],
     namespace: str = "",
     cache_sync: CacheSync | None = None,
+    kind: Kind = SERVICE,
 ) -> Store:
     """Run a reflector until the script has ended."""
     script.answers = list(answers)
     store = Store(lambda _key, _asked: None)
-    cache_sync = cache_sync or CacheSync((namespace,), (SERVICE,))
-    reflector = Reflector(client=client, kind=SERVICE, store=store, cache_sync=cache_sync, namespace=namespace)
+    cache_sync = cache_sync or CacheSync((namespace,), (kind,))
+    reflector = Reflector(client=client, kind=kind, store=store, cache_sync=cache_sync, namespace=namespace)
     task = asyncio.ensure_future(reflector.run())
     try:
         await asyncio.wait_for(script.over.wait(), DEADLINE_S)
@@ -284,3 +285,25 @@ async def test_where_all_namespaces_are_one_a_refusal_is_an_error_like_others(
     await reflect(client, script, listed(5), status(403), status(403), listed(9), cache_sync=cache_sync)
     assert [each.message for each in caplog.records] == ["watch failed", "watch failed"]
     assert cache_sync.unready() == ""
+
+
+@pytest.mark.parametrize("namespace", ["", "n"])
+async def test_a_kind_that_need_not_be_there_is_none_until_it_is(
+    client: Client, script: Script, namespace: str
+) -> None:
+    cache_sync = CacheSync((namespace,), (WORKLOAD,))
+    store = await reflect(client, script, status(404), namespace=namespace, kind=WORKLOAD, cache_sync=cache_sync)
+    assert (store.is_defined, len(store), cache_sync.unready()) == (False, 0, "")
+    workload = service("a", 1, apiVersion=WORKLOAD.api_version, kind=WORKLOAD.kind)
+    script.over.clear()
+    store = await reflect(client, script, status(404), listed(5, workload), kind=WORKLOAD, namespace=namespace)
+    assert (store.is_defined, known(store)) == (True, {"a": 1})
+
+
+async def test_what_has_no_namespace_is_read_by_name(client: Client, script: Script) -> None:
+    flavor = {"metadata": {"name": "h100", "uid": "u"}, "spec": {"nodeLabels": {"gpu": "h100"}}}
+    whole = {"apiVersion": RESOURCE_FLAVOR.api_version, "kind": RESOURCE_FLAVOR.kind, **flavor}
+    script.answers = [
+        lambda request: web.json_response(whole if request.path.endswith("/resourceflavors/h100") else {})
+    ]
+    assert await client.get(RESOURCE_FLAVOR, namespace="", name="h100") == whole
