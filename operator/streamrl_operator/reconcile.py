@@ -27,7 +27,7 @@ from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, RLJOB, SECRET, STATEFUL_SET, of
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, observe, refresh
+from streamrl_operator.observe import Memory, defaults_of, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
@@ -106,7 +106,10 @@ class Reconciler:
         leaving = pods.is_leaving(raw)
         if not leaving and not apply.holds_finalizer(raw):
             raw = await apply.add_finalizer(self.cluster, raw)
-        observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
+        inherited = await defaults_of(self.cluster, raw, settings=self.settings)
+        observed = observe(
+            self.cluster, raw, memory=memory, clock=self.clock, settings=self.settings, inherited=inherited
+        )
         decision = decide(observed, settings=self.settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
         if leaving:
@@ -189,6 +192,7 @@ class Reconciler:
             wanted=decision.wanted,
             settings=self.settings,
             resolved=observed.resolved,
+            defaults=observed.defaults,
         )
         due_at: datetime | None = None
         refused: list[Refusal] = []
@@ -222,7 +226,8 @@ class Reconciler:
     def _state(self, observed: Observed, decision: JobDecision) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         versions = self.cluster.versions(APPLIED, observed.key)
-        return observed.metadata["uid"], observed.metadata.get("generation"), decision.wanted, versions
+        generation = observed.metadata.get("generation")
+        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, versions
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""

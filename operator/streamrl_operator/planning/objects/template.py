@@ -73,7 +73,9 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str])
         "enableServiceLinks": False,  # a Service named `streamrl` would set STREAMRL_ variables
         "terminationGracePeriodSeconds": pod.termination_grace_period_seconds or template.grace_s,
         "shareProcessNamespace": template.shares_processes or None,
-        "securityContext": _security(),
+        "hostNetwork": pod.host_network or None,
+        "dnsPolicy": "ClusterFirstWithHostNet" if pod.host_network else None,
+        "securityContext": _security(sets_user=plan.settings.sets_user),
         "initContainers": [
             *(extra(container) for container in pod.init_containers),
             *(build(container, image=image, pod=pod) for container in template.init_containers),
@@ -140,12 +142,11 @@ def _theirs(given: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in given.items() if not key.startswith(f"{API_GROUP}/")}
 
 
-def _security() -> Built:
+def _security(*, sets_user: bool) -> Built:
+    user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if sets_user else {}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **user,
         "fsGroupChangePolicy": "OnRootMismatch",  # a volume of checkpoints holds too many files to walk at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
