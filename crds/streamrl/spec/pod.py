@@ -219,6 +219,17 @@ class TrainerPod(Pod):
     )
 
 
+class GeneratorPod(Pod):
+    """Changes to the pods of a pool; not used by a local run."""
+
+    max_unavailable: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Pods of the pool that are away at once while a change replaces them; absent = one after another.",
+    )
+
+
 DEFAULTS_NAME = "default"
 """Of the one object of a namespace."""
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, failures, job_status, pods, readiness, replicas, termination
+from streamrl_operator.planning import conditions, failures, job_status, pods, readiness, replicas, rollout, termination
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
@@ -229,7 +229,7 @@ def _running(view: _JobView) -> JobDecision:
     return replace(
         decision,
         events=(*_started(before), *_scaled(plans), *reported, *unreadable, *_dear(view, status)),
-        delete_pods=counted.delete_pods,
+        delete_pods=(*counted.delete_pods, *rollout.outdated_pods(observed)),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
     )

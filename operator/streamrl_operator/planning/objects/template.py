@@ -47,14 +47,15 @@ class Template:
     """The job's changes."""
 
 
-def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template) -> Built:
-    """A StatefulSet; all of its pods start and end at once."""
+def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
+    """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/rollout.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
     spec = {
         "replicas": replicas,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
         "revisionHistoryLimit": _REVISIONS_KEPT,
+        **({"updateStrategy": {"type": "OnDelete"}} if on_delete else {}),
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector),
