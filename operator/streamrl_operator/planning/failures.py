@@ -292,7 +292,11 @@ def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, i
         return True
     found = sets.get(owner) or {}
     told, generation = found.get("status") or {}, (found.get("metadata") or {}).get("generation")
-    seen, newest, made_from = told.get("observedGeneration"), told.get("updateRevision"), pods.label(pod, pods.LABEL_REVISION)
+    seen, newest, made_from = (
+        told.get("observedGeneration"),
+        told.get("updateRevision"),
+        pods.label(pod, pods.LABEL_REVISION),
+    )
     if isinstance(generation, int) and isinstance(seen, int) and seen < generation:
         return True  # its controller deletes pods first and tells of our last change of the template after
     return bool(newest and made_from and newest != made_from)
