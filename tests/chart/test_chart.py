@@ -176,7 +176,7 @@ def test_braces_in_a_crd_stay_text(objects: Callable[..., Objects], tmp_path: Pa
         ("resources.limits.memory=lots", "memory"),
         ("crds.instal=true", "instal"),
         ("ui.names={a b}", "names"),
-        ("jobDefaults.pods.image=a", "jobDefaults"),
+        ("jobDefaults.pods.image=a", "invalid propertyName 'pods'"),
         ("certificates.leafDays=0", "leafDays"),
         ("rdmaNamespaces={Team_A}", "rdmaNamespaces"),
         ("ui.resources.limits.memory=lots", "memory"),
