@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 
 from streamrl import API_GROUP, API_VERSION
 from streamrl.spec.base import REFUSED_KEY
+from streamrl.spec.pod import DEFAULTS_NAME, RLJobDefaults, RLJobDefaultsSpec
 from streamrl.spec.rljob import GeneratorPoolSpec, Metadata, RLJob
 from streamrl.spec.schema import Schema, is_amount, job_schema, plain_schema
 from streamrl.status import GeneratorPoolStatus, RLJobStatus
@@ -32,15 +33,15 @@ class Kind:
     short: tuple[str, ...]
     description: str
     spec: Schema
-    status: type[BaseModel]
     columns: tuple[tuple[str, str, str], ...]
-    subresources: Schema
+    status: type[BaseModel] | None = None
+    subresources: Schema | None = None
     rules: tuple[Schema, ...] = ()
 
     @property
     def plural(self) -> str:
         """As in paths of the API."""
-        return f"{self.kind.lower()}s"
+        return f"{self.kind.lower().removesuffix('s')}s"
 
 
 def kinds() -> tuple[Kind, ...]:
@@ -88,7 +89,20 @@ def kinds() -> tuple[Kind, ...]:
             },
         },
     )
-    return job, pool
+    defaults = Kind(
+        kind="RLJobDefaults",
+        short=("rljd",),
+        description=RLJobDefaults.__doc__ or "",
+        spec=plain_schema(RLJobDefaultsSpec),
+        columns=(("Enforced", "string", ".spec.enforced"), age),
+        rules=(
+            {
+                "rule": f"self.metadata.name == '{DEFAULTS_NAME}'",
+                "message": f"metadata.name must be {DEFAULTS_NAME}: a namespace has one",
+            },
+        ),
+    )
+    return job, pool, defaults
 
 
 def custom_resource_definition(kind: Kind) -> Schema:
@@ -118,7 +132,7 @@ def _version(kind: Kind) -> Schema:
         "name": API_VERSION.removeprefix(f"{API_GROUP}/"),
         "served": True,
         "storage": True,
-        "subresources": kind.subresources,
+        **({"subresources": kind.subresources} if kind.subresources else {}),
         "additionalPrinterColumns": [
             {"name": name, "type": what, "jsonPath": path} for name, what, path in kind.columns
         ],
@@ -136,7 +150,7 @@ def _root(kind: Kind) -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(kind.spec),
-            "status": structural(plain_schema(kind.status)),
+            **({"status": structural(plain_schema(kind.status))} if kind.status else {}),
         },
     }
     return root | ({"x-kubernetes-validations": list(kind.rules)} if kind.rules else {})

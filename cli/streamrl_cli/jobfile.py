@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob, parse_job
-from streamrl.spec.parse import unknown_field
+from streamrl.spec.parse import parse_document, unknown_field
+from streamrl.spec.pod import RLJobDefaults
 from streamrl.spec.schema import is_open, job_schema, path_text, schema_at
 from streamrl_cli.local import run_problems
 from streamrl_cli.yaml_document import Document, YamlError, read_documents, read_value
@@ -24,6 +25,7 @@ MAX_FILE_BYTES = 1024 * 1024
 _PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d{1,6}\])*\Z")
 FLAG = "--set"
+_DEFAULTS = RLJobDefaults.__name__
 
 
 class Check(Protocol):
@@ -59,20 +61,48 @@ def load_job(path: Path, *, overrides: Sequence[str] = (), local: bool = True) -
 
 
 def check_file(
-    path: Path, *, check: Check | None = None, overrides: Sequence[str] = ()
+    path: Path, *, check: Check | None = None, overrides: Sequence[str] = (), beside: bool = False
 ) -> tuple[list[RLJob], list[UserError]]:
-    """Validate every document of a file, after `overrides` of each; mistakes come in the order of their lines."""
+    """Validate every document of a file, after `overrides` of each; mistakes come in the order of their lines.
+
+    `beside`: what a file for `kubectl apply` may hold beside jobs is passed over.
+    """
     jobs: list[RLJob] = []
     mistakes: list[UserError] = []
     try:
         for document in _documents(path):
             try:
+                if beside and _is_beside(document, path=path):
+                    continue
                 jobs.append(_load(document, path=path, overrides=overrides, check=check))
             except UserErrors as errors:
                 mistakes += errors.errors
     except UserError as error:
         mistakes.append(error)
     return jobs, mistakes
+
+
+def load_defaults(path: Path) -> RLJobDefaults:
+    """Read the one RLJobDefaults of a file. Raises `UserError`, `UserErrors`: what is wrong, with file and line."""
+    documents = _documents(path)
+    if len(documents) != 1:
+        raise UserError(field=str(path), rule=f"must hold one {_DEFAULTS}, holds {len(documents)}")
+    return _defaults(documents[0], path=path)
+
+
+def _defaults(document: Document, *, path: Path) -> RLJobDefaults:
+    try:
+        return parse_document(document.data, model=RLJobDefaults, rule=f"must be a mapping of kind {_DEFAULTS}")
+    except UserErrors as errors:
+        raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
+
+
+def _is_beside(document: Document, *, path: Path) -> bool:
+    """Whether it is no job: an RLJobDefaults, which is checked, or a ConfigMap, such as a job's code."""
+    kind = document.data.get("kind") if isinstance(document.data, dict) else None
+    if kind == _DEFAULTS:
+        _defaults(document, path=path)
+    return kind in (_DEFAULTS, "ConfigMap")
 
 
 def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Check | None) -> RLJob:

@@ -1,4 +1,4 @@
-"""`streamrl validate FILE...`: every mistake of job files, one line each."""
+"""`streamrl validate FILE...`: every mistake of job files, and of defaults for jobs, one line each."""
 
 import argparse
 from pathlib import Path
@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(path: Path, *, local: bool) -> bool:
-    jobs, mistakes = check_file(path, check=local_problems if local else None)
+    jobs, mistakes = check_file(path, check=local_problems if local else None, beside=True)
     console.err(*UserErrors(mistakes).lines)
     if not mistakes:
         names = ", ".join(job.metadata.name for job in jobs)
-        console.out(f"{path}: OK ({names})")
+        console.out(f"{path}: OK ({names or 'no job'})")
     return not mistakes

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from streamrl import names
+from streamrl import keys, names
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob, parse_job
+from streamrl.spec.pod import DEFAULTS_NAME
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.kube import answers
@@ -25,14 +26,15 @@ from streamrl_operator.kube.kinds import (
     CLUSTER_KINDS,
     CONFIG_MAP,
     GENERATOR_POOL,
+    JOB_DEFAULTS,
     POD,
     SERVICE,
     STATEFUL_SET,
     WORKLOAD,
 )
-from streamrl_operator.planning import admission, pods
+from streamrl_operator.planning import admission, defaults, pods
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.values import Object, Observed, SignalsUnreachable
+from streamrl_operator.planning.values import Object, Observed, PlanningSettings, SignalsUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +76,51 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
         return None, str(error)
 
 
-def observe(cluster: CachedCluster, raw: Object, *, memory: Memory, clock: OperatorClock) -> Observed:
-    """Everything of the job at this moment, with the numbers that were read last."""
+async def defaults_of(cluster: CachedCluster, raw: Object, *, settings: PlanningSettings) -> str:
+    """What the job took when it began; of one that has not, what it would take now.
+
+    Raises:
+        KubeError: the namespace's defaults cannot be read.
+    """
+    namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+    kept = _resolved(cluster, (namespace, name), uid=raw["metadata"]["uid"])
+    if keys.FILE_IMAGES in kept or pods.is_leaving(raw) or (raw.get("status") or {}).get("completionTime"):
+        return kept.get(keys.FILE_DEFAULTS, "")
+    try:
+        found = await cluster.client.get(JOB_DEFAULTS, namespace=namespace, name=DEFAULTS_NAME)
+    except NotFoundError:
+        found = {}
+    own = f"{JOB_DEFAULTS.kind} {namespace}/{DEFAULTS_NAME}"
+    return defaults.write_layers({defaults.OF_CLUSTER: settings.job_defaults, own: found.get("spec")})
+
+
+def observe(
+    cluster: CachedCluster,
+    raw: Object,
+    *,
+    memory: Memory,
+    clock: OperatorClock,
+    settings: PlanningSettings,
+    inherited: str = "",
+) -> Observed:
+    """Everything of the job at this moment, with the numbers that were read last. `inherited`: as of `defaults_of`."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     job, invalid = validated(raw)
+    reason = "InvalidSpec"
+    if job is not None:
+        try:
+            job, _ = defaults.inherit(job, defaults.read_layers(inherited))
+        except UserErrors as error:
+            job, invalid, reason = None, str(error), "InvalidDefaults"
+    if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
+        job, invalid = None, str(UserErrors(problems))
     return Observed(
         now=clock.now(),
         raw=raw,
         job=job,
         invalid=invalid,
+        invalid_reason=reason,
+        defaults=inherited,
         pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),

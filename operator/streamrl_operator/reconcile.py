@@ -36,7 +36,7 @@ from streamrl_operator.kube.kinds import (
     of,
 )
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, look_up, observe, refresh
+from streamrl_operator.observe import Memory, defaults_of, look_up, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
@@ -121,7 +121,10 @@ class Reconciler:
         leaving = pods.is_leaving(raw)
         if not leaving and not apply.holds_finalizer(raw):
             raw = await apply.add_finalizer(self.cluster, raw)
-        observed = observe(self.cluster, raw, memory=memory, clock=self.clock)
+        inherited = await defaults_of(self.cluster, raw, settings=self.settings)
+        observed = observe(
+            self.cluster, raw, memory=memory, clock=self.clock, settings=self.settings, inherited=inherited
+        )
         observed = await look_up(self.cluster, observed, memory=memory)
         decision = decide(observed, settings=self.settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
@@ -207,6 +210,7 @@ class Reconciler:
             wanted=decision.wanted,
             settings=self.settings,
             resolved=observed.resolved,
+            defaults=observed.defaults,
         )
         due_at: datetime | None = None
         refused: list[Refusal] = []
@@ -240,7 +244,8 @@ class Reconciler:
     def _state(self, observed: Observed, decision: JobDecision) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         versions = self.cluster.versions(APPLIED, observed.key)
-        return observed.metadata["uid"], observed.metadata.get("generation"), decision.wanted, versions
+        generation = observed.metadata.get("generation")
+        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, versions
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""

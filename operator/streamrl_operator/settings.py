@@ -1,10 +1,12 @@
 """The operator's configuration, from its environment (the chart's values). `crds/streamrl/keys.py` has the names."""
 
+import json
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
@@ -53,7 +55,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             namespace=environ.get(keys.ENV_POD_NAMESPACE) or "default",
             trainer_image=_text(environ, keys.ENV_TRAINER_IMAGE),
             generator_image=_text(environ, keys.ENV_GENERATOR_IMAGE),
-            namespaces=tuple(sorted(set(environ.get(keys.ENV_NAMESPACES, "").replace(",", " ").split()))),
+            namespaces=_names(environ, keys.ENV_NAMESPACES),
+            job_defaults=_mapping(environ, keys.ENV_JOB_DEFAULTS),
+            rdma_namespaces=_names(environ, keys.ENV_RDMA_NAMESPACES),
+            sets_user=_one_of(environ, keys.ENV_SET_USER, ("TRUE", "FALSE"), default="TRUE") == "TRUE",
+            isolates_jobs=_one_of(environ, keys.ENV_NETWORK_POLICIES, ("TRUE", "FALSE"), default="TRUE") == "TRUE",
             resync_s=_number(environ, keys.ENV_RESYNC_SECONDS, default=30, least=0.1),
             numbers_by_proxy=_one_of(environ, keys.ENV_NUMBERS, _NUMBERS, default=_NUMBERS[0]) == "PROXY",
         ),
@@ -79,6 +85,21 @@ def _text(environ: Mapping[str, str], key: str) -> str:
     if not value:
         raise UserError(field=key, rule="is required", fix="set it to an image (the chart does)")
     return value
+
+
+def _names(environ: Mapping[str, str], key: str) -> tuple[str, ...]:
+    return tuple(sorted(set(environ.get(key, "").replace(",", " ").split())))
+
+
+def _mapping(environ: Mapping[str, str], key: str) -> Mapping[str, Any]:
+    text = environ.get(key, "").strip() or "{}"
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(field=key, rule="must be a mapping as JSON", got=text)
+    return found
 
 
 def _number(environ: Mapping[str, str], key: str, *, default: float, least: float, most: float = float("inf")) -> float:

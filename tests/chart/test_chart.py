@@ -18,7 +18,9 @@ from streamrl import names
 from streamrl.metrics import TABLES
 from streamrl_cli.ui import command
 from streamrl_operator.kube import kinds
+from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.objects.containers import rank_ports
+from streamrl_operator.settings import OperatorSettings, from_environment
 from support.chart import CHART, Helm, Objects
 from support.jobs import parsed_job, with_ranks
 
@@ -100,6 +102,7 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         assert allowed.pop((group, kind.plural)) == APPLY, kind
     assert allowed == {
         ("streamrl.io", "rljobs"): {"list", "watch", "patch", "delete"},
+        ("streamrl.io", "rljobdefaults"): {"get"},
         ("streamrl.io", "rljobs/status"): {"patch"},
         ("streamrl.io", "generatorpools/status"): {"patch"},
         ("streamrl.io", "rljobs/finalizers"): {"update"},
@@ -183,6 +186,9 @@ def test_braces_in_a_crd_stay_text(objects: Callable[..., Objects], tmp_path: Pa
         ("resources.limits.memory=lots", "memory"),
         ("crds.instal=true", "instal"),
         ("ui.names={a b}", "names"),
+        ("jobDefaults.pods.image=a", "invalid propertyName 'pods'"),
+        ("certificates.leafDays=0", "leafDays"),
+        ("rdmaNamespaces={Team_A}", "rdmaNamespaces"),
         ("ui.resources.limits.memory=lots", "memory"),
     ],
 )
@@ -191,6 +197,62 @@ def test_schema_refuses(helm: Helm, setting: str, complaint: str) -> None:
     assert done.returncode
     assert complaint in done.stderr
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+def _settings(objects: Objects) -> OperatorSettings:
+    """As the operator reads what the chart gives it."""
+    (deployment,) = _of(objects, "Deployment", "streamrl")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return from_environment({one["name"]: one.get("value", "") for one in container["env"]})
+
+
+def test_the_operator_reads_what_an_administrator_says(objects: Callable[..., Objects], tmp_path: Path) -> None:
+    plain = _settings(objects())
+    assert (plain.planning.job_defaults, plain.planning.rdma_namespaces) == ({}, ())
+    assert (plain.planning.sets_user, plain.planning.isolates_jobs, plain.lives) == (True, True, Lives())
+    spec = {"pod": {"env": [{"name": "A", "value": 'a "b" {{ c }} ü'}], "resources": {"limits": {"cpu": 2}}}}
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"jobDefaults": spec, "rdmaNamespaces": ["b", "a", "b"]}))
+    switches = "security.setUser=false,networkPolicy.jobs=false,certificates.caDays=90,certificates.leafDays=7"
+    given = _settings(objects("--values", str(file), "--set", switches))
+    assert (given.planning.job_defaults, given.planning.rdma_namespaces) == (spec, ("a", "b"))
+    assert (given.planning.sets_user, given.planning.isolates_jobs) == (False, False)
+    assert (given.lives.ca_s, given.lives.leaf_s) == (90 * 86_400, 7 * 86_400)
+
+
+def test_users_are_the_cluster_s_where_it_chooses_them(objects: Callable[..., Objects]) -> None:
+    found = objects(*PAGE, "--set", "security.setUser=false")
+    assert len(list(_pods(found))) == 4
+    for pod in _pods(found):
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert not any("runAsUser" in container["securityContext"] for container in pod["containers"])
+
+
+def test_a_service_monitor_finds_the_operator_s_service(objects: Callable[..., Objects]) -> None:
+    found = objects("--set", "metrics.serviceMonitor.enabled=true")
+    (monitor,) = _of(found, "ServiceMonitor")
+    (service,) = _of(found, "Service")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_crds_have_the_annotations_that_are_asked_for(objects: Callable[..., Objects]) -> None:
+    asked = ("--set-string", r"crds.annotations.argocd\.argoproj\.io/sync-options=ServerSideApply=true")
+    for keep, more in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
+        crds = _of(objects(*asked, "--set", f"crds.keep={keep}"), "CustomResourceDefinition")
+        assert len(crds) == 3
+        for crd in crds:
+            assert crd["metadata"]["annotations"] == {"argocd.argoproj.io/sync-options": "ServerSideApply=true"} | more
+
+
+def test_the_hub_s_list_of_crds_is_whole(objects: Callable[..., Objects]) -> None:
+    annotations = YAML(typ="safe").load((CHART / "Chart.yaml").read_text())["annotations"]
+    told = YAML(typ="safe").load(annotations["artifacthub.io/crds"])
+    there = {
+        (one["spec"]["names"]["kind"], one["metadata"]["name"]) for one in _of(objects(), "CustomResourceDefinition")
+    }
+    assert {(one["kind"], one["name"]) for one in told} == there
 
 
 def test_account_without_name_is_refused(helm: Helm) -> None:

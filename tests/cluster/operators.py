@@ -38,11 +38,14 @@ _PATHS = {
     "statefulsets": "/apis/apps/v1",
     "generatorpools": GROUP,
     "rljobs": GROUP,
+    "rljobdefaults": GROUP,
     "leases": "/apis/coordination.k8s.io/v1",
     "events": "/apis/events.k8s.io/v1",
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
 }
-MADE = tuple(plural for plural in _PATHS if plural not in ("pods", "rljobs", "leases", "events", "rolebindings"))
+MADE = tuple(
+    plural for plural in _PATHS if plural not in ("pods", "rljobs", "rljobdefaults", "leases", "events", "rolebindings")
+)
 """Kinds that the operator makes for a job."""
 
 

@@ -5,8 +5,9 @@ The operator's own planning makes the objects. Two things it alone knows are pla
 """
 
 import argparse
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from streamrl_cli import console
 from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
-from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_defaults
+from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.shared import JobPlan
@@ -43,13 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="IMAGE",
             help="the operator's image of such pods (default: %(default)s)",
         )
+    parser.add_argument(
+        "--defaults",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="an RLJobDefaults that the job inherits; twice: first the cluster's, then the namespace's",
+    )
     plan_optimize.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of each job in the file."""
     plan_optimize.check(args)
-    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
+    layers = [Layer(source=str(path), spec=load_defaults(path).spec) for path in args.defaults]
+    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set, beside=True)
     if mistakes:
         raise UserErrors(mistakes)
     reasons: list[str] = []
@@ -58,15 +69,16 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(field="--optimize", rule=f"needs a file with one job, {args.file} holds {len(jobs)}")
         job, reasons = plan_optimize.optimise(jobs[0], args, config=_config(jobs[0], args))
         jobs = [job]
-    plans = [(job, objects_of(job, args)) for job in jobs]
+    inherited = [inherit(job, layers) for job in jobs]
+    plans = [(job, objects_of(job, args), origins) for job, origins in inherited]
     if args.output:
-        console.out(*dump([obj for _, objects in plans for obj in objects], form=args.output).split("\n"))
+        console.out(*dump([obj for _, objects, _ in plans for obj in objects], form=args.output).split("\n"))
         if reasons:
             console.err(*reasons)  # the objects alone are the result
         return EXIT_DONE
-    for number, (job, objects) in enumerate(plans):
+    for number, (job, objects, origins) in enumerate(plans):
         known = estimate(job, config=_config(job, args))
-        console.out(*([""] if number else []), *summary(job, objects=objects, known=known))
+        console.out(*([""] if number else []), *summary(job, objects=objects, known=known, origins=origins))
     if reasons:
         console.out("", *reasons)
     return EXIT_DONE
@@ -97,16 +109,24 @@ def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
     return obj | {"spec": obj["spec"] | {"replicas": replicas[obj["metadata"]["name"]]}}
 
 
-def summary(job: RLJob, *, objects: list[Object], known: ResourceEstimate) -> Iterator[str]:
+def summary(
+    job: RLJob, *, objects: list[Object], known: ResourceEstimate, origins: Sequence[Entry] = ()
+) -> Iterator[str]:
     """The plan for people."""
     name = job.metadata.name
     yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"
     yield from section("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
     yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
+    yield from section("INHERITED", ("FIELD", "VALUE", "FROM", ""), [_origin(one) for one in origins])
     yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
+
+
+def _origin(entry: Entry) -> tuple[str, ...]:
+    value = "(left out)" if entry.value is None else json.dumps(entry.value, ensure_ascii=False)
+    return entry.field, value, entry.source, "enforced" if entry.is_enforced else ""
 
 
 def _containers(objects: list[Object]) -> list[tuple[str, ...]]:

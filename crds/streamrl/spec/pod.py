@@ -1,6 +1,7 @@
 """What a user may change of the pods on Kubernetes: pieces spelled as in a Pod, merged over what the operator makes.
 
-Owns shape and bounds. Commands, own ports, probes and security contexts are the operator's and cannot be overridden
+Owns shape and bounds, also of what administrators let jobs inherit (`RLJobDefaults`); which of several words counts, the operator says
+(`planning/defaults.py`). Commands, own ports, probes and security contexts are the operator's and cannot be overridden
 (decisions 0012, 0041). A local run does not use any of this.
 """
 
@@ -53,6 +54,22 @@ class Toleration(SpecModel):
     toleration_seconds: int | None = Field(
         default=None, ge=0, le=31_536_000, description="For NoExecute: so long; absent = for ever."
     )
+
+
+class AddedCapabilities(SpecModel):
+    """Linux capabilities of the main container."""
+
+    add: tuple[Literal["IPC_LOCK"], ...] = Field(
+        default=(),
+        max_length=1,
+        description="Memory locked for RDMA; only in namespaces where the administrator allows it.",
+    )
+
+
+class MainSecurity(SpecModel):
+    """What may be asked for beside Pod Security "restricted"."""
+
+    capabilities: AddedCapabilities = Field(default=AddedCapabilities(), description="IPC_LOCK.")
 
 
 class Pod(SpecModel):
@@ -111,6 +128,13 @@ class Pod(SpecModel):
         description="Where all containers of ours see them.",
         json_schema_extra=map_by("mountPath"),
     )
+    host_network: bool = Field(
+        default=False,
+        description="Their node's network, for RDMA; only in namespaces where the administrator allows it.",
+    )
+    security_context: MainSecurity = Field(
+        default=MainSecurity(), description="The operator sets that of Pod Security 'restricted'; this is added."
+    )
     priority_class_name: ObjectName | None = Field(default=None, description="Priority class of the pods.")
     runtime_class_name: ObjectName | None = Field(default=None, description="Runtime class of the pods.")
     scheduler_name: ObjectName | None = Field(default=None, description="Who places the pods; absent = the cluster's.")
@@ -127,6 +151,11 @@ class Pod(SpecModel):
         default=(), max_length=4, description="Beside ours.", json_schema_extra=map_by("name")
     )
 
+    @property
+    def locks_memory(self) -> bool:
+        """Whether the main container may."""
+        return bool(self.security_context.capabilities.add)
+
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:
         demand_different("names of env", (entry.name for entry in self.env))
@@ -139,8 +168,6 @@ class Pod(SpecModel):
     refused: ClassVar[Mapping[str, str]] = {
         "hostPID": "a pod must not see its node's processes; what needs that runs beside StreamRL, in pods of its own",
         "hostIPC": "a pod must not share its node's memory; use an emptyDir of medium Memory at /dev/shm",
-        "hostNetwork": "a pod must not share its node's network; for RDMA use resources or resourceClaims of a device plugin",
-        "securityContext": "the operator sets that of Pod Security 'restricted'; remove it",
         "privileged": "a pod must not rule its node; for devices use resources or resourceClaims",
         **dict.fromkeys(("serviceAccountName", "serviceAccount"), "all pods have the job's; use spec.serviceAccount"),
         "automountServiceAccountToken": "no pod speaks to the API; for a token use a projected volume",
@@ -199,3 +226,91 @@ class TrainerPod(Pod):
     scheduler_start_seconds: int = Field(
         default=1800, ge=60, le=86_400, description="In which the scheduler reads its data set and replays its journal."
     )
+
+
+class GeneratorPod(Pod):
+    """Changes to the pods of a pool; not used by a local run."""
+
+    max_unavailable: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Pods of the pool that are away at once while a change replaces them; absent = one after another.",
+    )
+
+
+DEFAULTS_NAME = "default"
+"""Of the one object of a namespace."""
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Enforceable = Literal[
+    "image",
+    "imagePullPolicy",
+    "imagePullSecrets",
+    "labels",
+    "annotations",
+    "nodeSelector",
+    "tolerations",
+    "affinity",
+    "topologySpreadConstraints",
+    "resources",
+    "resourceClaims",
+    "env",
+    "envFrom",
+    "volumes",
+    "volumeMounts",
+    "priorityClassName",
+    "runtimeClassName",
+    "schedulerName",
+    "terminationGracePeriodSeconds",
+    "initContainers",
+    "containers",
+    "storageClassName",
+]
+
+
+class DefaultImages(SpecModel):
+    """Images by role."""
+
+    trainer: Image | None = Field(default=None, description="Of the trainer's pods.")
+    generator: Image | None = Field(default=None, description="Of generators.")
+
+
+class RLJobDefaultsSpec(SpecModel):
+    """What jobs inherit."""
+
+    images: DefaultImages = Field(default=DefaultImages(), description="Images by role; over pod.image.")
+    pod: Pod = Field(default=Pod(), description="Of all pods of a job, as in its trainer.pod and generators[].pod.")
+    storage_class_name: ObjectName | None = Field(
+        default=None, description="Storage class of the claims that are made; absent = the cluster's."
+    )
+    enforced: tuple[Enforceable, ...] = Field(
+        default=(),
+        max_length=32,
+        description="Fields in which these defaults go over what a job says: key by key where there are keys, else whole.",
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "fields of enforced must differ",
+            "self.enforced.all(e, self.enforced.exists_one(o, o == e))",
+            lambda spec: repeated(spec.enforced),
+        ),
+    )
+
+
+class DefaultsMetadata(SpecModel):
+    """Which object it is."""
+
+    name: Literal["default"] = Field(description=f"{DEFAULTS_NAME}: a namespace has one.")
+    namespace: str | None = Field(default=None, max_length=63, description="The namespace of the jobs.")
+    labels: dict[str, str] | None = Field(default=None, description="Labels.")
+    annotations: dict[str, str] | None = Field(default=None, description="Annotations.")
+
+
+class RLJobDefaults(SpecModel):
+    """What the RLJobs of a namespace have unless they say otherwise; taken when a job begins, and kept."""
+
+    api_version: Literal["streamrl.io/v1alpha1"] = Field(description="streamrl.io/v1alpha1")
+    kind: Literal["RLJobDefaults"] = Field(description="RLJobDefaults")
+    metadata: DefaultsMetadata = Field(description="Its name is default.")
+    spec: RLJobDefaultsSpec = Field(default=RLJobDefaultsSpec(), description="What jobs inherit.")

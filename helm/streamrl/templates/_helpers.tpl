@@ -64,8 +64,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name (replace "+" "_" .Chart.Version) }}
 {{/* What the level "restricted" of Pod Security asks of a pod, and of a container. */}}
 {{- define "streamrl.podSecurity" -}}
 runAsNonRoot: true
+{{- if .Values.security.setUser }}
 runAsUser: 10001
 runAsGroup: 10001
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

@@ -14,6 +14,10 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [streamrl.io]
   resources: [rljobs/finalizers, generatorpools/finalizers]
   verbs: [update]
+# The namespace's defaults, when a job begins.
+- apiGroups: [streamrl.io]
+  resources: [rljobdefaults]
+  verbs: [get]
 # What a job is made of.
 - apiGroups: [streamrl.io]
   resources: [generatorpools]

@@ -34,6 +34,8 @@ class Kind:
 
 RLJOB = Kind(api_version=API_VERSION, kind="RLJob", plural="rljobs")
 GENERATOR_POOL = Kind(api_version=API_VERSION, kind="GeneratorPool", plural="generatorpools")
+JOB_DEFAULTS = Kind(api_version=API_VERSION, kind="RLJobDefaults", plural="rljobdefaults")
+"""Read when a job begins, never watched: a change of them reaches no job that has begun."""
 SCALE = Kind(api_version="autoscaling/v1", kind="Scale", plural="")
 """What `/scale` of an object answers with."""
 STATEFUL_SET = Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets")

@@ -37,6 +37,7 @@ REASONS = {
     "GeneratorsPending": "No generator is ready yet.",
     "ImagePullBackOff": "An image cannot be pulled.",
     "InProgress": "The job has not ended.",
+    "InvalidDefaults": "What the job would inherit has a mistake, or does not go with it; the message names the object. Jobs that have begun are as they were.",
     "InvalidSpec": "The specification has a mistake; what runs stays.",
     "KueueMissing": "The job has a queue, and the operator knows no Kueue.",
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",

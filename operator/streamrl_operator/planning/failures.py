@@ -202,8 +202,6 @@ MOST_EVENTS = 8
 """In one reconcile; the rest is one more event."""
 FIRST_LIFE_S, LONGEST_LIFE_S = 10.0, 300.0
 """Of a pod before a rule replaces it: as a kubelet's back-off."""
-_REVISION = "controller-revision-hash"
-"""Label of a StatefulSet's pods: the template that they were made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +294,11 @@ def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, i
         return True
     found = sets.get(owner) or {}
     told, generation = found.get("status") or {}, (found.get("metadata") or {}).get("generation")
-    seen, newest, made_from = told.get("observedGeneration"), told.get("updateRevision"), pods.label(pod, _REVISION)
+    seen, newest, made_from = (
+        told.get("observedGeneration"),
+        told.get("updateRevision"),
+        pods.label(pod, pods.LABEL_REVISION),
+    )
     if isinstance(generation, int) and isinstance(seen, int) and seen < generation:
         return True  # its controller deletes pods first and tells of our last change of the template after
     return bool(newest and made_from and newest != made_from)

@@ -24,6 +24,7 @@ from streamrl_operator.planning import (
     pods,
     readiness,
     replicas,
+    rollout,
     termination,
 )
 from streamrl_operator.planning.admission import Held
@@ -157,7 +158,9 @@ def _invalid(view: _JobView) -> JobDecision:
     end = termination.end_by_deadline(view.before, deadline_s=deadline_s, now=view.observed.now)
     if end is not None:
         return _terminated(view, end)
-    wrong = Aspect(type=READY, holds=False, reason="InvalidSpec", message=observed.invalid or "spec is not valid")
+    wrong = Aspect(
+        type=READY, holds=False, reason=observed.invalid_reason, message=observed.invalid or "spec is not valid"
+    )
     suspended = conditions.kept(view.before.conditions, SUSPENDED)
     was = conditions.find(view.before.conditions, READY)
     is_news = was is None or was.reason != wrong.reason
@@ -176,7 +179,10 @@ def _invalid(view: _JobView) -> JobDecision:
             pool: job_status.plain_status(job_status.read_pool_status(found)) for pool, found in observed.pools.items()
         },
         events=(conditions.warning(wrong.reason, wrong.message),) if is_news else (),
-        requeue_after_s=_next_reconcile_s(view, view.before, deadline_s=deadline_s) if trainers else None,
+        # Nobody says when defaults are mended.
+        requeue_after_s=_next_reconcile_s(view, view.before, deadline_s=deadline_s)
+        if trainers or wrong.reason == "InvalidDefaults"
+        else None,
         scaling=observed.scaling,
     )
 
@@ -253,7 +259,7 @@ def _running(view: _JobView) -> JobDecision:
     return replace(
         decision,
         events=(*_started(before), *_scaled(plans), *reported, *unreadable, *_dear(view, status)),
-        delete_pods=counted.delete_pods,
+        delete_pods=(*counted.delete_pods, *rollout.outdated_pods(observed)),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
     )

@@ -14,6 +14,8 @@ from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_POOL, L
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
+LABEL_REVISION = "controller-revision-hash"
+"""Of a StatefulSet's pods: the template that they were made from."""
 _BEGINNING = ("", "ContainerCreating", "PodInitializing")
 """Waiting reasons of a container that will start soon."""
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")

@@ -33,6 +33,14 @@ class PlanningSettings:
     """Least time between two readings of a running job's numbers."""
     numbers_by_proxy: bool = False
     """They are read through the API server's proxy, not at the scheduler's Service."""
+    job_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The cluster's, as the `spec` of an RLJobDefaults; not checked yet."""
+    rdma_namespaces: tuple[str, ...] = ()
+    """Whose jobs may have their node's network, and lock memory."""
+    sets_user: bool = True
+    """Whether pods say as which user they run; OpenShift says so itself."""
+    isolates_jobs: bool = True
+    """Whether jobs have NetworkPolicies."""
 
     @property
     def images(self) -> Images:
@@ -62,6 +70,10 @@ class Observed:
     """The same, validated; None where it is not valid."""
     invalid: str = ""
     """Why it is not valid: one line for each mistake."""
+    invalid_reason: str = "InvalidSpec"
+    """In a word, of `conditions.REASONS`."""
+    defaults: str = ""
+    """What it inherits (`defaults.write_layers`): what it took when it began, or would take now."""
     pools: Mapping[str, Object] = field(default_factory=dict)
     """GeneratorPool objects, by the pool's name in the job."""
     sets: Mapping[str, Object] = field(default_factory=dict)

@@ -108,7 +108,7 @@ def test_set_changes_one_field(override: str, path: str, value: object) -> None:
         ("=3", "--set: must be path=value"),
         ("spec..steps=3", "--set: must be path=value"),
         ("spec.pipeline.step=3", "--set spec.pipeline.step: is not a known field; did you mean steps?"),
-        ("spec.trainer.pod.hostNetwork=true", "--set spec.trainer.pod.hostNetwork: is refused: a pod must not share"),
+        ("spec.trainer.pod.hostPID=true", "--set spec.trainer.pod.hostPID: is refused: a pod must not see"),
         ("spec.pipline.steps=3", "--set spec.pipline: is not a known field; did you mean pipeline?"),
         (
             "spec.pipeline.steps=many",

@@ -230,13 +230,13 @@ class Container:
     sidecar: bool = False
 
 
-def _security(**chosen: object) -> Built:
+def _security(*, locks_memory: bool = False, **chosen: object) -> Built:
     """Of every container, the job's own too; `chosen`: what it may choose."""
     return {
         **chosen,
         "allowPrivilegeEscalation": False,
         "runAsNonRoot": True,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"], **({"add": ["IPC_LOCK"]} if locks_memory else {})},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -258,7 +258,9 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
         "resources": as_given(container.resources or pod.resources),
         "volumeMounts": _mounts(container, given=pod.volume_mounts),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": _security(readOnlyRootFilesystem=True),
+        "securityContext": _security(
+            readOnlyRootFilesystem=True, locks_memory=pod.locks_memory and container.resources is None
+        ),
     }
     if pod.env_from:
         built["envFrom"] = [as_given(source) for source in pod.env_from]

@@ -42,7 +42,10 @@ def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """The generators' StatefulSet."""
     replicas = plan.wanted.generators.get(pool.name, 0)
     name = names.pool(plan.name, pool.name)
-    return template.stateful_set(plan, name, replicas=replicas, template=_template(plan, pool=pool))
+    on_delete = pool.pod.max_unavailable is not None
+    return template.stateful_set(
+        plan, name, replicas=replicas, template=_template(plan, pool=pool), on_delete=on_delete
+    )
 
 
 def headless_service(plan: JobPlan, *, pool: GeneratorPool) -> Built:

@@ -37,6 +37,8 @@ class JobPlan:
     settings: PlanningSettings
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap with the job as they are now."""
+    defaults: str = ""
+    """What is in `job` already, to be kept from when it begins."""
 
     @property
     def images(self) -> Images:
@@ -115,6 +117,7 @@ def resolved_job(plan: JobPlan) -> Built:
     data, images = {keys.FILE_JOB: _job_json(plan)}, plan.wanted.images
     if images is not None:
         data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True, exclude_none=True)) + "\n"
+        data |= {keys.FILE_DEFAULTS: plan.defaults} if plan.defaults else {}
     return plan.object("v1", "ConfigMap", names.resolved(plan.name), data=data)
 
 
@@ -169,6 +172,13 @@ def _claim(plan: JobPlan, *, name: str, claim: Claim, kept: bool = False, shared
 
 
 _PORT_DNS = 53
+
+
+def policies(plan: JobPlan) -> list[Built]:
+    """All NetworkPolicies, where the administrator wants them."""
+    if not plan.settings.isolates_jobs:
+        return []
+    return [*trainer_policies(plan), *(generators_policy(plan, pool=pool) for pool in plan.job.spec.generators)]
 
 
 def trainer_policies(plan: JobPlan) -> list[Built]:

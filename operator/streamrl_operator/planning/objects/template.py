@@ -48,8 +48,8 @@ class Template:
     """The job's changes."""
 
 
-def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template) -> Built:
-    """A StatefulSet; all of its pods start and end at once."""
+def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
+    """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/rollout.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
     placement = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"), PodPlacement())
     spec = {
@@ -57,6 +57,7 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template)
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
         "revisionHistoryLimit": _REVISIONS_KEPT,
+        **({"updateStrategy": {"type": "OnDelete"}} if on_delete else {}),
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),
@@ -75,7 +76,9 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
         "enableServiceLinks": False,  # a Service named `streamrl` would set STREAMRL_ variables
         "terminationGracePeriodSeconds": pod.termination_grace_period_seconds or template.grace_s,
         "shareProcessNamespace": template.shares_processes or None,
-        "securityContext": _security(),
+        "hostNetwork": pod.host_network or None,
+        "dnsPolicy": "ClusterFirstWithHostNet" if pod.host_network else None,
+        "securityContext": _security(sets_user=plan.settings.sets_user),
         "initContainers": [
             *(extra(container) for container in pod.init_containers),
             *(build(container, image=image, pod=pod) for container in template.init_containers),
@@ -142,12 +145,11 @@ def _theirs(given: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in given.items() if not key.startswith(f"{API_GROUP}/")}
 
 
-def _security() -> Built:
+def _security(*, sets_user: bool) -> Built:
+    user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if sets_user else {}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **user,
         "fsGroupChangePolicy": "OnRootMismatch",  # a volume of checkpoints holds too many files to walk at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }
