@@ -171,4 +171,4 @@ def test_the_nodes_network_is_for_some_namespaces() -> None:
     added = {one["name"]: one["securityContext"]["capabilities"].get("add") for one in pod["containers"]}
     assert added == {"trainer": ["IPC_LOCK"]}
     beside = [one["securityContext"]["capabilities"] for one in pod["initContainers"]]
-    assert beside == [{"drop": ["ALL"]}] * 2
+    assert beside == [{"drop": ["ALL"]}] * 3

@@ -195,7 +195,7 @@ def test_liveness_is_the_heartbeat_file_where_no_other_pod_and_no_job_can_reach_
             until_killed_s = float(told_s) + probe["periodSeconds"] * probe["failureThreshold"]
             assert (float(told_s), until_killed_s) == (30, 90)
             assert probe["terminationGracePeriodSeconds"] < template["spec"]["terminationGracePeriodSeconds"]
-    assert len(set(files.values())) == len(files) == 3
+    assert len(set(files.values())) == len(files) == 4
 
 
 @pytest.mark.parametrize(
