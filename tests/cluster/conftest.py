@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 
 from cluster.command_fixtures import cli, job_file, patch  # noqa: F401 - fixtures
-from cluster.harness import tools
+from cluster.harness import kueue, tools
 from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.control_plane import ControlPlane, open_cluster
 from cluster.harness.processes import wait_until
@@ -40,7 +40,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or not users:
         return
     try:
-        for name in ("kubectl",) if os.environ.get(GIVEN) else OURS:
+        for name in ("kubectl",) if os.environ.get(GIVEN) else (*OURS, *kueue.needed(users)):
             tools.tool(name)
     except tools.ToolError as error:
         session.config.stash[LACK] = str(error)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from cluster.harness import images, pods, tools
+from cluster.harness import images, kueue, pods, tools
 from cluster.harness.base import GIVEN
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.containers import missing_packages
@@ -44,6 +44,8 @@ def prepare(session: pytest.Session) -> None:
         session.config.stash[LACK] = lack() or ""
         if not session.config.stash[LACK]:
             tools.build(2)
+            for name in kueue.needed(users):
+                tools.tool(name)
             for image in (images.pause(), images.coredns(), images.worker_test()):
                 images.archive(image)
     except (tools.ToolError, ClusterError) as error:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster import rights
-from cluster.harness import kueue, tools
+from cluster.harness import kueue
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.processes import Server
 from cluster.operators import Lab, Operator, refused
@@ -20,12 +20,6 @@ GPU = "nvidia.com/gpu"
 MEMORY_AND_CPU = {"cpu": "64", "memory": "256Gi"}
 QUEUE, HIGH = "team", "high"
 PREEMPTS = {"preemption": {"withinClusterQueue": "LowerPriority"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Before any test: a build takes longer than one may."""
-    tools.tool("kueue")
 
 
 def job(name: str, *, queue: str = QUEUE, priority: str = "", replicas: int = 1, **spec: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import rights
-from cluster.harness import kueue, tools
+from cluster.harness import kueue
 from cluster.harness.cluster import NODE_NAME, NodeCluster
 from cluster.harness.node import Node
 from cluster.operators import Operator
@@ -21,12 +21,6 @@ USER = "streamrl-operator-with-kueue"
 QUEUE, HIGH = "team", "high"
 QUOTA = {"cpu": "200m", "memory": "64Gi"}
 """For one job: its trainer's pod asks for 110m, each of its two generators for 10m."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Before any test: a build takes longer than one may."""
-    tools.tool("kueue")
 
 
 @pytest.fixture

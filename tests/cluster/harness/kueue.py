@@ -11,7 +11,7 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ _MODULE = "sigs.k8s.io/kueue"
 _CERTIFICATES = "/etc/kueue/metrics/certs"
 """Where it insists on finding a certificate."""
 _HOOKS = {"Mutating": ("mutate", ["workloads"]), "Validating": ("validate", ["workloads", "workloads/status"])}
+
+
+def needed(tests: Iterable[object]) -> tuple[str, ...]:
+    """The programs to be had before `tests` begin: none, where none has the fixture `queued`."""
+    return ("kueue",) if any("queued" in getattr(each, "fixturenames", ()) for each in tests) else ()
 
 
 def install(plane: ControlPlane) -> None:
