@@ -102,7 +102,8 @@ def _requests() -> list[Panel]:
             _rate("api_requests_total", "verb, code", "{{verb}} {{code}}"),
             unit="ops",
             says=Advice(
-                good="200 and 201.", otherwise="403: a right is missing. 409: two writers. 429: the API server is full."
+                good="200 and 201; 404 of a name that is free.",
+                otherwise="403: a right is missing. 409: two writers. 429: the API server is full.",
             ),
         ),
         curves(
