@@ -1,5 +1,6 @@
 """Jobs in queues, judged by Kueue's own controllers and webhooks. No pod runs here; whether it is there is what is asked."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -201,8 +202,12 @@ def test_growth_goes_as_far_as_the_quota(lab: QueueLab, queued: Operator) -> Non
 def test_preemption_takes_a_generator_before_the_job(lab: QueueLab, queued: Operator) -> None:
     lab.quota(4, **PREEMPTS)
     document = job("wide")
-    document["spec"]["generators"][0]["scaling"] = {"external": {"initialReplicas": 3}}
+    document["spec"]["generators"][0]["scaling"] = {"external": {"initialReplicas": 1}}
     lab.create("rljobs", document)
+    lab.wait_pods("wide", 2, queued)
+    admitted_s = time.time()
+    lab.wait(lambda: time.time() > admitted_s + 1, "another second: Kueue takes the latest by whole ones", queued)
+    lab.patch("generatorpools", "wide-sim", {"spec": {"replicas": 3}}, part="scale")
     lab.wait_pods("wide", 4, queued)
     lab.create("rljobs", job("high", priority=HIGH))
     lab.wait_pods("high", 2, queued)
