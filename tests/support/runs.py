@@ -15,6 +15,8 @@ from streamrl_workers.metrics.jsonl import read_jsonl
 
 DEADLINE_S = 120.0
 """A busy machine may be slow; a hang must still be a failure that says what it waited for."""
+COMMAND_S = 300.0
+"""Of a whole command, which may import torch: a quarter of a minute of processor time, on a machine that builds something else."""
 POLL_S = 0.02
 
 
@@ -186,7 +188,7 @@ def streamrl(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         [sys.executable, "-m", "streamrl_cli.main", *args],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=COMMAND_S,
         cwd=cwd,
         check=False,
     )
