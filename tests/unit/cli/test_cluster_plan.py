@@ -31,9 +31,10 @@ def test_the_plan_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert (outcome.code, outcome.err) == (0, [])
     lines = outcome.out
     assert lines[0] == "chain-sum: 13 objects and 4 Secrets"
-    assert [" ".join(line.split()) for line in lines[3:8]] == [
+    assert [" ".join(line.split()) for line in lines[3:9]] == [
         "SET PODS CONTAINER IMAGE REQUESTS LIMITS",
         "chain-sum-trainer 1 prepare localhost/streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
+        "tasks localhost/streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
         "scheduler localhost/streamrl/trainer:0.1.0 cpu 100m, memory 512Mi -",
         "trainer localhost/streamrl/trainer:0.1.0 cpu 500m, memory 1Gi memory 3Gi",
         "chain-sum-cpu 1 generator localhost/streamrl/generator:0.1.0 cpu 500m, memory 1Gi memory 2Gi",
