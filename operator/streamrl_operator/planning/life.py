@@ -3,6 +3,7 @@
     ended before ─▶ no pods, for ever; deleted when its time is over
     being deleted ─▶ no pods       result is there ─▶ ended now
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
+    `job.json` is to say something else ─▶ the same, until no pod is left that has read it
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
 Level-triggered: only what is observed counts, and the stored status is part of it. The same observation, with the verdict's
@@ -15,7 +16,16 @@ from dataclasses import dataclass, replace
 from streamrl import names
 from streamrl.spec import RLJob
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, failures, job_status, pods, readiness, replicas, termination
+from streamrl_operator.planning import (
+    conditions,
+    failures,
+    job_file,
+    job_status,
+    pods,
+    readiness,
+    replicas,
+    termination,
+)
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
@@ -78,6 +88,8 @@ def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     above = job_status.cost_above_max(view.before, bound=bound)
     if bound is not None and above is not None and above.holds and bound.action == "Suspend":
         return _suspended(view, why=f"the job has cost maxCost.amount {bound.amount}")
+    if job_file.is_held(observed):
+        return _suspended(view, why="the spec was changed, all pods are made again")
     return _running(view)
 
 
@@ -164,11 +176,14 @@ def _invalid(view: _JobView) -> JobDecision:
 
 def _suspended(view: _JobView, *, why: str) -> JobDecision:
     """No pods, all at once: the scheduler is a sidecar of the trainer's pod and outlives the trainer's last checkpoint."""
-    observed, before = view.observed, view.before
+    observed, before, is_held = view.observed, view.before, job_file.is_held(view.observed)
     left = sorted(pods.name(pod) for pod in observed.pods)
-    message = f"waits for {len(left)} pods to end, the first is {left[0]}" if left else "no pods; volumes stay"
+    is_going = bool(left) or is_held
+    first = f", the first is {left[0]}" if left else ""
+    message = f"waits for {len(left)} pods to end{first}" if is_going else "no pods; volumes stay"
     message = message if view.job.spec.suspend else f"{why}: {message}"
-    suspended = Aspect(type=SUSPENDED, holds=not left, reason="Suspending" if left else "Suspended", message=message)
+    reason = "Suspending" if is_going else "Suspended"
+    suspended = Aspect(type=SUSPENDED, holds=not is_going, reason=reason, message=message)
     status = before.model_copy(
         update={
             "start_time": None,
@@ -183,7 +198,7 @@ def _suspended(view: _JobView, *, why: str) -> JobDecision:
     was = conditions.kept(before.conditions, SUSPENDED)
     is_news = suspended.holds and not (was is not None and was.holds)
     reported = (JobEvent(kind="Normal", reason="Suspended", message=f"{why}: no pods; volumes stay"),)
-    return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())))
+    return replace(decision, events=(*_scaled(plans), *(reported if is_news else ())), stops_first=is_held)
 
 
 def _running(view: _JobView) -> JobDecision:

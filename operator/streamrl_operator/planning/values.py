@@ -141,6 +141,8 @@ class JobDecision:
     """It is told that the scheduler's numbers cannot be read."""
     has_ended: bool = False
     """As its status says."""
+    stops_first: bool = False
+    """`job.json` is held by pods of the spec before: they go, and until then nothing else is touched."""
     delete_job: bool = False
     """Its time after the end is over."""
     requeue_after_s: float | None = None
