@@ -33,7 +33,7 @@ CHANGES: Mapping[str, When] = {
 """Field below `spec`, as users write it -> when it may change. `generators`: pools come, go, and get other engines and costs."""
 ALWAYS = tuple(path for path, when in CHANGES.items() if when == "Always")
 
-_HOW = "streamrl suspend JOB, change it, streamrl resume JOB"
+_HOW = "streamrl suspend, change, resume"
 _SUSPENDED = "self.suspend || oldSelf.suspend"
 PHRASES: Mapping[When | None, str] = {"Always": "always", "WhileSuspended": "while the job is suspended", None: "never"}
 """For people."""

@@ -117,7 +117,7 @@ def claims(plan: JobPlan) -> list[Built]:
     """The claims that the job does not bring along."""
     storage = plan.job.spec.storage
     made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
-    if storage.checkpoints.claim_name is None:
+    if storage.checkpoints.given_claim is None:
         kept = plan.wanted.keeps_checkpoints
         shared = plan.job.spec.trainer.nodes > 1
         name = names.checkpoints_claim(plan.name)
