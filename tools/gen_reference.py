@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from streamrl.changes import CHANGES, PHRASES
 from streamrl.spec.phrases import allowed, unit
 from streamrl.spec.schema import Schema, children, is_free_form, job_schema, refusals
 
@@ -20,7 +21,15 @@ key: `algorithm: {grpo: {clipLow: 0.2}}`.
 
 def reference() -> str:
     """Build the whole page."""
-    return "\n".join([_INTRODUCTION, *_sections("", job_schema())])
+    return "\n".join([_INTRODUCTION, *_changes(), *_sections("", job_schema())])
+
+
+def _changes() -> Iterator[str]:
+    yield "## What may change\n"
+    yield "Of a job that is there. What is not listed never changes. A job is suspended by `streamrl suspend`, or by the change itself.\n"
+    yield "| Field of `spec` | May change |\n|---|---|"
+    yield from (f"| `{path}` | {PHRASES[when]} |" for path, when in CHANGES.items())
+    yield ""
 
 
 def _sections(path: str, schema: Schema) -> Iterator[str]:

@@ -5,6 +5,7 @@ import json
 import textwrap
 from collections.abc import Iterator
 
+from streamrl.changes import PHRASES, has_parts, when
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import unknown_field
 from streamrl.spec.phrases import allowed, type_name, unit
@@ -35,7 +36,7 @@ def _explain(path: str) -> Iterator[str]:
     name = path.rsplit(".", 1)[-1]
     yield f"{path or 'RLJob'} <{type_name(schema)}>"
     yield from textwrap.wrap(schema.get("description", ""), _WIDTH, initial_indent="  ", subsequent_indent="  ")
-    for label, text in facts(name, schema).items():
+    for label, text in (facts(name, schema) | _change(path)).items():
         yield f"  {label + ':':<9} {text}"
     for rule in schema.get("x-kubernetes-validations", []):
         yield f"  Rule:     {rule['message']}"
@@ -52,6 +53,12 @@ def facts(name: str, schema: Schema) -> dict[str, str]:
     if unit(name):
         found["Unit"] = unit(name)
     return found
+
+
+def _change(path: str) -> dict[str, str]:
+    """When a field of the specification may change; nothing of a section of which parts may."""
+    _, is_spec, below = path.partition("spec.")
+    return {"Change": PHRASES[when(below)]} if is_spec and (when(below) or not has_parts(below)) else {}
 
 
 def _fields(schema: Schema) -> Iterator[str]:

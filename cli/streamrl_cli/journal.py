@@ -38,12 +38,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(run_dir: Path) -> int:
-    from streamrl_workers.scheduler.journal.check import check_run
+    from streamrl_workers.scheduler.journal.adoption import read_adopted
+    from streamrl_workers.scheduler.journal.check import check_run, store_of
 
-    report = check_run(run_dir)
+    report, adopted = check_run(run_dir), read_adopted(store_of(run_dir))
     dropped = ", ".join(f"{reason} {count}" for reason, count in report.dropped.items())
     console.out(f"planned    {report.planned} groups")
-    console.out(f"consumed   {report.consumed} groups in {report.steps} steps")
+    before = "" if adopted is None else f", {adopted.step} of them taken over from {adopted.run}"
+    console.out(f"consumed   {report.consumed} groups in {report.steps} steps{before}")
     console.out(f"dropped    {sum(report.dropped.values())} groups{': ' if dropped else ''}{dropped}")
     console.out(f"live       {report.live} groups; the run has {'ended' if report.ended else 'not ended'}")
     checkpoint = report.checkpoint

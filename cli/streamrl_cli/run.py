@@ -43,6 +43,8 @@ from streamrl_cli.runner.scaling import Scaler
 from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView, PlainView
 from streamrl_cli.runner.workers import RunFailedError
+from streamrl_workers.scheduler.journal.adoption import adopt, newest_of
+from streamrl_workers.scheduler.journal.check import store_of
 
 REFRESH_S = 1.0
 """How often progress is read and drawn."""
@@ -57,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, help="the RLJob; not needed with --resume")
     parser.add_argument(
         "--resume", nargs="?", const=NEWEST, metavar="RUN", help="go on with a run folder (default: the newest)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="RUN",
+        help="begin with weights, optimiser and steps of another run's newest checkpoint",
     )
     add_overrides(parser)
     parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
@@ -88,15 +97,21 @@ def _created(args: argparse.Namespace) -> RunFolder:
     if args.file is None:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
     job = load_job(args.file, overrides=args.set)
-    return create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
+    source = None if args.source is None else store_of(args.source)
+    checkpoint = None if source is None else newest_of(source)
+    folder = create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
+    if source is not None and checkpoint is not None:
+        adopt(checkpoint, source=source, store=folder.path)
+        console.out(f"goes on from step {checkpoint.step} of {args.source}")
+    return folder
 
 
 def _resumed(args: argparse.Namespace) -> RunFolder:
-    if args.set or args.file or args.run_dir:
+    if args.set or args.file or args.run_dir or args.source:
         raise UserError(
             field="--resume",
             rule="goes on with the job as the run folder holds it",
-            fix="leave out FILE, --set and --run-dir, or start a new run",
+            fix="leave out FILE, --set, --from and --run-dir, or start a new run",
         )
     folder = open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
     check_code_dir(folder)

@@ -107,7 +107,7 @@ def _is_unfinished(found: Object) -> bool:
 
 
 async def stop(cluster: CachedCluster, *, observed: Observed) -> list[Refusal]:
-    """No pods, of a job whose objects cannot be planned since its spec is not valid: its StatefulSets are set to 0 as they are.
+    """No pods, of a job whose objects are not planned (its spec is not valid, or its pods go first): its StatefulSets are set to 0 as they are.
 
     What was refused is told, and the others are set all the same.
     """

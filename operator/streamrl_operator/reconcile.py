@@ -160,7 +160,7 @@ class Reconciler:
             await self._write_statuses(observed, decision)
         certificates_at: datetime | None = None
         refused: list[Refusal] = []
-        if observed.job is not None:
+        if observed.job is not None and not decision.stops_first:
             certificates_at, refused = await self._bring_about(observed, decision, memory)
         elif not decision.wanted.any_pods:
             refused = await apply.stop(self.cluster, observed=observed)

@@ -11,6 +11,7 @@ import pytest
 from cluster import job_files
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
+from streamrl.changes import CHANGES
 from streamrl.names import FIELD_MANAGER, REPLICAS_MANAGER
 from streamrl.spec import parse_job
 from streamrl_cli.yaml_document import read_documents
@@ -61,6 +62,21 @@ ALLOWED_CHANGES: dict[str, dict[str, Any]] = {
     "generator-image": {"generators": [{}, {"pod": {"image": "example.com/generator:2"}}]},
     "default-written-out": {"seed": 0, "pipeline": SPEC["pipeline"] | {"mode": "StreamAsync"}},
 }
+SUSPENDED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "trainer-pod": ({"trainer": {"pod": {"image": "example.com/trainer:2"}}}, "trainer.pod"),
+    "trainer-selector": ({"trainer": {"pod": {"nodeSelector": {"gpu": "h100"}}}}, "trainer.pod"),
+    "trainer-cost": ({"trainer": {"costPerHour": "9"}}, "trainer.costPerHour"),
+    "trainer-tokens": ({"trainer": {"microBatchTokens": 64}}, "trainer.microBatchTokens"),
+    "trainer-checkpointing": ({"trainer": {"activationCheckpointing": True}}, "trainer.activationCheckpointing"),
+    "steps": ({"pipeline": SPEC["pipeline"] | {"steps": 11}}, "pipeline.steps"),
+    "keep-last": ({"storage": {"checkpoints": {"keepLast": 9}}}, "storage.checkpoints.keepLast"),
+    "engine": ({"generators": [{"engine": {"hf": {"slots": 3}}}, {}]}, "generators"),
+    "cost": ({"generators": [{"costPerHour": "9"}, {}]}, "generators"),
+    "pool-less": ({"generators": [{}]}, "generators"),
+    "pool-more": ({"generators": [{}, {}, {"name": "c", "engine": {"hf": {}}}]}, "generators"),
+    "pool-renamed": ({"generators": [{"name": "c"}, {}]}, "generators"),
+}
+"""Change -> the field that says when it may be made."""
 REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 1}, "seed cannot be changed"),
     "model": ({"model": {"scratch": {"layers": 4}}}, "model cannot be changed"),
@@ -70,25 +86,19 @@ REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "task cannot be changed",
     ),
     "algorithm": ({"algorithm": {"dapo": {}}}, "algorithm cannot be changed"),
-    "pipeline": ({"pipeline": SPEC["pipeline"] | {"steps": 11}}, "pipeline cannot be changed"),
+    "pipeline": (
+        {"pipeline": SPEC["pipeline"] | {"batchGroups": 9}},
+        "of pipeline only pipeline.steps can be changed; make a new job",
+    ),
+    "staleness": ({"pipeline": SPEC["pipeline"] | {"maxStalenessSteps": 2}}, "of pipeline only"),
     "scheduling": ({"scheduling": {"leaseSeconds": 11}}, "scheduling cannot be changed"),
-    "trainer": ({"trainer": {"learningRate": 0.5}}, "trainer cannot be changed"),
-    "trainer-pod": ({"trainer": {"pod": {"image": "example.com/trainer:2"}}}, "trainer cannot be changed"),
+    "trainer": ({"trainer": {"learningRate": 0.5}}, "of trainer only trainer.pod, "),
+    "lora": ({"trainer": {"lora": {}}}, "of trainer only"),
     "weights": ({"weights": {"grpc": {"timeoutSeconds": 1}}}, "weights cannot be changed"),
-    "storage": ({"storage": {"journal": {"size": "2Gi"}}}, "storage cannot be changed"),
+    "storage": ({"storage": {"journal": {"size": "2Gi"}}}, "of storage only storage.checkpoints.keepLast"),
+    "claim": ({"storage": {"checkpoints": {"claimName": "other"}}}, "of storage only"),
     "tracing": ({"tracing": {"endpoint": "http://collector:4318/v1/traces"}}, "tracing cannot be changed"),
     "managed-by": ({"managedBy": "kueue.x-k8s.io/multikueue"}, "managedBy cannot be changed"),
-    "engine": (
-        {"generators": [{"engine": {"hf": {"slots": 3}}}, {}]},
-        "of generators only scaling and pod can be changed",
-    ),
-    "cost": ({"generators": [{"costPerHour": "9"}, {}]}, "of generators only scaling and pod can be changed"),
-    "pool-less": ({"generators": [{}]}, "of generators only scaling and pod can be changed"),
-    "pool-more": (
-        {"generators": [{}, {}, {"name": "c", "engine": {"hf": {}}}]},
-        "of generators only scaling and pod can be changed",
-    ),
-    "pool-renamed": ({"generators": [{"name": "c"}, {}]}, "of generators only scaling and pod can be changed"),
 }
 
 
@@ -165,11 +175,31 @@ def test_what_may_change(control_plane: Cluster, namespace: str, name: str) -> N
     assert after["metadata"]["generation"] == stored["metadata"]["generation"] + grown
 
 
-@pytest.mark.parametrize("name", REFUSED_CHANGES)
-def test_what_may_not_change(control_plane: Cluster, namespace: str, name: str) -> None:
-    change, message = REFUSED_CHANGES[name]
+@pytest.mark.parametrize("name", SUSPENDED_CHANGES)
+def test_what_may_change_while_suspended(control_plane: Cluster, namespace: str, name: str) -> None:
+    change, field = SUSPENDED_CHANGES[name]
     path = f"{GROUP}/namespaces/{namespace}/rljobs"
     stored = control_plane.api.create(path, job()).expect()
+    answer = control_plane.api.replace(f"{path}/j", stored | {"spec": changed(change)})
+    assert (answer.code, f"{field} can be changed only while the job is suspended" in answer.message) == (422, True)
+    halted = control_plane.api.replace(f"{path}/j", stored | {"spec": changed(change) | {"suspend": True}}).expect()
+    back = control_plane.api.replace(f"{path}/j", halted | {"spec": SPEC | {"suspend": False}}).expect()
+    assert (halted["metadata"]["generation"], back["metadata"]["generation"]) == (2, 3)
+
+
+def test_each_entry_of_the_table_is_tried() -> None:
+    assert {path for path, when in CHANGES.items() if when == "WhileSuspended"} == {
+        field for _, field in SUSPENDED_CHANGES.values()
+    }
+
+
+@pytest.mark.parametrize("suspend", [False, True])
+@pytest.mark.parametrize("name", REFUSED_CHANGES)
+def test_what_may_not_change(control_plane: Cluster, namespace: str, name: str, *, suspend: bool) -> None:
+    change, message = REFUSED_CHANGES[name]
+    path = f"{GROUP}/namespaces/{namespace}/rljobs"
+    stored = control_plane.api.create(path, job(suspend=suspend)).expect()
+    change = {**change, "suspend": suspend}
     answer = control_plane.api.replace(f"{path}/j", stored | {"spec": changed(change)})
     assert (answer.code, message in answer.message) == (422, True), answer.message
     assert control_plane.api.create(path, job(**changed(change)) | {"metadata": {"name": "other"}}).ok

@@ -391,7 +391,7 @@ class World:
         """Journal first, then the file, then the word to the scheduler."""
         trainer = self.trainer
         self.checkpoint = trainer.step
-        exported = trainer.step == self.job.steps
+        exported = trainer.step >= self.job.steps
         done = pb.Checkpointed(
             step=trainer.step, path=f"step-{trainer.step}", exported=exported, oldest_step=trainer.step
         )
@@ -408,7 +408,7 @@ class World:
         trainer = self.trainer
         ready = trainer is not None and trainer.connected and trainer.welcomed and trainer.unrecorded is None
         recorded = ready and trainer.step <= self.core.view().step and not trainer.held
-        return recorded and (trainer.step > self.checkpoint or trainer.step == self.job.steps)
+        return recorded and (trainer.step > self.checkpoint or trainer.step >= self.job.steps)
 
     def progress_some(self, chance: Random, *, pace: float, finish: float) -> None:
         """Each thing that can happen happens with chance `pace`; a sample that gains a token ends with `finish`."""
@@ -485,7 +485,7 @@ class World:
                 if name not in self.generators or not self.generators[name].connected:
                     self.join_generator(name)
             acted = self.progress_once()
-            if self.trainer.step == self.job.steps and self.can_checkpoint():
+            if self.trainer.step >= self.job.steps and self.can_checkpoint():
                 self.write_checkpoint()
                 acted = True
             if not acted:

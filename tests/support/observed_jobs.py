@@ -174,7 +174,7 @@ def carried_out(look: Observed, decision: JobDecision, *, seconds: float = 0.0) 
     """The same job after the verdict was carried out, so many seconds later; pods stay as they are."""
     raw: Mapping[str, Any] = {**look.raw, "status": decision.status}
     pools = {name: _pool_after(look, decision, name=name) for name in decision.pool_statuses}
-    resolved = look.resolved if look.job is None else _resolved_after(look, look.job, decision)
+    resolved = look.resolved if look.job is None or decision.stops_first else _resolved_after(look, look.job, decision)
     now, at_s = look.now + timedelta(seconds=seconds), look.at_s + seconds
     return replace(look, raw=raw, pools=pools, resolved=resolved, scaling=decision.scaling, now=now, at_s=at_s)
 

@@ -1,10 +1,10 @@
 """The RLJob: the one document that a user writes."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl import names
+from streamrl import changes, names
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
@@ -129,50 +129,10 @@ class RLJobSpec(SpecModel):
         ),
     )
 
-    transition_rules: ClassVar[tuple[tuple[str, str], ...]] = (
-        *(
-            (f"self.{name} == oldSelf.{name}", f"{name} cannot be changed; make a new job")
-            for name in (
-                "seed",
-                "model",
-                "task",
-                "algorithm",
-                "pipeline",
-                "scheduling",
-                "trainer",
-                "weights",
-                "storage",
-                "trackers",
-                "serviceAccount",
-            )
-        ),
-        (
-            "has(self.tracing) == has(oldSelf.tracing) && (!has(self.tracing) || self.tracing == oldSelf.tracing)",
-            "tracing cannot be changed; make a new job",
-        ),
-        ("self.managedBy == oldSelf.managedBy", "managedBy cannot be changed; make a new job"),
-        (
-            "self.generators.size() == oldSelf.generators.size() && self.generators.all(g, "
-            "oldSelf.generators.exists(o, o.name == g.name && o.engine == g.engine && o.costPerHour == g.costPerHour))",
-            "of generators only scaling and pod can be changed; make a new job",
-        ),
-    )
-    """(CEL expression, message) on a change: what is trained, on what and how stays as it was."""
-
-    may_change: ClassVar[dict[str, Any]] = {
-        "generators": {"__all__": {"scaling": True, "pod": True}},
-        "failure_policy": True,
-        "max_cost": True,
-        "suspend": True,
-        "active_deadline_seconds": True,
-        "ttl_seconds_after_finished": True,
-    }
-    """The rest, as `model_dump(exclude=)` takes it. No worker reads any of it."""
-
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
         """The rules of every document, and those of a change."""
-        return (*super().all_cel_rules(), *cls.transition_rules)
+        return (*super().all_cel_rules(), *changes.cel_rules(cls))
 
 
 class RLJob(SpecModel):

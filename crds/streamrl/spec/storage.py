@@ -21,6 +21,18 @@ class Claim(SpecModel):
     )
 
 
+class ResumeFrom(SpecModel):
+    """A run that has ended, on a volume that was kept: the job begins with weights, optimiser and steps of its newest checkpoint."""
+
+    claim_name: ObjectName = Field(
+        description="Its persistent volume claim. The job's own checkpoints go there too, and it is kept when the job is deleted."
+    )
+    run: ObjectName | None = Field(
+        default=None,
+        description="Its directory on the volume: the first part of its `status.checkpointPath`. Absent = the only one with checkpoints.",
+    )
+
+
 class Checkpoints(Claim):
     """Checkpoints of model, optimiser, random state and journal position; the trained model lies beside them."""
 
@@ -38,8 +50,25 @@ class Checkpoints(Claim):
         default=None,
         description="A persistent volume claim that exists; kept when the job is deleted. Absent = one is made.",
     )
+    resume_from: ResumeFrom | None = Field(
+        default=None,
+        description="The run that this one goes on from; absent = none. Locally `streamrl run --from RUN`.",
+    )
     when_deleted: Literal["Delete", "Retain"] = Field(
         default="Retain", description="What becomes of the claim that was made when the job is deleted."
+    )
+
+    @property
+    def given_claim(self) -> str | None:
+        """The claim that is there; None: one is made."""
+        return self.claim_name if self.resume_from is None else self.resume_from.claim_name
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "claimName and resumeFrom must not be given together: checkpoints go where the job resumes from",
+            "!has(self.claimName) || !has(self.resumeFrom)",
+            lambda one: one.claim_name is not None and one.resume_from is not None,
+        ),
     )
 
 

@@ -4,6 +4,7 @@
     being deleted ─▶ no pods       result is there ─▶ ended now
     its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
+    `job.json` is to say something else ─▶ the same, until no pod is left that has read it
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
 Level-triggered: only what is observed counts, and the stored status is part of it. The same observation, with the verdict's
@@ -20,6 +21,7 @@ from streamrl_operator.planning import (
     admission,
     conditions,
     failures,
+    job_file,
     job_status,
     pods,
     readiness,
@@ -94,6 +96,8 @@ def _decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     above = job_status.cost_above_max(view.before, bound=bound)
     if bound is not None and above is not None and above.holds and bound.action == "Suspend":
         return _suspended(view, why=f"the job has cost maxCost.amount {bound.amount}")
+    if job_file.is_held(observed):
+        return _suspended(view, why="the spec was changed, all pods are made again")
     held = admission.held(observed)
     if held is not None:
         return _suspended(view, why=held.message, held=held)
@@ -190,13 +194,17 @@ def _invalid(view: _JobView) -> JobDecision:
 def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDecision:
     """No pods, all at once: the scheduler is a sidecar of the trainer's pod and outlives the trainer's last checkpoint.
 
-    `held`: by its queue."""
-    observed, before = view.observed, view.before
+    `held`: by its queue.
+    """
+    observed, before, is_held = view.observed, view.before, job_file.is_held(view.observed)
     left = sorted(pods.name(pod) for pod in observed.pods)
-    message = f"waits for {len(left)} pods to end, the first is {left[0]}" if left else "no pods; volumes stay"
-    message = message if view.job.spec.suspend else why if held is not None and not left else f"{why}: {message}"
+    is_going = bool(left) or is_held
+    first = f", the first is {left[0]}" if left else ""
+    message = f"waits for {len(left)} pods to end{first}" if is_going else "no pods; volumes stay"
+    message = message if view.job.spec.suspend else why if held is not None and not is_going else f"{why}: {message}"
     stopped = "Suspended" if held is None else held.reason
-    suspended = Aspect(type=SUSPENDED, holds=not left, reason="Suspending" if left else stopped, message=message)
+    reason = "Suspending" if is_going else stopped
+    suspended = Aspect(type=SUSPENDED, holds=not is_going, reason=reason, message=message)
     status = before.model_copy(
         update={
             "start_time": None,
@@ -217,6 +225,7 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
         decision,
         events=(*_scaled(plans), *(reported if is_news else ())),
         is_queued=held is not None,
+        stops_first=is_held,
         requeue_after_s=None if held is None else view.settings.resync_s,
     )
 

@@ -196,6 +196,8 @@ class JobDecision:
     """It has no pods since its queue does not admit it."""
     workload_statuses: Mapping[str, Object] = field(default_factory=dict)
     """Workload -> change of its status."""
+    stops_first: bool = False
+    """`job.json` is held by pods of the spec before: they go, and until then nothing else is touched."""
     delete_job: bool = False
     """Its time after the end is over."""
     requeue_after_s: float | None = None

@@ -94,7 +94,21 @@ def test_explain_a_field(capsys: pytest.CaptureFixture[str]) -> None:
         "  Value:    a number from 1 to 3600",
         "  Default:  15.0",
         "  Unit:     seconds",
+        "  Change:   never",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("generators[0].pod.image", "always"),
+        ("generators.engine.hf.slots", "while the job is suspended"),
+        ("trainer.pod", "while the job is suspended"),
+        ("storage.checkpoints.size", "never"),
+    ],
+)
+def test_explain_says_when_a_field_may_change(field: str, change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"  Change:   {change}" in streamrl(capsys, "explain", f"spec.{field}").out
 
 
 @pytest.mark.parametrize(

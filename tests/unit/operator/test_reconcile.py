@@ -10,7 +10,7 @@ import pytest
 from streamrl import names
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.events import Events
-from streamrl_operator.kube.answers import RequestRefusedError
+from streamrl_operator.kube.answers import KubeError, RequestRefusedError
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
 from streamrl_operator.planning.certificates import Lives
@@ -351,3 +351,45 @@ async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> No
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []
+
+
+# ---- a spec that is changed
+
+
+async def test_of_a_changed_job_nothing_is_touched_while_its_pods_go(world: World) -> None:
+    await world.look(2)
+    before = world.server.objects[CONFIG_MAP.path(LAB, names.resolved(JOB))]["data"]
+    await world.pods_are(trainer(), pod(f"{JOB}-three-0"))
+    pools = [each for each in world.job["spec"]["generators"] if each["name"] != "three"]
+    four = {**pools[0], "name": "four"}
+    world.edit(suspend=True, generators=[*pools, four], pipeline={**world.job["spec"]["pipeline"], "steps": 77})
+    await world.look(2)
+    assert world.sizes() == dict.fromkeys(RUNNING, 0)
+    assert world.server.objects[CONFIG_MAP.path(LAB, names.resolved(JOB))]["data"] == before
+    assert NETWORK_POLICY.path(LAB, names.pool(JOB, "three")) in world.server.objects, "it guards a pod that ends"
+    assert world.condition("Suspended") == ("False", "Suspending")
+    for each in world.server.under(POD.path(LAB)):
+        await world.cluster.delete(each)
+    await world.look(2)
+    assert world.sizes() == {"trainer": 0, "one": 0, "two": 0, "four": 0}
+    assert '"steps":77' in world.server.objects[CONFIG_MAP.path(LAB, names.resolved(JOB))]["data"]["job.json"]
+    assert not [path for path in world.server.objects if path.endswith(f"{JOB}-three")]
+    assert world.condition("Suspended") == ("True", "Suspended")
+    world.edit(suspend=False)
+    await world.look(2)
+    assert world.sizes() == {"trainer": 1, "one": 2, "two": 1, "four": 2}
+
+
+async def test_an_operator_that_ends_amid_a_change_is_followed_by_one_that_goes_on(world: World) -> None:
+    await world.look(2)
+    pools = world.job["spec"]["generators"]
+    world.edit(suspend=True, generators=[*pools, {**pools[0], "name": "four"}])
+    await world.look()
+    world.server.refuse = lambda _, path, __: None if "/configmaps/" in path else (500, "gone")
+    with pytest.raises(KubeError):
+        await world.look()
+    assert '"four"' in world.server.objects[CONFIG_MAP.path(LAB, names.resolved(JOB))]["data"]["job.json"]
+    world.server.refuse = lambda *_: None
+    world.edit(suspend=False)
+    await world.look(2)
+    assert world.sizes() == RUNNING | {"four": 2}

@@ -299,7 +299,7 @@ class Core:
         except MismatchError as error:
             self._restart_trainer(error)
         else:
-            self._exported |= checkpointed.exported and checkpointed.step == self._settings.steps
+            self._exported |= checkpointed.exported and checkpointed.step >= self._settings.steps
         return self._settle()
 
     # ---- what others read
@@ -450,18 +450,18 @@ class Core:
             self._outbox.add(Failed(reason=reason))
 
     def _end_if_done(self) -> None:
-        steps, evaluator = self._settings.steps, self._components.evaluator
-        if self._feed.step < steps or not self._exported or evaluator.version is not None or evaluator.due(steps):
+        step, evaluator = self._feed.step, self._components.evaluator  # past the last one where `steps` was lowered
+        if step < self._settings.steps or not self._exported or evaluator.version is not None or evaluator.due(step):
             return
         self._ending = self._assignment.ended = True
-        self._outbox.write(RunEnded(step=steps), then=self._end)
+        self._outbox.write(RunEnded(step=step), then=self._end)
 
     def _end(self) -> None:
         self._ended = True
         for group in self._components.groups:
             if not group.recorded:
                 self._components.groups.drop(group, GroupEvent.RUN_ENDED)
-        self._outbox.add(Finished(step=self._settings.steps))
+        self._outbox.add(Finished(step=self._feed.step))
 
     def _restart_trainer(self, error: MismatchError) -> None:
         self._feed.left()

@@ -87,7 +87,7 @@ class Evaluator:
 
     def due(self, step: int) -> bool:
         """Whether this version is to be evaluated and has not been."""
-        planned = step % self._settings.evaluation_interval == 0 or step == self._settings.steps
+        planned = step % self._settings.evaluation_interval == 0 or step >= self._settings.steps
         return planned and self._settings.evaluation_prompts > 0 and step not in self._done
 
     def need_prompts(self) -> None:

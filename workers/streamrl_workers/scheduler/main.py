@@ -28,6 +28,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +41,7 @@ from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.journal.adoption import Adopted, adopt_from_volume, read_adopted
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.scheduler.journal.check import Report, check_run
 from streamrl_workers.scheduler.journal.store import JournalFaultError
@@ -160,7 +162,10 @@ async def serve(
     archive = job.spec.storage.archive
     archiver = Archiver(environment.run_dir, spec=archive) if archive.share_percent else None
     journal = JournalWriter(environment.run_dir / FILE_JOURNAL, archiver=archiver)
-    recovered = await asyncio.to_thread(journal.open)  # it reads all of it; the process lives meanwhile
+    adopted = await asyncio.to_thread(_adopted, environment, job)
+    first_group = 0 if adopted is None else adopted.step * job.spec.pipeline.batch_groups
+    # It reads all of it; the process lives meanwhile.
+    recovered = await asyncio.to_thread(partial(journal.open, adopted, first_group=first_group))
     try:
         ending = box or ExitDecision()
         if environment.job_is_elsewhere:  # `streamrl journal` needs no more than the run folder
@@ -192,6 +197,14 @@ async def serve(
                 await asyncio.to_thread(tracer.close)
     finally:
         await journal.aclose()
+
+
+def _adopted(environment: SchedulerEnvironment, job: RLJob) -> Adopted | None:
+    """What the run has taken over; in a pod it is taken over here, locally by the runner."""
+    resume_from = job.spec.storage.checkpoints.resume_from
+    if resume_from is not None and environment.job_is_elsewhere:
+        adopt_from_volume(resume_from, store=environment.store_dir)
+    return read_adopted(environment.store_dir)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,6 +252,20 @@ def _commit_of_model(directory: Path) -> str:
     return "config.json" if "config.json" in names else names[0]
 
 
+def discard_export(directory: Path) -> None:
+    """Of a run that goes on: what was exported is no longer its result.
+
+    Raises:
+        UserError: the disk does not take it.
+    """
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unwritable(directory, error, what="the model") from error
+
+
 def _emptied(directory: Path) -> Path:
     """A new directory, without what a killed writer left there."""
     if directory.exists():

@@ -35,7 +35,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder
-from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, export_once
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from streamrl_workers.weights.hashing import TensorBytes
@@ -128,6 +128,8 @@ class StepLoop:
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
         with Publishing(self.session, store=self.weights, attempt=self.attempt) as publishing:
             self._publish(publishing)
+            if self.version < self.steps:
+                discard_export(self.store_dir / DIR_EXPORT)  # of a run that was to end before
             while self.version < self.steps:
                 self._step(publishing)
             publishing.wait()

@@ -5,17 +5,16 @@ numbers and open to all. The signals ports have no `from`: requests through the 
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import API_VERSION, keys, names
-from streamrl.errors import UserErrors
-from streamrl.spec import RLJob, RLJobSpec, parse_job
+from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.storage import Claim
 from streamrl.status import Images
+from streamrl_operator.planning.job_file import canonical, job_json
 from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
 from streamrl_operator.planning.values import DesiredRun, PlanningSettings
 
@@ -93,11 +92,6 @@ class JobPlan:
         return metadata | {"ownerReferences": [owner]} if owned else metadata
 
 
-def canonical(value: object) -> str:
-    """`value` as JSON, always the same for the same value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
 def with_spec_hash(built: Mapping[str, Any]) -> Built:
     """The object with the hash of all the rest of it."""
     digest = hashlib.sha256(canonical(built).encode()).hexdigest()[:_HASH_CHARACTERS]
@@ -114,46 +108,19 @@ def service_account(plan: JobPlan) -> Built:
 
 def resolved_job(plan: JobPlan) -> Built:
     """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
-    data, images = {keys.FILE_JOB: _job_json(plan)}, plan.wanted.images
+    there = plan.resolved.get(keys.FILE_JOB, "")
+    data, images = {keys.FILE_JOB: job_json(plan.job, namespace=plan.namespace, there=there)}, plan.wanted.images
     if images is not None:
         data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True, exclude_none=True)) + "\n"
         data |= {keys.FILE_DEFAULTS: plan.defaults} if plan.defaults else {}
     return plan.object("v1", "ConfigMap", names.resolved(plan.name), data=data)
 
 
-def _job_json(plan: JobPlan) -> str:
-    """What is there stays byte for byte while it says the same.
-
-    Another release of the operator knows other fields, and the images of a job that has begun refuse those that they do not know.
-    """
-    there, document = plan.resolved.get(keys.FILE_JOB, ""), _document(plan.job, namespace=plan.namespace)
-    return there if _read(there) == document else canonical(document) + "\n"
-
-
-def _document(job: RLJob, *, namespace: str | None) -> Built:
-    """The validated job with all defaults; of its metadata only what says which job it is.
-
-    Without what may change, and without pods and account: no worker reads those, so their spellings may change with the operator.
-    """
-    unread = {**RLJobSpec.may_change, "trainer": {"pod"}, "service_account": True}
-    document = job.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"spec": unread})
-    return document | {"metadata": {"name": job.metadata.name, "namespace": namespace}}
-
-
-def _read(text: str) -> Built | None:
-    """What a `job.json` says; None: nothing."""
-    try:
-        job = parse_job(json.loads(text))
-    except (ValueError, RecursionError, UserErrors):
-        return None
-    return _document(job, namespace=job.metadata.namespace)
-
-
 def claims(plan: JobPlan) -> list[Built]:
     """The claims that the job does not bring along."""
     storage = plan.job.spec.storage
     made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
-    if storage.checkpoints.claim_name is None:
+    if storage.checkpoints.given_claim is None:
         kept = plan.wanted.keeps_checkpoints
         shared = plan.job.spec.trainer.nodes > 1
         name = names.checkpoints_claim(plan.name)

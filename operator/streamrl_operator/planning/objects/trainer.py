@@ -126,7 +126,7 @@ def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
     volumes = {
         template.VOLUME_JOB: template.config_map(names.resolved(plan.name)),
         _VOLUME_TLS_TRAINER: template.secret(names.tls_secret(plan.name, "trainer")),
-        _VOLUME_STORE: template.claim(checkpoints.claim_name or names.checkpoints_claim(plan.name)),
+        _VOLUME_STORE: template.claim(checkpoints.given_claim or names.checkpoints_claim(plan.name)),
         _VOLUME_SHARED: template.scratch(),
         template.VOLUME_TMP: template.scratch(),
     }

@@ -208,13 +208,3 @@ def test_a_job_json_that_says_something_else_is_put_right(spoil: Callable[[str],
     text = begun.resolved[keys.FILE_JOB]
     assert spoil(text) != text
     assert job_json(begun, spoil(text)) == text
-
-
-def test_what_may_change_is_all_that_no_rule_keeps() -> None:
-    spec = validated(job_document()).spec
-    rules = " ".join(rule for rule, _ in spec.transition_rules)
-    kept = {name for name, field in type(spec).model_fields.items() if f"self.{field.alias} == " in rules}
-    assert set(type(spec).model_fields) - kept == set(spec.may_change)
-    pool = type(spec.generators[0]).model_fields
-    assert {name for name, field in pool.items() if f"o.{field.alias} == " not in rules} == {"scaling", "pod"}
-    assert set(spec.may_change["generators"]["__all__"]) == {"scaling", "pod"}

@@ -293,6 +293,29 @@ def test_the_ends_of_suspended_pods_are_no_failures_then_or_later() -> None:
     assert conditions(decision)["Failed"] == ("False", "InProgress")
 
 
+def test_a_change_that_workers_read_waits_until_no_pod_has_read_the_old_one() -> None:
+    """Somebody suspended the job, changed it and let it go on before a look was taken: every pod is made again all the same."""
+    look = edited(running(), pipeline={**job_document()["spec"]["pipeline"], "steps": 99})
+    decision = reported(look)
+    assert (decision.stops_first, decision.wanted.any_pods) == (True, False)
+    assert conditions(decision)["Suspended"] == ("False", "Suspending")
+    assert message(decision, "Ready").startswith("the spec was changed, all pods are made again: waits for 3 pods")
+    asked = {f"{JOB}-trainer": {"spec": {"replicas": 1}}}
+    look = replace(carried_out(look, decision), pods=(), sets=asked)
+    assert reported(look).stops_first, "a pod that is asked for may come"
+    look, decision = lived({"sets": {}}, start=look)
+    assert (decision.stops_first, decision.wanted.trainers) == (False, 1)
+    assert reasons(decision) == ["Resumed"]
+    look, decision = lived({"pods": all_ready(), "sets": asked}, start=look)
+    assert conditions(decision)["Ready"] == ("True", "Running")
+
+
+def test_a_change_that_no_worker_reads_waits_for_nothing() -> None:
+    look = edited(running(), trainer={**job_document()["spec"]["trainer"], "pod": {"image": "other"}})
+    assert not reported(look).stops_first
+    assert reported(look).wanted.trainers == 1
+
+
 def test_a_job_made_suspended_has_its_pools_asked_for() -> None:
     decision = reported(observed(spec={"suspend": True}))
     assert (decision.wanted.trainers, decision.wanted.generators) == (0, {"sim": 0})

@@ -92,6 +92,11 @@ def test_all_go_with_the_job_but_a_claim_that_is_retained() -> None:
             "mine",
             {("ConfigMap", "full-job"), ("PersistentVolumeClaim", "full-checkpoints"), ("StatefulSet", "full-trainer")},
         ),
+        (
+            "storage.checkpoints.resumeFrom",
+            {"claimName": "kept"},
+            {("ConfigMap", "full-job"), ("PersistentVolumeClaim", "full-checkpoints"), ("StatefulSet", "full-trainer")},
+        ),
         ("task.code", None, {("ConfigMap", "full-job"), ("StatefulSet", "full-trainer")}),
     ],
 )

@@ -358,6 +358,25 @@ def test_the_end_and_everything_after_it():
     assert commands([welcome], "welcome")
 
 
+@pytest.mark.parametrize("steps", [6, 3, 1])
+def test_a_run_ends_with_the_steps_that_it_is_given_while_it_waits(steps: int) -> None:
+    """Its last step may be farther away, or lie behind it; what is recorded behind the end is given up."""
+    run = world(slots=12)
+    while run.core.view().step < 2:
+        run.progress_once()
+    run.write_checkpoint()
+    while run.core.view().step < 4:
+        run.progress_once()
+    run.job = settings(steps=steps)
+    run.boot()
+    run.start_trainer()
+    run.run_out()
+    run.commit(100)
+    assert run.durable[-1] == rec.RunEnded(step=max(steps, 2))
+    recovered = replay(run.durable)
+    assert (recovered.step, recovered.ended) == (max(steps, 2), True)
+
+
 def test_recorded_steps_are_repeated_with_their_groups_after_everybody_died():
     run = world(slots=12)
     while run.core.view().step < 2:

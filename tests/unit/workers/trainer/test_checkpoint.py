@@ -8,7 +8,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_workers.stream.digests import read_sealed, seal
-from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export
 
 DIGEST = "00" * 16
 
@@ -177,3 +177,11 @@ def test_a_full_disk_is_the_users_error_and_keeps_what_is_there(tmp_path):
     with pytest.raises(UserError, match="a checkpoint cannot be written: No space left on device; free the disk"):
         store.write(CheckpointMeta(step=2, attempt=1, history=(DIGEST,) * 2), save=fill_the_disk, sync=lambda: None)
     assert store.newest().meta.step == 1
+
+
+def test_what_was_exported_goes_where_the_run_goes_on(tmp_path):
+    discard_export(tmp_path / "model")  # there is none yet
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"of an earlier end")
+    discard_export(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

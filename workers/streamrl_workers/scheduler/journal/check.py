@@ -322,7 +322,7 @@ def read_facts(run_dir: Path) -> Facts:
     Raises:
         UserError: journal, job or newest checkpoint cannot be read, or the journal is not what was written.
     """
-    good, damaged = _checkpoints(store_of(run_dir) / DIR_CHECKPOINTS)
+    good, damaged = read_checkpoints(store_of(run_dir) / DIR_CHECKPOINTS)
     with snapshot(run_dir) as connection:
         checkpoint = newest_that_counts(good, read_attempts(connection))
         return Facts(
@@ -378,7 +378,7 @@ def store_of(run_dir: Path) -> Path:
     return store
 
 
-def _checkpoints(directory: Path) -> tuple[list[CheckpointFact], list[tuple[str, str]]]:
+def read_checkpoints(directory: Path) -> tuple[list[CheckpointFact], list[tuple[str, str]]]:
     """Those that are whole, newest first; name of each other one, and what is wrong."""
     good: list[CheckpointFact] = []
     damaged: list[tuple[str, str]] = []

@@ -184,6 +184,10 @@ _META_KEY = "folded"
 """As journals of this schema have it."""
 
 
+_FIRST_GROUP_KEY = "first_group"
+"""Of a run that goes on from another one: where its prompts begin."""
+
+
 Interval = tuple[int, int]
 """First and last, both included."""
 
@@ -309,6 +313,18 @@ def compact_steps(
     return True
 
 
+def begin_behind(connection: sqlite3.Connection, *, step: int, chain: str, path: str, first_group: int) -> None:
+    """A new journal whose run begins behind `step` steps of another one, with this digest of them; one that has begun is left alone."""
+    if read_attempts(connection) or read_compacted(connection).steps or _next_group_id(connection):
+        return
+    compacted = CompactedSteps(steps=step, chain=chain)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("INSERT INTO meta VALUES (?, ?)", (_META_KEY, compacted.to_text()))
+    connection.execute("INSERT INTO meta VALUES (?, ?)", (_FIRST_GROUP_KEY, str(first_group)))
+    connection.execute("INSERT INTO checkpoints VALUES (?, ?)", (step, path))
+    connection.execute("COMMIT")
+
+
 def release_pages(connection: sqlite3.Connection) -> None:
     """Give free pages back to the disk. Outside of a transaction; nothing happens in a journal of before schema 2."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
@@ -410,7 +426,9 @@ def _lengths(connection: sqlite3.Connection) -> dict[int, float]:
 
 def _next_group_id(connection: sqlite3.Connection) -> int:
     (newest,) = connection.execute("SELECT max(group_id) FROM groups").fetchone()
-    return max(read_compacted(connection).next_group_id, 0 if newest is None else newest + 1)
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (_FIRST_GROUP_KEY,)).fetchone()
+    first = 0 if row is None else int(row[0])
+    return max(read_compacted(connection).next_group_id, first, 0 if newest is None else newest + 1)
 
 
 def _steps(connection: sqlite3.Connection) -> tuple[int, dict[int, tuple[int, ...]]]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl_workers.scheduler.effects import Write
 from streamrl_workers.scheduler.journal import tables
+from streamrl_workers.scheduler.journal.adoption import Adopted
 from streamrl_workers.scheduler.journal.archiver import Archiver, Done, read_account, write_done
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
 from streamrl_workers.scheduler.journal.store import (
@@ -37,6 +38,7 @@ from streamrl_workers.scheduler.journal.store import (
 )
 from streamrl_workers.scheduler.journal.tables import (
     apply_record,
+    begin_behind,
     compact_steps,
     delete_samples,
     load,
@@ -101,8 +103,12 @@ class JournalWriter:
         """Compaction has ended: there may be pages to give back."""
         self._room = asyncio.Event()
 
-    def open(self) -> Recovered:
+    def open(self, adopted: Adopted | None = None, *, first_group: int = 0) -> Recovered:
         """Open the file, or make it for a new run, and read what it holds.
+
+        Args:
+            adopted: what a new run begins with.
+            first_group: number of its first group then.
 
         Raises:
             UserError: it cannot be used: not writable, missing, damaged, of another schema, or in use by another scheduler.
@@ -112,6 +118,9 @@ class JournalWriter:
             make_if_new(self._path, self._lock)
             self._connection = open_for_writing(self._path)
             with translated(self._path):
+                if adopted is not None:
+                    step, chain, path = adopted.step, adopted.chain, adopted.path
+                    begin_behind(self._connection, step=step, chain=chain, path=path, first_group=first_group)
                 self._garbage.extend(settled_with_samples(self._connection))
                 self._compactable = True
                 return load(self._connection)

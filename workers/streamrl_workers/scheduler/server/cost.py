@@ -26,9 +26,9 @@ class CostMeter:
     """Adds up the cost of a run, through all lives of the scheduler."""
 
     def __init__(self, hourly: Mapping[str, float], *, spent: Mapping[str, float], now_s: float) -> None:
-        """`spent`: by pool, by earlier lives."""
+        """`spent`: by pool, by earlier lives; also of pools that are no more."""
         self._hourly = hourly
-        self._spent = {pool: float(spent.get(pool, 0.0)) for pool in hourly}
+        self._spent = {pool: float(spent.get(pool, 0.0)) for pool in (*hourly, *spent)}
         self._counts: Mapping[str, int] = {}
         self._seen_s = now_s
 

@@ -34,6 +34,7 @@ def test_a_scheduler_that_starts_again_goes_on() -> None:
     meter.look({"a": 1}, now_s=60.0)
     meter.look({}, now_s=60.0 + 3600)
     assert meter.spent["a"] == 5.0
+    assert meter.spent["gone"] == 7.0, "a pool that was taken away has cost what it has cost"
 
 
 def test_cost_of_tokens() -> None:
