@@ -26,7 +26,6 @@ from streamrl_operator.planning import (
     pods,
     readiness,
     replicas,
-    rollout,
     termination,
 )
 from streamrl_operator.planning.admission import Held
@@ -268,7 +267,7 @@ def _running(view: _JobView) -> JobDecision:
     return replace(
         decision,
         events=(*_started(before), *_scaled(plans), *reported, *unreadable, *_dear(view, status)),
-        delete_pods=(*counted.delete_pods, *rollout.outdated_pods(observed)),
+        delete_pods=(*counted.delete_pods, *replicas.outdated_pods(observed)),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
     )

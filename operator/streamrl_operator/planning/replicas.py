@@ -1,4 +1,4 @@
-"""How many generators each pool should have, and who says so.
+"""How many generators each pool should have, and who says so; and which of its pods are replaced after a change of their template.
 
     static    the job: scaling.static.replicas
     auto      the autoscaler's policy; its memory is made again of what the pool has
@@ -7,9 +7,14 @@
 `spec.replicas` has a field manager of its own. We write it when the pool is made, for every change of static and auto, and
 once when a pool becomes external and the field is not known to be ours already; never else in external. What is asked is
 clamped to the pool's bounds. A job that does not run wants no pods: that overrides the number, it never changes it.
+
+A StatefulSet replaces its pods one after another: its own maxUnavailable stands behind a feature gate, and API servers without it drop the field.
+A pool of 32 that drains for 90 s and loads weights for minutes would take hours. Its pods hold nothing that is lost, so where the pool has
+`pod.maxUnavailable` its StatefulSet has the strategy OnDelete, and the operator deletes as many as may be away. Level-triggered: what counts is
+which pods are of the newest revision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
@@ -262,3 +267,43 @@ def _ready(staying: Sequence[Object], *, ready: int, desired: int, reported: str
     if waiting_reason is None:
         return Aspect(type=READY, holds=False, reason="Starting", message=f"{counts}{reported}")
     return Aspect(type=READY, holds=False, reason=waiting_reason.reason, message=f"{counts}; {waiting_reason.message}")
+
+
+_ON_DELETE = "OnDelete"
+
+
+def outdated_pods(observed: Observed) -> tuple[str, ...]:
+    """Names of the pods that are to go now, of all pools."""
+    assert observed.job is not None, "asked only of a valid job"
+    return tuple(
+        name
+        for pool in observed.job.spec.generators
+        if pool.pod.max_unavailable is not None
+        for name in _of_pool(observed, pool=pool.name, most_away=pool.pod.max_unavailable)
+    )
+
+
+def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
+    found = observed.sets.get(pool_name(observed.name, pool))
+    revision = _newest_revision(found)
+    if found is None or not revision:
+        return
+    mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=pool)]
+    ready = sum(pods.is_ready(pod) for pod in mine)
+    left = most_away - max(pods.asked(found) - ready, 0)
+    outdated = [pod for pod in mine if pods.label(pod, pods.LABEL_REVISION) != revision and not pods.is_leaving(pod)]
+    for pod in sorted(outdated, key=pods.place, reverse=True):
+        if not pods.is_ready(pod):  # it is away anyway
+            yield pods.name(pod)
+        elif left > 0:
+            left -= 1
+            yield pods.name(pod)
+
+
+def _newest_revision(found: Object | None) -> str:
+    """Empty where the StatefulSet replaces its pods itself, or its controller has not seen the newest template yet."""
+    if found is None or ((found.get("spec") or {}).get("updateStrategy") or {}).get("type") != _ON_DELETE:
+        return ""
+    status = found.get("status") or {}
+    is_seen = int(status.get("observedGeneration") or 0) >= int(found["metadata"].get("generation") or 0)
+    return str(status.get("updateRevision") or "") if is_seen else ""

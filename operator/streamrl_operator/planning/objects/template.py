@@ -49,7 +49,7 @@ class Template:
 
 
 def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
-    """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/rollout.py`)."""
+    """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/replicas.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
     placement = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"), PodPlacement())
     spec = {

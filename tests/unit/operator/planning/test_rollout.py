@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.spec import parse_job
 from streamrl_operator.planning.life import decide
-from streamrl_operator.planning.rollout import outdated_pods
+from streamrl_operator.planning.replicas import outdated_pods
 from streamrl_operator.planning.values import Observed
 from support.observed_jobs import JOB, SETTINGS, all_ready, generator, job_document, observed
 from support.planned import find, full_document, planned
