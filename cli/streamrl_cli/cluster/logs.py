@@ -30,6 +30,7 @@ CONTAINERS = {
     "scheduler": names.CONTAINER_SCHEDULER,
     "trainer": names.CONTAINER_TRAINER,
     "prepare": names.CONTAINER_PREPARE,
+    "tasks": names.CONTAINER_TASKS,
     "generators": names.CONTAINER_GENERATOR,
 }
 """Role as people name it -> container."""

@@ -183,7 +183,7 @@ class ExtraContainer(SpecModel):
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=63)] = Field(
-        description="Its name; prepare, scheduler, trainer and generator are the operator's."
+        description="Its name; prepare, tasks, scheduler, trainer and generator are the operator's."
     )
     image: Annotated[str, StringConstraints(min_length=1, max_length=512)] = Field(description="Its image.")
     volume_mounts: tuple[ExtraMount, ...] = Field(
