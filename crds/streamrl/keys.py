@@ -145,7 +145,7 @@ DIR_MODEL_FILES = "model-files"
 """Configuration and tokenizer as the scheduler handed them out. Written by a generator in a pod."""
 
 FILE_IMAGES = "images.json"
-"""Beside `job.json` in the ConfigMap of the resolved job: {"trainer", "generator"}, `Images` of the status. Written and read by the operator."""
+"""Beside `job.json` in the ConfigMap of the resolved job: {"trainer", "generator", "tasks"}, `Images` of the status. Written and read by the operator."""
 FILE_DEFAULTS = "defaults.json"
 """There too: [{"source", "spec"}], the defaults that the job took when it began, the cluster's first; absent = none. Written and read by the operator."""
 FILE_MODEL = "model.json"

@@ -125,7 +125,8 @@ def observe(
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
         pods=_workers(cluster, key),
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
-        numbers=_told(cluster, key) or (None if memory.numbers is None else answers.read_page(memory.numbers)),
+        numbers=_told(cluster, key, uid=raw["metadata"]["uid"])
+        or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
         workloads={each["metadata"]["name"]: each for each in cluster.of_job(WORKLOAD, key)},
         kueue=cluster.has(WORKLOAD),
@@ -156,9 +157,10 @@ def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str
     return found.get("data") or {} if is_its_own else {}
 
 
-def _told(cluster: CachedCluster, key: Key) -> Mapping[str, Any] | None:
-    """What a scheduler's container left when the run ended: seen with the pod, whoever may be reached."""
-    return next((page for pod in _workers(cluster, key) if (page := pods.last_word(pod)) is not None), None)
+def _told(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, Any] | None:
+    """What a scheduler's container left when the run ended: seen with the pod, whoever may be reached. Not of an earlier job of this name."""
+    mine = (pod for pod in _workers(cluster, key) if pods.label(pod, names.LABEL_JOB_UID) == uid)
+    return next((page for pod in mine if (page := pods.last_word(pod)) is not None), None)
 
 
 def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ def generations(lab: Lab, job: str) -> list[int]:
 
 
 def wait_for_images(lab: Lab, operator: Operator, job: str, want: tuple[str, str]) -> None:
-    told = dict(zip(("trainer", "generator"), want, strict=True))
+    trainer, generator = want
+    told = {"trainer": trainer, "generator": generator, "tasks": trainer}
     lab.wait(
         lambda: images(lab, job) == want and lab.must("rljobs", job).get("status", {}).get("images") == told,
         f"{job} with {want}",

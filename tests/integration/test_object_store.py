@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
-from streamrl_workers.stream.object_store import ObjectFolder, local_directory, local_file
+from streamrl.spec.task import JsonlDataset
+from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError, local_directory, local_file
+from streamrl_workers.tasks.jsonl import open_jsonl
 from streamrl_workers.trainer.engines.engine import RetryError
 from support.copied_checkpoints import FIELD, STEPS, URL, copies, store, write
 from support.held_runs import Hold
@@ -130,6 +132,27 @@ def test_a_place_that_cannot_be_used_is_a_line(server: S3Server, tmp_path: Path)
         copies("gopher://bucket/x")
     with pytest.raises(UserError, match="must be an object store, not a disk"):
         copies("file:///tmp/x")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("AccessDenied", UserError), ("ExpiredToken", StoreUnavailableError), ("SlowDown", StoreUnavailableError)],
+)
+def test_what_passes_is_asked_again_and_what_does_not_is_a_line(
+    server: S3Server, code: str, kind: type[Exception]
+) -> None:
+    server.refusal = code
+    with pytest.raises(kind, match=f"cannot write {URL}/run"):
+        copies().probe()
+
+
+def test_data_in_a_store_that_is_away_is_no_mistake_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as server:
+        environment = server.environment
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreUnavailableError, match="cannot list s3://runs/data"):
+        open_jsonl(JsonlDataset(path="s3://runs/data/prompts.jsonl"), seed=0, base_dir=tmp_path)
 
 
 def test_a_store_that_is_away_ends_the_process_for_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

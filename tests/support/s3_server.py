@@ -32,6 +32,8 @@ class S3Server:
     port: int = 0
     kill: Kill | None = None
     kills: int = 0
+    refusal: str = ""
+    """Code of S3 that each write is refused with; empty = none is."""
     _app: Callable[..., Any] = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
     _writes: Iterator[int] = field(default_factory=itertools.count)
 
@@ -40,6 +42,9 @@ class S3Server:
         self.kill, self._writes = kill, itertools.count(1)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if self.refusal and environ["REQUEST_METHOD"] in _WRITES:
+            start_response("503 Slow Down" if self.refusal == "SlowDown" else "403 Forbidden", [])
+            return [f"<Error><Code>{self.refusal}</Code><Message>no</Message></Error>".encode()]
         kill = self.kill
         if kill is None or environ["REQUEST_METHOD"] not in _WRITES or next(self._writes) != kill.n:
             return self._app(environ, start_response)

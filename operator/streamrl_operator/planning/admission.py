@@ -16,7 +16,7 @@ from typing import Any
 
 from streamrl import names
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.replicas import bounds
+from streamrl_operator.planning.replicas import MOST_REPLICAS, bounds
 from streamrl_operator.planning.values import (
     JobDecision,
     Object,
@@ -125,6 +125,8 @@ def held(observed: Observed) -> Held | None:
     lacking = [f"{kind} {one}" for kind, one in lookups(observed) if (kind, one) not in observed.looked_up]
     if lacking:
         return Held(reason=QUEUED, message=f"queue {name}: {lacking[0]} is not there")
+    if base is not None and _is_outdated(observed, base):
+        return Held(reason=QUEUED, message=f"queues anew in {name}: its pools have changed")
     if base is None or base.is_admitted:
         return Held(reason=QUEUED, message=f"waits in queue {name}") if base is None else None
     evicted = base.condition("Evicted")
@@ -191,6 +193,8 @@ def with_queue(observed: Observed, decision: JobDecision) -> JobDecision:
 
 def _wanted(observed: Observed, base: _Workload | None, *, decision: JobDecision) -> dict[str, WantedWorkload]:
     wanted: dict[str, WantedWorkload] = {}
+    if base is not None and not decision.has_ended and _is_outdated(observed, base):
+        return wanted
     waits = bool(decision.wanted.trainers) or decision.is_queued
     is_kept = base is not None and (decision.has_ended or not _is_gone(observed))
     if is_kept or (waits and not (base is None and set(lookups(observed)) - observed.looked_up.keys())):
@@ -213,6 +217,13 @@ def _gang(observed: Observed) -> dict[str, int]:
     counts = {_TRAINER: 1, _TRAINER_WORKERS: spec.trainer.nodes - 1}
     counts |= {pool.name: max(1, bounds(pool.scaling)[0]) for pool in spec.generators}
     return {name: count for name, count in counts.items() if count}
+
+
+def _is_outdated(observed: Observed, base: _Workload) -> bool:
+    """Whether it holds quota for other pods than the job has, and none of them is there any more: its owner changed the pools meanwhile."""
+    if observed.job is None or not base.is_reserved or not _is_gone(observed):
+        return False
+    return {one["name"] for one in base.raw["spec"]["podSets"]} != _gang(observed).keys()
 
 
 def _workload(
@@ -286,7 +297,11 @@ def _statuses(observed: Observed, base: _Workload | None, *, decision: JobDecisi
     """Workload -> change of its status."""
     changes: dict[str, Object | None] = {}
     if base is not None:
-        ready = all(_ready_pods(observed, name) >= _gang_count(base, name) for name in base.assignments)
+        asked = decision.wanted.generators  # fewer than admitted where somebody wants fewer
+        ready = all(
+            _ready_pods(observed, name) >= min(_gang_count(base, name), asked.get(name, MOST_REPLICAS))
+            for name in base.assignments
+        )
         changes[base.name] = _change(observed, base, is_gone=_is_gone(observed), is_ready=ready, decision=decision)
     most_of = admitted(observed) or {}
     for pool in observed.pools:

@@ -202,7 +202,10 @@ async def serve(
 def _adopted(environment: SchedulerEnvironment, job: RLJob) -> Adopted | None:
     """What the run has taken over; in a pod it is taken over here, locally by the runner."""
     resume_from = job.spec.storage.checkpoints.resume_from
-    if resume_from is not None and environment.job_is_elsewhere:
+    has_begun = (
+        environment.run_dir / FILE_JOURNAL
+    ).exists()  # what it took over may be gone with a volume: the copies have it
+    if resume_from is not None and environment.job_is_elsewhere and not has_begun:
         adopt_from_volume(resume_from, store=environment.store_dir)
     return read_adopted(environment.store_dir)
 

@@ -21,6 +21,10 @@ from typing import Any
 from streamrl.errors import UserError, shorten
 from streamrl.spec.base import is_url
 
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+"""Of botocore and google-auth."""
+_PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
+"""Codes of S3 that s3fs tells as a right that is missing."""
 _PROBE = ".streamrl-probe"
 _HASH_CHARACTERS = 16
 
@@ -95,7 +99,7 @@ class ObjectFolder:
     def remove(self, *, commit: str) -> None:
         """Delete it, the file `commit` first."""
         self._uncommit(commit)
-        with self._door("delete"):
+        with self._door("delete"), contextlib.suppress(FileNotFoundError):
             self.files.rm(self.path, recursive=True)
 
     def probe(self) -> None:
@@ -137,10 +141,16 @@ class ObjectFolder:
             raise
         except Exception as error:
             told = f"cannot {verb} {self.url}: {type(error).__name__}: {shorten(str(error))}"
-            # Of all libraries alike: what is not there, not allowed, or has no credentials does not come by asking again.
-            if isinstance(error, (FileNotFoundError, PermissionError)) or "Credential" in type(error).__name__:
+            if _is_final(error):
                 raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
             raise StoreUnavailableError(told) from error
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether it does not come by asking again: what is not there, not allowed, or has no credentials at all. Those that have run out are renewed."""
+    if any(word in f"{error} {error.__cause__}" for word in _PASSING):
+        return False
+    return isinstance(error, (FileNotFoundError, PermissionError)) or type(error).__name__ in _NO_CREDENTIALS
 
 
 def local_file(path: str, *, base_dir: Path, field: str) -> Path:

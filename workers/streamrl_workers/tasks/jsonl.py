@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.task import JsonlDataset
-from streamrl_workers.stream.object_store import StoreUnavailableError, local_file
+from streamrl_workers.stream.object_store import local_file
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 FIELD = "spec.task.dataset.jsonl"
@@ -29,8 +29,6 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource
         file = open_regular(path)
     except UserError as error:
         raise UserError(field=f"{FIELD}.path", rule=error.rule, got=options.path) from None
-    except StoreUnavailableError as error:
-        raise UserError(field=f"{FIELD}.path", rule=str(error), fix="look at the store, then resume the run") from None
     with file:
         lines = _Lines(file, path=path, options=options)
     train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")

@@ -194,9 +194,10 @@ class CheckpointStore:
     def _fetch(self, copies: ObjectFolder) -> None:
         """Bring the newest good copy to the disk, if nothing good there is as new."""
         copies.probe()
+        newest_step = next((_step(directory) for directory in self._directories() if _is_good(directory)), -1)
         for name in reversed(_names(copies.folders())):
             target = self._root / name
-            if _is_good(target):
+            if _step(target) <= newest_step:
                 return
             if not copies.child(name).holds(_META_FILE):
                 continue  # its writer was killed
@@ -252,16 +253,20 @@ def _commit_of_model(directory: Path) -> str:
     return "config.json" if "config.json" in names else names[0]
 
 
-def discard_export(directory: Path) -> None:
-    """Of a run that goes on: what was exported is no longer its result.
+def discard_export(directory: Path, *, copies: ObjectFolder | None = None) -> None:
+    """Of a run that goes on: what was exported is no longer its result, nor is its copy.
 
     Raises:
-        UserError: the disk does not take it.
+        UserError: disk or object store do not take it.
+        RetryError: the object store did not take it this time.
     """
+    if not directory.exists():
+        return
+    if copies is not None:
+        with _retried():
+            copies.child(directory.name).remove(commit=_commit_of_model(directory))
     try:
         shutil.rmtree(directory)
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
 

@@ -169,6 +169,7 @@ def _prepare(
         keep_last=spec.storage.checkpoints.keep_last,
         copies=copies and copies.child(DIR_CHECKPOINTS),
     )
+    gathered = ranks.gather()  # those that are met wait without a deadline for what the object store takes
     checkpoints.clean()
     found = checkpoints.newest()
     engine = create_engine(
@@ -177,7 +178,7 @@ def _prepare(
             model_path=settings.model_path,
             threads=settings.threads,
             env=settings.env,
-            ranks=ranks.gather(),
+            ranks=gathered,
         )
     )
     history, checkpoint_path = History(), ""

@@ -129,7 +129,7 @@ class StepLoop:
         with Publishing(self.session, store=self.weights, attempt=self.attempt) as publishing:
             self._publish(publishing)
             if self.version < self.steps:
-                discard_export(self.store_dir / DIR_EXPORT)  # of a run that was to end before
+                discard_export(self.store_dir / DIR_EXPORT, copies=self.copies)  # of a run that was to end before
             while self.version < self.steps:
                 self._step(publishing)
             publishing.wait()

@@ -13,7 +13,9 @@ def plan_objects(plan: JobPlan) -> list[Built]:
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
-        *shared.claims(plan),
+        *(
+            shared.claims(plan) if plan.wanted.images is not None else ()
+        ),  # of a job that has begun: a claim's class cannot change
         *shared.policies(plan),
         trainer.scheduler_service(plan),
         *trainer.headless_services(plan),

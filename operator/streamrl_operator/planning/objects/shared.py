@@ -149,11 +149,14 @@ def policies(plan: JobPlan) -> list[Built]:
 
 
 def trainer_policies(plan: JobPlan) -> list[Built]:
-    """Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
+    """No policy knows a pod that is in its node's network by its labels: where such pods come from or go to is not said, certificates are asked all the same.
+
+    Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
     further nodes, which nobody but the trainer's other pods reaches, besides signals."""
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
+    on_nodes = any(pool.pod.host_network for pool in plan.job.spec.generators)
     ingress: list[Built] = [
-        {"from": [pods_of_job], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
+        {**({} if on_nodes else {"from": [pods_of_job]}), "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
         {"ports": [_tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
     ]
     first = names.trainer(plan.name)
@@ -178,9 +181,12 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """A pool's pods: out to scheduler and weights and to look names up, and with vLLM to where traces go; in for signals."""
-    trainer = {"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}
-    egress = [
-        {"to": [trainer], "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
+    trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
+    egress: list[Built] = [
+        {
+            **({} if plan.job.spec.trainer.pod.host_network else trainer),
+            "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
+        },
         {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
     ]
     tracing = plan.job.spec.tracing

@@ -137,6 +137,26 @@ def test_a_suspended_job_keeps_its_quota_until_its_pods_are_gone_and_queues_anew
     assert list(decision.wanted.workloads) == [GANG]
 
 
+def test_pools_that_changed_while_the_last_pods_ended_queue_anew() -> None:
+    """Resumed before the last pod was gone: the gang still holds the quota of the pools before."""
+    job = admitted()
+    pools = [{**job.look.raw["spec"]["generators"][0], "name": "other"}]
+    job.look = replace(edited(job.look, generators=pools), pods=[], sets={})
+    decision = job.decide()
+    assert conditions(decision)["Ready"] == ("False", "Queued")
+    assert message(decision, "Ready") == f"queues anew in {QUEUE}: its pools have changed"
+    assert decision.wanted.workloads == {}
+    job.settle()
+    assert [one["name"] for one in job.look.workloads[GANG]["spec"]["podSets"]] == ["trainer", "other"]
+
+
+def test_a_pool_that_is_asked_for_no_generators_is_ready_without() -> None:
+    job = admitted(of_document(scaling={"external": {}}))
+    job.look = replace(job.look, pools={"sim": pool_object(0, scaling="external")}, pods=[trainer()])
+    assert job.decide().wanted.generators == {"sim": 0}
+    assert kueue_sees(job)["PodsReady"] == ("True", "Started")
+
+
 def test_without_kueue_a_job_with_a_queue_has_no_pods_and_says_so() -> None:
     job = QueuedJob(look=observed(queued_document()))
     decision = job.decide()

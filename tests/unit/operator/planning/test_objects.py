@@ -198,7 +198,8 @@ def test_a_null_in_parameters_is_kept() -> None:
 
 def test_a_wish_keeps_the_claim_of_the_checkpoints_alone() -> None:
     job = changed("storage.checkpoints.whenDeleted", "Delete")
-    kept = planned(job, wanted=DesiredRun(trainers=0, generators={}, keeps_checkpoints=True))
+    begun = DesiredRun(trainers=0, generators={}, keeps_checkpoints=True, images=SETTINGS.images)
+    kept = planned(job, wanted=begun)
     owned = {
         each["metadata"]["name"].rpartition("-")[2]: "ownerReferences" in each["metadata"]
         for each in kept

@@ -10,6 +10,7 @@ the checkpoint fits the job's model: the trainer finds that when it loads it.
 `adopted.json` beside the checkpoints is written last. A start that was interrupted before is made again.
 """
 
+import contextlib
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -52,6 +53,13 @@ def read_adopted(store: Path) -> Adopted | None:
         raise UserError(field=str(file), rule=f"cannot be read: {error}", fix="restore it from a copy") from error
 
 
+def _holds_checkpoints(directory: Path) -> bool:
+    """False also of what may not be looked into, such as `lost+found`."""
+    with contextlib.suppress(PermissionError):
+        return (directory / DIR_CHECKPOINTS).is_dir()
+    return False
+
+
 def adopt_from_volume(given: ResumeFrom, *, store: Path) -> None:
     """Take over the run that the job names, which lies beside its own directory on the volume. Nothing is done twice.
 
@@ -60,7 +68,7 @@ def adopt_from_volume(given: ResumeFrom, *, store: Path) -> None:
     """
     if read_adopted(store) is not None:
         return
-    others = [path for path in sorted(store.parent.iterdir()) if path != store and (path / DIR_CHECKPOINTS).is_dir()]
+    others = [path for path in sorted(store.parent.iterdir()) if path != store and _holds_checkpoints(path)]
     found = [path for path in others if given.run in (None, path.name)]
     if len(found) != 1:
         known = ", ".join(path.name for path in others) or "none"
