@@ -200,6 +200,21 @@ async def test_a_deletion_in_a_gap_is_found_by_the_next_list(client: Client, scr
     assert known(store) == {"b": 2}
 
 
+@pytest.mark.parametrize("newest", [20, 60], ids=["below what was known", "above it again"])
+async def test_a_list_wins_where_versions_fell(client: Client, script: Script, newest: int) -> None:
+    """As after a restore of etcd from a backup: other objects, with versions that were there before."""
+    broken = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "Too large resource version"}
+    store = await reflect(
+        client,
+        script,
+        listed(50, service("lost", 30), service("older", 41), service("deleted", 42)),
+        watched(("DELETED", service("deleted", 51)), ("ERROR", broken)),
+        listed(newest, service("older", 12), service("new", 13), service("deleted", 14)),
+        watched(("MODIFIED", service("new", newest + 1))),
+    )
+    assert known(store) == {"older": 12, "new": newest + 1, "deleted": 14}
+
+
 async def test_any_other_error_in_a_watch_lists_again(client: Client, script: Script) -> None:
     broken = {"kind": "Status", "code": 500, "reason": "InternalError", "message": "etcd"}
     await reflect(client, script, listed(5), watched(("ERROR", broken)), listed(9), status(429), listed(11))
