@@ -232,6 +232,27 @@ async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: Wo
     assert set(running.sizes().values()) == {0}
 
 
+@pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
+async def test_a_deletion_waits_for_the_jobs_own_pods_and_says_so(running: World, *, has_ended: bool) -> None:
+    if has_ended:
+        running.server.page = SUCCESS
+        await running.look(2)
+    own = {each["metadata"]["name"] for each in running.server.under(POD.path(LAB))}
+    others = {"somebodys-0", f"{JOB}-trainer-debug"}
+    await running.pods_are(*(pod(name) for name in others))
+    running.put({**running.job, "metadata": {**running.job["metadata"], "deletionTimestamp": "2026-01-01T13:00:00Z"}})
+    await running.look()
+    listed = ", ".join(f"Pod {name}" for name in sorted(own)[:3])
+    assert running.ready_message() == f"the job is being deleted; it waits until these are gone: {listed} and 1 more"
+    assert running.condition("Succeeded")[0] == str(has_ended)
+    for each in running.server.under(POD.path(LAB)):
+        if each["metadata"]["name"] in own:
+            await running.cluster.delete(each)
+    await running.look()
+    assert running.job["metadata"]["finalizers"] == []
+    assert {each["metadata"]["name"] for each in running.server.under(POD.path(LAB))} == others
+
+
 async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> None:
     refused.edit(suspend=True)
     await refused.look()
