@@ -12,7 +12,16 @@ from streamrl_operator.clock import OperatorClock
 from streamrl_operator.events import Events
 from streamrl_operator.kube.answers import KubeError, RequestRefusedError
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
-from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
+from streamrl_operator.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    EVENT,
+    GENERATOR_POOL,
+    NETWORK_POLICY,
+    POD,
+    RLJOB,
+    STATEFUL_SET,
+)
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import Reconciler, ReconcileResult
@@ -251,6 +260,26 @@ async def test_a_deletion_waits_for_the_jobs_own_pods_and_says_so(running: World
     await running.look()
     assert running.job["metadata"]["finalizers"] == []
     assert {each["metadata"]["name"] for each in running.server.under(POD.path(LAB))} == others
+
+
+async def test_an_enlarged_claim_holds_nothing_up(running: World) -> None:
+    """Somebody has enlarged it, and something else of it is to be put right: an API server refuses a smaller size."""
+    claim = running.server.objects[CLAIM.path(LAB, names.journal_claim(JOB))]
+    large = {"resources": {"requests": {"storage": "20Ti"}}}
+    labels = {**claim["metadata"]["labels"], names.LABEL_JOB_UID: "other"}
+    await running.cluster.merge(claim, {"spec": large, "metadata": {"labels": labels}})
+    running.server.refuse = lambda _, path, body: (
+        (422, "can not be less than previous value")
+        if "/persistentvolumeclaims/" in path and body["spec"]["resources"] != large["resources"]
+        else None
+    )
+    assert not (await running.look()).refused
+    found = running.server.objects[CLAIM.path(LAB, names.journal_claim(JOB))]
+    assert (found["metadata"]["labels"], found["spec"]["resources"]) == (
+        claim["metadata"]["labels"],
+        large["resources"],
+    )
+    await rests(running)
 
 
 async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> None:
