@@ -8,7 +8,7 @@ newer. Does not own: what was written (`cluster.py` puts answers to our own writ
 After any doubt (a version too old, an error in the stream) a reflector lists again. A list is not older than the request for it, so it wins over
 all that was known before, whatever the versions: a deletion that nobody reported is not missed, and an etcd restored from a backup, whose
 versions begin again below, is believed. Each namespace is by itself: one whose Role is gone is reported once and asked again until all of it can be listed.
-Where all namespaces are one ("", by a ClusterRole) a refusal is an error like any other, and what was known stays in use.
+Where all namespaces are one ("", by a ClusterRole) a refusal is an error like any other, and what was known stays in use; `stale_s` says for how long.
 Waits for: the API server; unblocked by its answer, the request's deadline, or cancellation.
 """
 
@@ -16,6 +16,7 @@ import asyncio
 import json
 import logging
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -258,6 +259,13 @@ class Reflector:
     _version: str = ""
     """Of the API server: where the next watch goes on; empty: list first."""
     _failures: int = 0
+    _stale_since_s: float | None = None
+    """Monotonic clock: the first failure since the API server told anything."""
+
+    @property
+    def stale_s(self) -> float:
+        """For how long the API server has refused or failed to tell what there is; 0 while it does."""
+        return 0.0 if self._stale_since_s is None else time.monotonic() - self._stale_since_s
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -277,8 +285,9 @@ class Reflector:
                 await self._pause(error)
 
     async def _pause(self, error: KubeError) -> None:
-        longest_s = LONGEST_PAUSE_S
-        if self.kind.optional and isinstance(error, NotFoundError):
+        longest_s, is_absent = LONGEST_PAUSE_S, self.kind.optional and isinstance(error, NotFoundError)
+        self._stale_since_s = None if is_absent else self._stale_since_s or time.monotonic()
+        if is_absent:
             self.store.is_defined, longest_s = False, LONGEST_REFUSED_S
             self.cache_sync.listed(self.namespace, self.kind)
         elif self.cache_sync.is_refused(self.namespace, self.kind, error):
@@ -296,7 +305,7 @@ class Reflector:
             listed |= {self.store.put(obj, epoch=epoch) for obj in items}
             version = newest
         self.store.keep(listed, version=int(version), epoch=epoch, namespace=self.namespace)
-        self._version, self.store.is_defined = version, True
+        self._version, self.store.is_defined, self._stale_since_s = version, True, None
         self.cache_sync.listed(self.namespace, self.kind)
 
     async def _watch(self) -> None:
@@ -310,7 +319,7 @@ class Reflector:
                 self.store.put(obj)
             elif event == "DELETED":
                 self.store.remove(obj)
-            self._version, self._failures = obj["metadata"]["resourceVersion"], 0
+            self._version, self._failures, self._stale_since_s = obj["metadata"]["resourceVersion"], 0, None
 
 
 def _is_broken_connection(error: KubeError) -> bool:

@@ -140,14 +140,19 @@ async def test_no_answer_in_time(client: Client, script: Script) -> None:
         await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=0.2)
 
 
-async def reflect(
+async def reflect(client: Client, script: Script, *answers: Callable[[web.Request], Any], **given: Any) -> Store:
+    """What a reflector knows when the script has ended."""
+    return (await reflector_after(client, script, *answers, **given)).store
+
+
+async def reflector_after(
     client: Client,
     script: Script,
     *answers: Callable[[web.Request], Any],
     namespace: str = "",
     cache_sync: CacheSync | None = None,
     kind: Kind = SERVICE,
-) -> Store:
+) -> Reflector:
     """Run a reflector until the script has ended."""
     script.answers = list(answers)
     store = Store(lambda _key, _asked: None)
@@ -160,7 +165,7 @@ async def reflect(
         task.cancel()
         await asyncio.wait((task,))
     assert cache_sync.is_whole("n")
-    return store
+    return reflector
 
 
 def known(store: Store) -> dict[str, int]:
@@ -300,6 +305,15 @@ async def test_where_all_namespaces_are_one_a_refusal_is_an_error_like_others(
     await reflect(client, script, listed(5), status(403), status(403), listed(9), cache_sync=cache_sync)
     assert [each.message for each in caplog.records] == ["watch failed", "watch failed"]
     assert cache_sync.unready() == ""
+
+
+async def test_it_says_for_how_long_it_was_told_nothing(client: Client, script: Script) -> None:
+    refused = (listed(5), status(403), status(403))
+    assert (await reflector_after(client, script, *refused)).stale_s > 0
+    script.over.clear()
+    assert (await reflector_after(client, script, *refused, listed(9))).stale_s == 0
+    script.over.clear()
+    assert (await reflector_after(client, script, status(404), kind=WORKLOAD)).stale_s == 0, "it need not be there"
 
 
 @pytest.mark.parametrize("namespace", ["", "n"])
