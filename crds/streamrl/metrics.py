@@ -383,6 +383,13 @@ OPERATOR = MetricTable(
                 by="watched",
             ),
             _operator("gauge", "objects", "Objects in the caches."),
+            _operator(
+                "gauge",
+                "cache_stale_seconds",
+                "For how long the API server has refused or failed to list or watch a kind, in the namespace where that is longest; else 0.",
+                unit="seconds",
+                by="resource",
+            ),
             _operator("gauge", "queue_depth", "Jobs that are due and wait for a worker."),
             _operator("gauge", "unreachable_jobs", "Jobs whose scheduler's numbers cannot be read for minutes."),
             _of_job("gauge", "job_condition", "1 if the condition of the RLJob is True, else 0.", by="type"),

@@ -19,7 +19,7 @@ from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, STATEFUL_SET, Kind, of
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.compare import differs
+from streamrl_operator.planning.compare import differs, with_claim_kept_large
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import Observed
 from streamrl_operator.tls_secrets import secret_names
@@ -73,6 +73,7 @@ async def _apply(
     if of(obj) is GENERATOR_POOL:
         await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
         found = await cluster.find(obj, owner_uid=observed.metadata["uid"])
+    obj = with_claim_kept_large(obj, found)
     if not differs(obj, found):
         return
     try:
@@ -197,11 +198,11 @@ async def delete_once(cluster: CachedCluster, obj: dict[str, Any]) -> None:
         await cluster.delete(obj)
 
 
-async def _delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> bool:
-    """Delete what the job owns of these kinds; whether any of it is still there."""
+async def _delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> list[dict[str, Any]]:
+    """Delete what the job owns of these kinds; what of it is still there."""
     for obj in _owned(cluster, kinds, raw=raw):
         await delete_once(cluster, obj)
-    return bool(_owned(cluster, kinds, raw=raw))
+    return _owned(cluster, kinds, raw=raw)
 
 
 _FIRST = (GENERATOR_POOL, STATEFUL_SET)
@@ -219,8 +220,8 @@ async def add_finalizer(cluster: CachedCluster, raw: dict[str, Any]) -> dict[str
     return await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
 
 
-async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> bool:
-    """Take the next step; True when the job is let go. What is not yet gone tells us when it is."""
+async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take the next step; what it waits for, which tells us when it is gone. Nothing: the job is let go."""
     metadata = raw["metadata"]
     key: Key = (metadata["namespace"], metadata["name"])
     await _keep(cluster, raw)
@@ -229,13 +230,12 @@ async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> bool:
     for pod in found:
         if not pod["metadata"].get("ownerReferences"):  # somebody orphaned it: nobody else would delete it
             await delete_once(cluster, pod)
-    if left or found:
-        return False
-    if await _delete_owned(cluster, _REST, raw=raw):
-        return False
+    left = left + found or await _delete_owned(cluster, _REST, raw=raw)
+    if left:
+        return left
     finalizers = [name for name in metadata["finalizers"] if name != names.FINALIZER]
     await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
-    return True
+    return []
 
 
 async def _keep(cluster: CachedCluster, raw: dict[str, Any]) -> None:

@@ -90,6 +90,7 @@ def _controller(
     )
     metrics.read("operator_queue_depth", queue.depth)
     metrics.read("operator_objects", lambda: sum(cluster.counts().values()))
+    metrics.read("operator_cache_stale_seconds", cluster.stale_s)
     metrics.read("operator_kopf_restarts", lambda: sum(watch.restarts for watch in cluster.job_watches.values()))
     reconciler = Reconciler(
         cluster=cluster,

@@ -36,7 +36,7 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self._metrics = MetricSet(OPERATOR)
         self._metrics.set("operator_leader", 0)
-        self._read: dict[str, Callable[[], float]] = {}
+        self._read: dict[str, Callable[[], float | Mapping[str, float]]] = {}
         self._jobs: dict[Key, _JobSeries] = {}
 
     def reconciled(self, error: str, *, seconds: float) -> None:
@@ -60,8 +60,8 @@ class OperatorMetrics:
         """Whether all of a namespace is known."""
         self._metrics.set("operator_namespace_seen", int(is_whole), namespace)
 
-    def read(self, name: str, value: Callable[[], float]) -> None:
-        """A gauge, or a counter's total, that is read when somebody asks."""
+    def read(self, name: str, value: Callable[[], float | Mapping[str, float]]) -> None:
+        """A gauge, or a counter's total, that is read when somebody asks; of one with a label, by the label's value."""
         self._read[name] = value
 
     def job(self, key: Key, status: Mapping[str, Any]) -> None:
@@ -90,7 +90,10 @@ class OperatorMetrics:
         """All of them, as text."""
         for name, value in self._read.items():
             write = self._metrics.set if OPERATOR.specs[name].type == "gauge" else self._metrics.total
-            write(name, value())
+            found = value()
+            by_labels = {(by,): found[by] for by in found} if isinstance(found, Mapping) else {(): found}
+            for by, number in by_labels.items():
+                write(name, number, *by)
         self._of_jobs("job_condition", lambda job: {(kind,): holds for kind, holds in job.conditions.items()})
         self._of_jobs("job_restarts", lambda job: {(): job.restarts})
         self._of_jobs("pool_desired_replicas", lambda job: {(pool,): number for pool, number in job.desired.items()})

@@ -148,10 +148,9 @@ class Reconciler:
         return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
     async def _leave(self, observed: Observed, decision: JobDecision) -> ReconcileResult:
-        await apply.write_status(self.cluster, observed.raw, decision.status)
-        known = self.cluster.known(RLJOB, *observed.key)
-        if known is not None:
-            await apply.finish(self.cluster, known)
+        if left := await apply.finish(self.cluster, dict(observed.raw)):
+            status = termination.with_deletion(decision.status, left)
+            await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), status)
         return ReconcileResult()
 
     async def _perform(self, observed: Observed, decision: JobDecision, memory: Memory) -> ReconcileResult:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cluster.harness.control_plane import ControlPlane
 from cluster.harness.processes import wait_until
 from cluster.operators import SOON_S, Lab, Operator
 from streamrl import names
@@ -46,6 +47,51 @@ def refused(lab: Lab, operator: Operator) -> Lab:
     lab.wait(lambda: lab.condition(JOB, "Ready").get("reason") == "Refused", "the refusal to be said", operator)
     assert "resources.requests" in lab.condition(JOB, "Ready")["message"]
     return lab
+
+
+@pytest.fixture
+def elastic(own_control_plane: ControlPlane, namespace: str) -> Iterator[str]:
+    """A class whose claims may be enlarged; it goes with the volume of its name."""
+    body = {"metadata": {"name": namespace}, "provisioner": "test.example/none", "allowVolumeExpansion": True}
+    own_control_plane.api.create("/apis/storage.k8s.io/v1/storageclasses", body).expect()
+    yield namespace
+    own_control_plane.api.delete(f"/apis/storage.k8s.io/v1/storageclasses/{namespace}")
+    own_control_plane.api.delete(f"/api/v1/persistentvolumes/{namespace}")
+
+
+def bind(lab: Lab, claim: dict[str, Any]) -> None:
+    """Give the claim a volume, as a provisioner does."""
+    about, spec = claim["metadata"], claim["spec"]
+    volume = {
+        "capacity": spec["resources"]["requests"],
+        "accessModes": spec["accessModes"],
+        "storageClassName": spec["storageClassName"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": {"namespace": lab.namespace, "name": about["name"], "uid": about["uid"]},
+        "hostPath": {"path": "/nowhere"},
+    }
+    body = {"metadata": {"name": lab.namespace}, "spec": volume}
+    lab.cluster.api.create("/api/v1/persistentvolumes", body).expect()
+
+
+def test_a_claim_that_was_enlarged_keeps_its_size_and_holds_nothing_up(
+    lab: Lab, operator: Operator, elastic: str
+) -> None:
+    storage = {"journal": {"storageClassName": elastic}}
+    lab.create("rljobs", job(storage=storage))
+    lab.wait(lambda: sizes(lab) == RUNNING, "the job to run", operator)
+    claims, name = "persistentvolumeclaims", names.journal_claim(JOB)
+    made = lab.must(claims, name)
+    bind(lab, made)
+    lab.wait(lambda: lab.must(claims, name)["status"]["phase"] == "Bound", "the claim to be bound", operator)
+    large = {"requests": {"storage": "7Ti"}}
+    lab.patch(claims, name, {"spec": {"resources": large}, "metadata": {"labels": {names.LABEL_JOB_UID: "other"}}})
+    labels = made["metadata"]["labels"]
+    lab.wait(lambda: lab.must(claims, name)["metadata"]["labels"] == labels, "its label to be put right", operator)
+    assert lab.must(claims, name)["spec"]["resources"] == large
+    lab.patch("rljobs", JOB, job(replicas=4, storage=storage))
+    lab.wait(lambda: sizes(lab) == RUNNING | {"fixed": 4}, "the job to go on", operator)
+    assert lab.condition(JOB, "Ready")["reason"] != "Refused"
 
 
 def test_another_pool_scales_and_the_refused_one_shrinks(refused: Lab, operator: Operator) -> None:

@@ -5,9 +5,10 @@
 
 Owns: the objects, in little memory (one JSON text each: a thousand jobs have forty thousand objects), by name and by job; the rule of what is
 newer. Does not own: what was written (`cluster.py` puts answers to our own writes here, so the next reconcile already sees them).
-After any doubt (a version too old, an error in the stream) a reflector lists again, and what the list lacks is gone: a deletion that nobody
-reported is not missed. Each namespace is by itself: one whose Role is gone is reported once and asked again until all of it can be listed.
-Where all namespaces are one ("", by a ClusterRole) a refusal is an error like any other, and what was known stays in use.
+After any doubt (a version too old, an error in the stream) a reflector lists again. A list is not older than the request for it, so it wins over
+all that was known before, whatever the versions: a deletion that nobody reported is not missed, and an etcd restored from a backup, whose
+versions begin again below, is believed. Each namespace is by itself: one whose Role is gone is reported once and asked again until all of it can be listed.
+Where all namespaces are one ("", by a ClusterRole) a refusal is an error like any other, and what was known stays in use; `stale_s` says for how long.
 Waits for: the API server; unblocked by its answer, the request's deadline, or cancellation.
 """
 
@@ -15,6 +16,7 @@ import asyncio
 import json
 import logging
 import random
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ Changed = Callable[[Key, bool], None]
 @dataclass(frozen=True, slots=True)
 class _CachedObject:
     version: int
+    epoch: int
     generation: int
     uid: str
     job: str
@@ -63,7 +66,7 @@ def job_of(obj: Mapping[str, Any]) -> str:
 
 
 def version_of(obj: Mapping[str, Any]) -> int:
-    """The version as a number: versions of one API server rise."""
+    """The version as a number: versions of one API server rise, until its etcd is restored from a backup."""
     return int(obj["metadata"].get("resourceVersion") or 0)
 
 
@@ -75,9 +78,11 @@ class Store:
     is_defined: bool = True
     """Whether the API server knows the kind."""
     _kept: dict[Key, _CachedObject] = field(default_factory=dict)
-    _gone: dict[Key, int] = field(default_factory=dict)
-    """Versions of the latest deletions: the late answer to a write must not bring back what is deleted since.
+    _gone: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """(version, epoch) of the latest deletions: the late answer to a write must not bring back what is deleted since.
     Of the very version is what only lost its label: to a watch by label that is a deletion too."""
+    _epoch: int = 0
+    """Lists begun so far: what was known in an earlier epoch than a list's yields to the list."""
     _by_job: dict[Key, set[Key]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -100,16 +105,22 @@ class Store:
         """All jobs that something here belongs to."""
         return set(self._by_job)
 
-    def put(self, obj: Mapping[str, Any]) -> Key:
-        """Keep an object unless we know of a newer version."""
-        key = _key(obj)
-        known, version = self._kept.get(key), version_of(obj)
-        if (known is not None and version <= known.version) or version < self._gone.get(key, 0):
+    def begin_list(self) -> int:
+        """The epoch of a list that is asked for from now on."""
+        self._epoch += 1
+        return self._epoch
+
+    def put(self, obj: Mapping[str, Any], *, epoch: int = 0) -> Key:
+        """Keep an object unless we know of a newer version; `epoch`: of the list that has it."""
+        key, version = _key(obj), version_of(obj)
+        known, (gone_version, gone_epoch) = self._kept.get(key), self._gone.get(key, (0, 0))
+        is_newer = known is None or version > known.version or (version != known.version and known.epoch < epoch)
+        if not is_newer or (version < gone_version and gone_epoch >= epoch):
             return key
         self._forget(key)
         metadata, job = obj["metadata"], job_of(obj)
         generation = int(metadata.get("generation") or 0)
-        self._kept[key] = _CachedObject(version, generation, metadata["uid"], job, _pack(obj))
+        self._kept[key] = _CachedObject(version, self._epoch, generation, metadata["uid"], job, _pack(obj))
         self._by_job.setdefault((key[0], job), set()).add(key)
         is_asked = obj.get("kind") == RLJOB.kind and (known is None or known.generation != generation)
         self._tell(key[0], {job, known.job if known else job}, is_asked=is_asked)
@@ -122,16 +133,23 @@ class Store:
         if known is not None and (known.uid == obj["metadata"]["uid"] or known.version < version_of(obj)):
             self._forget(key)
             self._tell(key[0], {known.job})
-        self._gone[key] = max(self._gone.pop(key, 0), version_of(obj))
+        self._gone[key] = max(self._gone.pop(key, (0, 0)), (version_of(obj), self._epoch))
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
 
-    def keep(self, listed: Set[Key], *, version: int, namespace: str = "") -> None:
-        """After a list as of `version` (of one namespace, or of all): what it lacked and is not newer is gone."""
+    def keep(self, listed: Set[Key], *, version: int, epoch: int, namespace: str = "") -> None:
+        """After a list as of `version` (of one namespace, or of all): what it lacked and is not newer is gone.
+
+        A deletion of a version that the list has not reached, known before it, is of no history that this API server has.
+        """
         for key, kept in list(self._kept.items()):
-            if key not in listed and kept.version <= version and namespace in ("", key[0]):
+            is_older = kept.version <= version or kept.epoch < epoch
+            if key not in listed and is_older and namespace in ("", key[0]):
                 self._forget(key)
                 self._tell(key[0], {kept.job})
+        for key, (gone_version, gone_epoch) in list(self._gone.items()):
+            if gone_version > version and gone_epoch < epoch and namespace in ("", key[0]):
+                del self._gone[key]
 
     def _forget(self, key: Key) -> None:
         kept = self._kept.pop(key, None)
@@ -241,6 +259,13 @@ class Reflector:
     _version: str = ""
     """Of the API server: where the next watch goes on; empty: list first."""
     _failures: int = 0
+    _stale_since_s: float | None = None
+    """Monotonic clock: the first failure since the API server told anything."""
+
+    @property
+    def stale_s(self) -> float:
+        """For how long the API server has refused or failed to tell what there is; 0 while it does."""
+        return 0.0 if self._stale_since_s is None else time.monotonic() - self._stale_since_s
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -260,8 +285,9 @@ class Reflector:
                 await self._pause(error)
 
     async def _pause(self, error: KubeError) -> None:
-        longest_s = LONGEST_PAUSE_S
-        if self.kind.optional and isinstance(error, NotFoundError):
+        longest_s, is_absent = LONGEST_PAUSE_S, self.kind.optional and isinstance(error, NotFoundError)
+        self._stale_since_s = None if is_absent else self._stale_since_s or time.monotonic()
+        if is_absent:
             self.store.is_defined, longest_s = False, LONGEST_REFUSED_S
             self.cache_sync.listed(self.namespace, self.kind)
         elif self.cache_sync.is_refused(self.namespace, self.kind, error):
@@ -274,12 +300,12 @@ class Reflector:
     async def _list(self) -> None:
         """Make the store equal to what there is; a watch goes on from there."""
         listed: set[Key] = set()
-        version = ""
+        version, epoch = "", self.store.begin_list()
         async for items, newest in self.client.list(self.kind, namespace=self.namespace, labels=self.labels):
-            listed |= {self.store.put(obj) for obj in items}
+            listed |= {self.store.put(obj, epoch=epoch) for obj in items}
             version = newest
-        self.store.keep(listed, version=int(version), namespace=self.namespace)
-        self._version, self.store.is_defined = version, True
+        self.store.keep(listed, version=int(version), epoch=epoch, namespace=self.namespace)
+        self._version, self.store.is_defined, self._stale_since_s = version, True, None
         self.cache_sync.listed(self.namespace, self.kind)
 
     async def _watch(self) -> None:
@@ -293,7 +319,7 @@ class Reflector:
                 self.store.put(obj)
             elif event == "DELETED":
                 self.store.remove(obj)
-            self._version, self._failures = obj["metadata"]["resourceVersion"], 0
+            self._version, self._failures, self._stale_since_s = obj["metadata"]["resourceVersion"], 0, None
 
 
 def _is_broken_connection(error: KubeError) -> bool:

@@ -116,6 +116,13 @@ class CachedCluster:
         """Objects known, by kind."""
         return {kind.plural: len(store) for kind, store in self._stores.items()}
 
+    def stale_s(self) -> dict[str, float]:
+        """For how long the API server has not told of a kind, in the namespace where that is longest."""
+        found = dict.fromkeys(self.counts(), 0.0)
+        for reflector in (*self._reflectors, *self.job_watches.values()):
+            found[reflector.kind.plural] = max(found[reflector.kind.plural], reflector.stale_s)
+        return found
+
     async def apply(
         self, obj: Mapping[str, Any], *, manager: str = names.FIELD_MANAGER, subresource: str = ""
     ) -> Object:

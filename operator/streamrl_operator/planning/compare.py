@@ -26,7 +26,6 @@ _PORT_KEYS = ("containerPort", "port", "protocol")
 """Ports of a container and of a Service are merged by number and protocol; those of a NetworkPolicy are few and in order."""
 _NUMBER_OR_TEXT = frozenset({"port", "targetPort", "maxUnavailable", "minAvailable"})
 _QUANTITIES = frozenset({"requests", "limits"})
-_CLAIM = "PersistentVolumeClaim"
 
 _QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?$")
 _FACTORS = {
@@ -44,7 +43,23 @@ def differs(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> b
     """Whether `desired` must be applied to what the API server has."""
     if observed is None:
         return True
-    return not _holds(desired, observed, path=(str(desired.get("kind", "")),))
+    return not _holds(desired, observed, path=("",))
+
+
+def with_claim_kept_large(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`desired` with the size of the observed claim where that is larger: somebody has enlarged it, and a claim cannot shrink."""
+    there = None if observed is None else _storage(observed)
+    ours, theirs = parse_quantity(_storage(desired) or ""), parse_quantity(there or "")
+    if ours is None or theirs is None or ours >= theirs:
+        return desired
+    return {**desired, "spec": {**desired["spec"], "resources": {"requests": {"storage": there}}}}
+
+
+def _storage(obj: Mapping[str, Any]) -> str | None:
+    if obj.get("kind") != "PersistentVolumeClaim":
+        return None
+    found: str | None = obj["spec"].get("resources", {}).get("requests", {}).get("storage")
+    return found
 
 
 def parse_quantity(text: str) -> Fraction | None:
@@ -115,7 +130,7 @@ def _same(desired: object, observed: object, *, path: Path) -> bool:
     if _is_quantity(path):
         ours, theirs = parse_quantity(str(desired)), parse_quantity(str(observed))
         if ours is not None and theirs is not None:
-            return ours <= theirs if path[0] == _CLAIM else ours == theirs  # a claim that was made larger cannot shrink
+            return ours == theirs
     return False
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamrl import names
 from streamrl.errors import EXIT_DONE
-from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_POOL, LABEL_ROLE
+from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
@@ -61,9 +62,13 @@ def trains(pod: Object) -> bool:
 
 
 def is_foreign(pod: Object) -> bool:
-    """Whether it only has the job's label: something else than a StatefulSet makes it."""
+    """Whether it only has the job's label: no StatefulSet of the job has made it. One that was orphaned still is the job's."""
+    job, (made_by, _, ordinal) = label(pod, LABEL_JOB), name(pod).rpartition("-")
+    if made_by not in (names.trainer(job), names.trainer_workers(job), names.pool(job, label(pod, LABEL_POOL))):
+        return True
     owners = pod["metadata"].get("ownerReferences") or ()
-    return any(owner.get("controller") and owner.get("kind") != "StatefulSet" for owner in owners)
+    is_made_otherwise = any(owner.get("controller") and owner.get("kind") != "StatefulSet" for owner in owners)
+    return is_made_otherwise or not ordinal.isdigit()
 
 
 def is_leaving(pod: Object) -> bool:

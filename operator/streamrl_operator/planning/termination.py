@@ -4,7 +4,7 @@ An end is final: the conditions Succeeded and Failed are the memory, whatever is
 only somebody else can clear is its condition Ready (`with_blocked_condition`), never over an end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -138,6 +138,19 @@ def seconds_to_deletion(status: RLJobStatus, spec: Object, *, now: datetime) -> 
 def _result(page: Mapping[str, Any] | None) -> Mapping[str, Any]:
     result = None if page is None else page.get("result")
     return result if isinstance(result, Mapping) else {}
+
+
+def with_deletion(status: Object, left: Sequence[Object]) -> Object:
+    """The status with the message of Ready saying what the deletion of the job waits for, of one that has ended too."""
+    ordered = sorted(f"{obj['kind']} {obj['metadata']['name']}" for obj in left)
+    more = f" and {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    message = f"the job is being deleted; it waits until these are gone: {', '.join(ordered[:_NAMED])}{more}"
+    told = [{**one, "message": message} if one["type"] == READY else one for one in status["conditions"]]
+    return {**status, "conditions": told}
+
+
+_NAMED = 3
+"""Of those: names have 253 characters at most, and a message 1,024."""
 
 
 def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now: datetime) -> Object:

@@ -12,7 +12,16 @@ from streamrl_operator.clock import OperatorClock
 from streamrl_operator.events import Events
 from streamrl_operator.kube.answers import KubeError, RequestRefusedError
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
-from streamrl_operator.kube.kinds import CONFIG_MAP, EVENT, GENERATOR_POOL, NETWORK_POLICY, POD, RLJOB, STATEFUL_SET
+from streamrl_operator.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    EVENT,
+    GENERATOR_POOL,
+    NETWORK_POLICY,
+    POD,
+    RLJOB,
+    STATEFUL_SET,
+)
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import Reconciler, ReconcileResult
@@ -230,6 +239,47 @@ async def test_what_refuses_all_but_the_status_does_not_undo_the_end(running: Wo
     running.server.refuse = lambda *_: None
     await running.look()
     assert set(running.sizes().values()) == {0}
+
+
+@pytest.mark.parametrize("has_ended", [False, True], ids=["running", "ended"])
+async def test_a_deletion_waits_for_the_jobs_own_pods_and_says_so(running: World, *, has_ended: bool) -> None:
+    if has_ended:
+        running.server.page = SUCCESS
+        await running.look(2)
+    own = {each["metadata"]["name"] for each in running.server.under(POD.path(LAB))}
+    others = {"somebodys-0", f"{JOB}-trainer-debug"}
+    await running.pods_are(*(pod(name) for name in others))
+    running.put({**running.job, "metadata": {**running.job["metadata"], "deletionTimestamp": "2026-01-01T13:00:00Z"}})
+    await running.look()
+    listed = ", ".join(f"Pod {name}" for name in sorted(own)[:3])
+    assert running.ready_message() == f"the job is being deleted; it waits until these are gone: {listed} and 1 more"
+    assert running.condition("Succeeded")[0] == str(has_ended)
+    for each in running.server.under(POD.path(LAB)):
+        if each["metadata"]["name"] in own:
+            await running.cluster.delete(each)
+    await running.look()
+    assert running.job["metadata"]["finalizers"] == []
+    assert {each["metadata"]["name"] for each in running.server.under(POD.path(LAB))} == others
+
+
+async def test_an_enlarged_claim_holds_nothing_up(running: World) -> None:
+    """Somebody has enlarged it, and something else of it is to be put right: an API server refuses a smaller size."""
+    claim = running.server.objects[CLAIM.path(LAB, names.journal_claim(JOB))]
+    large = {"resources": {"requests": {"storage": "20Ti"}}}
+    labels = {**claim["metadata"]["labels"], names.LABEL_JOB_UID: "other"}
+    await running.cluster.merge(claim, {"spec": large, "metadata": {"labels": labels}})
+    running.server.refuse = lambda _, path, body: (
+        (422, "can not be less than previous value")
+        if "/persistentvolumeclaims/" in path and body["spec"]["resources"] != large["resources"]
+        else None
+    )
+    assert not (await running.look()).refused
+    found = running.server.objects[CLAIM.path(LAB, names.journal_claim(JOB))]
+    assert (found["metadata"]["labels"], found["spec"]["resources"]) == (
+        claim["metadata"]["labels"],
+        large["resources"],
+    )
+    await rests(running)
 
 
 async def test_a_job_with_a_refused_pool_can_be_suspended(refused: World) -> None:

@@ -140,14 +140,19 @@ async def test_no_answer_in_time(client: Client, script: Script) -> None:
         await client.read_page(namespace="n", service="s", port="signals", page="numbers", timeout_s=0.2)
 
 
-async def reflect(
+async def reflect(client: Client, script: Script, *answers: Callable[[web.Request], Any], **given: Any) -> Store:
+    """What a reflector knows when the script has ended."""
+    return (await reflector_after(client, script, *answers, **given)).store
+
+
+async def reflector_after(
     client: Client,
     script: Script,
     *answers: Callable[[web.Request], Any],
     namespace: str = "",
     cache_sync: CacheSync | None = None,
     kind: Kind = SERVICE,
-) -> Store:
+) -> Reflector:
     """Run a reflector until the script has ended."""
     script.answers = list(answers)
     store = Store(lambda _key, _asked: None)
@@ -160,7 +165,7 @@ async def reflect(
         task.cancel()
         await asyncio.wait((task,))
     assert cache_sync.is_whole("n")
-    return store
+    return reflector
 
 
 def known(store: Store) -> dict[str, int]:
@@ -198,6 +203,21 @@ async def test_a_deletion_in_a_gap_is_found_by_the_next_list(client: Client, scr
     )
     assert script.asked == ["list", "watch 5", "list", "watch 9"]
     assert known(store) == {"b": 2}
+
+
+@pytest.mark.parametrize("newest", [20, 60], ids=["below what was known", "above it again"])
+async def test_a_list_wins_where_versions_fell(client: Client, script: Script, newest: int) -> None:
+    """As after a restore of etcd from a backup: other objects, with versions that were there before."""
+    broken = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "Too large resource version"}
+    store = await reflect(
+        client,
+        script,
+        listed(50, service("lost", 30), service("older", 41), service("deleted", 42)),
+        watched(("DELETED", service("deleted", 51)), ("ERROR", broken)),
+        listed(newest, service("older", 12), service("new", 13), service("deleted", 14)),
+        watched(("MODIFIED", service("new", newest + 1))),
+    )
+    assert known(store) == {"older": 12, "new": newest + 1, "deleted": 14}
 
 
 async def test_any_other_error_in_a_watch_lists_again(client: Client, script: Script) -> None:
@@ -285,6 +305,15 @@ async def test_where_all_namespaces_are_one_a_refusal_is_an_error_like_others(
     await reflect(client, script, listed(5), status(403), status(403), listed(9), cache_sync=cache_sync)
     assert [each.message for each in caplog.records] == ["watch failed", "watch failed"]
     assert cache_sync.unready() == ""
+
+
+async def test_it_says_for_how_long_it_was_told_nothing(client: Client, script: Script) -> None:
+    refused = (listed(5), status(403), status(403))
+    assert (await reflector_after(client, script, *refused)).stale_s > 0
+    script.over.clear()
+    assert (await reflector_after(client, script, *refused, listed(9))).stale_s == 0
+    script.over.clear()
+    assert (await reflector_after(client, script, status(404), kind=WORKLOAD)).stale_s == 0, "it need not be there"
 
 
 @pytest.mark.parametrize("namespace", ["", "n"])

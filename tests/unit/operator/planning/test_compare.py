@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.spec import parse_job
-from streamrl_operator.planning.compare import differs, parse_quantity
+from streamrl_operator.planning.compare import differs, parse_quantity, with_claim_kept_large
 from streamrl_operator.planning.objects import pool_replicas
 from support.jobs import simulated_job
 from support.planned import NAMESPACE, full_document, full_job, planned
@@ -113,6 +113,14 @@ def test_what_we_set_no_longer_is_a_difference() -> None:
     assert found == ["full-trainer"]
 
 
+def test_a_claim_never_shrinks() -> None:
+    assert with_claim_kept_large(claim("10Gi"), claim("20480Mi")) == claim("20480Mi")
+    for observed in (claim("5Gi"), claim("10Gi"), None):
+        assert with_claim_kept_large(claim("10Gi"), observed) == claim("10Gi")
+    for each in OBJECTS:
+        assert each["kind"] == "PersistentVolumeClaim" or with_claim_kept_large(each, each) is each
+
+
 def claim(storage: str) -> dict[str, Any]:
     return {"kind": "PersistentVolumeClaim", "spec": {"resources": {"requests": {"storage": storage}}}}
 
@@ -162,7 +170,7 @@ def container(**parts: Any) -> dict[str, Any]:
             True,
         ),
         ({"maxUnavailable": "10%"}, {"maxUnavailable": 10}, True),
-        (claim("10Gi"), claim("20Gi"), False),  # somebody made it larger, and it cannot shrink
+        (claim("10Gi"), claim("10240Mi"), False),
         (claim("20Gi"), claim("10Gi"), True),
         ({"sizeLimit": "1Gi"}, {"sizeLimit": "1024Mi"}, False),
         ({"a": {"b": 1}}, {"a": [1]}, True),
