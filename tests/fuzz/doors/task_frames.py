@@ -64,10 +64,11 @@ async def _take(data: bytes) -> str:
 
 async def _frames(data: bytes, size: int) -> list[Any]:
     """What is read; a refusal is the last of it."""
-    frames, found = Frames(), []
+    reader, found = asyncio.StreamReader(), []
     for at in range(0, len(data), size):
-        frames.data_received(data[at : at + size])
-    frames.connection_lost(None)
+        reader.feed_data(data[at : at + size])
+    reader.feed_eof()
+    frames = Frames(reader)
     try:
         while (frame := await frames.read(limit_s=60.0)) is not None:
             found.append(frame)

@@ -1,8 +1,8 @@
 """Frames between a process and its helpers: a mark, 4 bytes of length, then JSON. Nothing is pickled.
 
 Used on Unix socket pairs, by the task pool and the ranker. Knows no meaning: they say what goes in a frame. User
-code runs in the processes at the other end and can write to any descriptor: what does not begin with the mark is refused at its
-first bytes, and nobody waits for the rest of a frame that never was one.
+code runs in the processes at the other end and can write to any descriptor: what does not begin with the mark is refused with its
+first eight bytes, and nobody waits for the rest of a frame that never was one.
 """
 
 import asyncio
