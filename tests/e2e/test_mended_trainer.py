@@ -61,7 +61,7 @@ def test_a_trainer_that_cannot_run_is_mended(watched: tuple[Stage, Operator]) ->
         before = stage.steps(JOB)
         back = {name: right.get(name) for name in wrong}
         if "resources" in back:
-            back["resources"] = {"limits": None, **right["resources"]}  # a merge leaves what it does not name
+            back["resources"] = {**right["resources"], "limits": None}  # a merge leaves what it does not name
         pause_and_change(stage, trainer={"pod": back})
         stage.wait_step(JOB, before + CHECKPOINT_STEPS + 1)
     last = stage.page(JOB)["step"] + CHECKPOINT_STEPS

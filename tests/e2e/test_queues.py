@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 USER = "streamrl-operator-with-kueue"
 QUEUE, HIGH = "team", "high"
-QUOTA = {"cpu": "200m", "memory": "64Gi"}
+QUOTA = {"cpu": "350m", "memory": "64Gi"}
 """For one job: its trainer's pod asks for 110m, each of its two generators for 10m."""
 
 
