@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(900)]
 USER = "streamrl-operator-with-kueue"
 QUEUE, HIGH = "team", "high"
 QUOTA = {"cpu": "350m", "memory": "64Gi"}
-"""For one job: its trainer's pod asks for 110m, each of its two generators for 10m."""
+"""For one job: its trainer's pod asks for 210m, each of its two generators for 10m."""
 
 
 @pytest.fixture
