@@ -19,7 +19,7 @@ from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, STATEFUL_SET, Kind, of
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.compare import differs, with_claim_kept_large
+from streamrl_operator.planning.compare import differs, with_claim_kept
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import Observed
 from streamrl_operator.tls_secrets import secret_names
@@ -73,7 +73,7 @@ async def _apply(
     if of(obj) is GENERATOR_POOL:
         await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
         found = await cluster.find(obj, owner_uid=observed.metadata["uid"])
-    obj = with_claim_kept_large(obj, found)
+    obj = with_claim_kept(obj, found)
     if not differs(obj, found):
         return
     try:

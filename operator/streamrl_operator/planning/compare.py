@@ -46,13 +46,17 @@ def differs(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> b
     return not _holds(desired, observed, path=("",))
 
 
-def with_claim_kept_large(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """`desired` with the size of the observed claim where that is larger: somebody has enlarged it, and a claim cannot shrink."""
-    there = None if observed is None else _storage(observed)
-    ours, theirs = parse_quantity(_storage(desired) or ""), parse_quantity(there or "")
-    if ours is None or theirs is None or ours >= theirs:
+def with_claim_kept(desired: Mapping[str, Any], observed: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`desired` with what an observed claim can no longer change: its class, whatever defaults say now, and a size that somebody has enlarged."""
+    if observed is None or desired.get("kind") != "PersistentVolumeClaim":
         return desired
-    return {**desired, "spec": {**desired["spec"], "resources": {"requests": {"storage": there}}}}
+    kept, there = {}, _storage(observed)
+    ours, theirs = parse_quantity(_storage(desired) or ""), parse_quantity(there or "")
+    if ours is not None and theirs is not None and ours < theirs:
+        kept["resources"] = {"requests": {"storage": there}}
+    if "storageClassName" in observed["spec"]:
+        kept["storageClassName"] = observed["spec"]["storageClassName"]
+    return {**desired, "spec": {**desired["spec"], **kept}}
 
 
 def _storage(obj: Mapping[str, Any]) -> str | None:

@@ -13,9 +13,7 @@ def plan_objects(plan: JobPlan) -> list[Built]:
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
-        *(
-            shared.claims(plan) if plan.wanted.images is not None else ()
-        ),  # of a job that has begun: a claim's class cannot change
+        *shared.claims(plan),
         *shared.policies(plan),
         trainer.scheduler_service(plan),
         *trainer.headless_services(plan),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.spec import parse_job
-from streamrl_operator.planning.compare import differs, parse_quantity, with_claim_kept_large
+from streamrl_operator.planning.compare import differs, parse_quantity, with_claim_kept
 from streamrl_operator.planning.objects import pool_replicas
 from support.jobs import simulated_job
 from support.planned import NAMESPACE, full_document, full_job, planned
@@ -113,12 +113,19 @@ def test_what_we_set_no_longer_is_a_difference() -> None:
     assert found == ["full-trainer"]
 
 
+def test_a_claim_keeps_the_class_that_it_was_made_with() -> None:
+    """Whatever the administrator's defaults say by now: it cannot change, and a refused claim would hold up the job."""
+    classed = {name: {**claim("10Gi"), "spec": {**claim("10Gi")["spec"], "storageClassName": name}} for name in "ab"}
+    assert with_claim_kept(classed["b"], classed["a"]) == classed["a"]
+    assert with_claim_kept(claim("10Gi"), classed["a"]) == classed["a"]
+
+
 def test_a_claim_never_shrinks() -> None:
-    assert with_claim_kept_large(claim("10Gi"), claim("20480Mi")) == claim("20480Mi")
+    assert with_claim_kept(claim("10Gi"), claim("20480Mi")) == claim("20480Mi")
     for observed in (claim("5Gi"), claim("10Gi"), None):
-        assert with_claim_kept_large(claim("10Gi"), observed) == claim("10Gi")
+        assert with_claim_kept(claim("10Gi"), observed) == claim("10Gi")
     for each in OBJECTS:
-        assert each["kind"] == "PersistentVolumeClaim" or with_claim_kept_large(each, each) is each
+        assert each["kind"] == "PersistentVolumeClaim" or with_claim_kept(each, each) is each
 
 
 def claim(storage: str) -> dict[str, Any]:
