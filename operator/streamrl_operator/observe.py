@@ -6,7 +6,7 @@ looked at. Decides nothing.
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -114,6 +114,8 @@ def observe(
             job, invalid, reason = None, str(error), "InvalidDefaults"
     if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
         job, invalid = None, str(UserErrors(problems))
+    workers = _workers(cluster, key)
+    told = _told(workers, uid=raw["metadata"]["uid"])
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -123,10 +125,9 @@ def observe(
         defaults=inherited,
         pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
-        pods=_workers(cluster, key),
+        pods=workers,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
-        numbers=_told(cluster, key, uid=raw["metadata"]["uid"])
-        or (None if memory.numbers is None else answers.read_page(memory.numbers)),
+        numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
         workloads={each["metadata"]["name"]: each for each in cluster.of_job(WORKLOAD, key)},
         kueue=cluster.has(WORKLOAD),
@@ -157,9 +158,9 @@ def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str
     return found.get("data") or {} if is_its_own else {}
 
 
-def _told(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, Any] | None:
+def _told(workers: Sequence[Object], *, uid: str) -> Mapping[str, Any] | None:
     """What a scheduler's container left when the run ended: seen with the pod, whoever may be reached. Not of an earlier job of this name."""
-    mine = (pod for pod in _workers(cluster, key) if pods.label(pod, names.LABEL_JOB_UID) == uid)
+    mine = (pod for pod in workers if pods.label(pod, names.LABEL_JOB_UID) == uid)
     return next((page for pod in mine if (page := pods.last_word(pod)) is not None), None)
 
 

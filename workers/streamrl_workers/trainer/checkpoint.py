@@ -122,31 +122,28 @@ class CheckpointStore:
             UserError: there are checkpoints, but all are damaged; or the object store cannot be used.
             RetryError: the object store did not answer this time.
         """
+        damage: list[str] = []
+        found = self._newest_on_disk(damage)
         if self._copies is not None:
             with _retried():
-                self._fetch(self._copies)
-        found = self._newest_on_disk()
-        if found is not None and self._copies is not None:
-            with _retried():
-                if not self._copies.child(found.directory.name).holds(_META_FILE):
-                    self._copy(found.directory, copies=self._copies)
+                found = self._fetch(self._copies, known=found)
+        if found is None and damage:
+            raise UserError(
+                field=str(self._root),
+                rule=f"holds no good checkpoint ({'; '.join(damage)})",
+                fix="restore one from a copy, or start a new run",
+            )
         return found
 
-    def _newest_on_disk(self) -> Checkpoint | None:
-        damage: list[str] = []
+    def _newest_on_disk(self, damage: list[str]) -> Checkpoint | None:
+        """`damage`: gets a line for each that is passed over."""
         for directory in self._directories():
             try:
                 return Checkpoint(directory=directory, meta=_read(directory))
             except DamagedCheckpointError as error:
                 damage.append(f"{directory.name}: {error}")
                 log.warning("checkpoint %s is damaged (%s); trying the one before", directory, error)
-        if not damage:
-            return None
-        raise UserError(
-            field=str(self._root),
-            rule=f"holds no good checkpoint ({'; '.join(damage)})",
-            fix="restore one from a copy, or start a new run",
-        )
+        return None
 
     def clean(self) -> None:
         """Remove what a killed writer left."""
@@ -191,27 +188,31 @@ class CheckpointStore:
             if name not in kept:
                 copies.child(name).remove(commit=_META_FILE)
 
-    def _fetch(self, copies: ObjectFolder) -> None:
-        """Bring the newest good copy to the disk, if nothing good there is as new."""
+    def _fetch(self, copies: ObjectFolder, *, known: Checkpoint | None) -> Checkpoint | None:
+        """The newest good copy, if it is newer than what is `known` here; else what is known, copied if an earlier process had no time to."""
         copies.probe()
-        newest_step = next((_step(directory) for directory in self._directories() if _is_good(directory)), -1)
         for name in reversed(_names(copies.folders())):
-            target = self._root / name
-            if _step(target) <= newest_step:
-                return
-            if not copies.child(name).holds(_META_FILE):
+            target, copy = self._root / name, copies.child(name)
+            if known is not None and _step(target) <= known.meta.step:
+                break
+            if not copy.holds(_META_FILE):
                 continue  # its writer was killed
             partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{name}")
-            copies.child(name).download(partial)
-            if not _is_good(partial, step=_step(target)):
-                log.warning("the copy %s is damaged; trying the one before", copies.child(name).url)
+            copy.download(partial)
+            try:
+                meta = _read(partial, step=_step(target))
+            except DamagedCheckpointError as error:
+                log.warning("the copy %s is damaged (%s); trying the one before", copy.url, error)
                 continue
             sync_tree(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             sync(self._root)
-            log.info("fetched %s", copies.child(name).url)
-            return
+            log.info("fetched %s", copy.url)
+            return Checkpoint(directory=target, meta=meta)
+        if known is not None and not copies.child(known.directory.name).holds(_META_FILE):
+            self._copy(known.directory, copies=copies)
+        return known
 
     def _directories(self) -> list[Path]:
         """Newest first."""
@@ -286,14 +287,6 @@ def _retried() -> Iterator[None]:
         yield
     except StoreUnavailableError as error:
         raise RetryError(f"checkpoints: {error}") from error
-
-
-def _is_good(directory: Path, *, step: int | None = None) -> bool:
-    try:
-        _read(directory, step=step)
-    except DamagedCheckpointError:
-        return False
-    return True
 
 
 def _read(directory: Path, *, step: int | None = None) -> CheckpointMeta:
