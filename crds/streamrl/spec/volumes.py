@@ -3,8 +3,8 @@
 Owns shape, bounds and what is refused. Large kinds go to the API server as they are.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -123,6 +123,17 @@ class Volume(OneOf):
     )
 
 
+def outside_of_ours(key: str, directory: Callable[[Any], str]) -> FieldRule:
+    """The rule that a directory is apart from the operator's. `key`: its field as users write it."""
+    return FieldRule(
+        f"{key} must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's",
+        f"{list(OWN_DIRS)}.all(own, !(self.{key} + '/').startsWith(own) && !own.startsWith(self.{key} + '/'))",
+        lambda model: any(
+            f"{directory(model)}/".startswith(own) or own.startswith(f"{directory(model)}/") for own in OWN_DIRS
+        ),
+    )
+
+
 class VolumeMount(SpecModel):
     """Where the containers of the pod see a volume."""
 
@@ -131,12 +142,4 @@ class VolumeMount(SpecModel):
     sub_path: SubPath | None = Field(default=None, description="Directory in the volume; absent = all.")
     read_only: bool = Field(default=False, description="For reading only.")
 
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "mountPath must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's",
-            f"{list(OWN_DIRS)}.all(own, !(self.mountPath + '/').startsWith(own) && !own.startsWith(self.mountPath + '/'))",
-            lambda mount: any(
-                f"{mount.mount_path}/".startswith(own) or own.startswith(f"{mount.mount_path}/") for own in OWN_DIRS
-            ),
-        ),
-    )
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (outside_of_ours("mountPath", lambda mount: mount.mount_path),)
