@@ -325,7 +325,12 @@ GENERATOR = MetricTable(
             ),
             _gauge("kv_used_tokens", "Of these, taken now; NaN: the engine has no bound.", unit="tokens"),
             _gauge("generator_weights_step", "Weight version in the engine; absent weights: 0.", unit="steps"),
-            _counter("weights_pulled_bytes", "Bytes of weights that have arrived.", unit="bytes"),
+            _counter(
+                "weights_pulled_bytes",
+                "Bytes of weights that have arrived, by source: trainer, cache (of the pool).",
+                unit="bytes",
+                by="source",
+            ),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),
             _counter("weights_failures", "Pulls that failed, and versions that the engine refused."),
             _histogram(

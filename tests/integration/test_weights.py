@@ -14,7 +14,7 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, VersionGoneError, WeightsError, pull
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, VersionGoneError, WeightsError, pull
 from support.engine_requests import request
 from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
@@ -30,7 +30,14 @@ def version(step: int = 5, **changes) -> pb.VersionName:
 
 
 async def pulled(
-    address: str, *, timeout_s: float = TIMEOUT_S, token: str = TOKEN, arrived=lambda _: None, held=None, **changes
+    address: str,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    token: str = TOKEN,
+    arrived=lambda _: None,
+    held=None,
+    cache=None,
+    **changes,
 ):
     return await pull(
         pb.WeightsAvailable(version=version(**changes), address=address),
@@ -38,7 +45,7 @@ async def pulled(
         chunk_bytes=CHUNK_BYTES,
         token=token,
         arrived=arrived,
-        held=held,
+        nearby=None if held is None else Nearby(held=held),
     )
 
 

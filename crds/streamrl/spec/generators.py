@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from streamrl import names
 from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
 from streamrl.spec.pod import GeneratorPod
+from streamrl.spec.volumes import WeightCacheSpec
 
 ArgumentValue = Annotated[str, StringConstraints(max_length=1024)]
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_POOL_CHARACTERS)]
@@ -212,6 +213,10 @@ class GeneratorPool(SpecModel):
         default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
+    weight_cache: WeightCacheSpec | None = Field(
+        default=None,
+        description="Where weights lie nearer than the trainer; absent = each generator pulls all of them.",
+    )
     pod: GeneratorPod = Field(default=GeneratorPod(), description="Its pods on Kubernetes.")
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (

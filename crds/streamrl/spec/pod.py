@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, demand_different, map_by, repeated
 from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
-from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, Word
+from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, WeightCacheSpec, Word
 
 LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
@@ -282,6 +282,9 @@ class RLJobDefaultsSpec(SpecModel):
     pod: Pod = Field(default=Pod(), description="Of all pods of a job, as in its trainer.pod and generators[].pod.")
     storage_class_name: ObjectName | None = Field(
         default=None, description="Storage class of the claims that are made; absent = the cluster's."
+    )
+    weight_cache: WeightCacheSpec | None = Field(
+        default=None, description="Of all pools, as in generators[].weightCache; its volume stands in pod."
     )
     enforced: tuple[Enforceable, ...] = Field(
         default=(),

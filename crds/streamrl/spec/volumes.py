@@ -1,4 +1,4 @@
-"""Volumes of a pod, spelled as in a Pod: the kinds that Pod Security "restricted" allows, and where containers see them.
+"""Volumes of a pod, spelled as in a Pod: the kinds that Pod Security "restricted" allows, where containers see them, and the cache on one.
 
 Owns shape, bounds and what is refused. Large kinds go to the API server as they are.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, Piece, SpecModel
+from streamrl.spec.base import NAME_PATTERN, ByteQuantity, FieldRule, OneOf, Piece, SpecModel
 
 OBJECT_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_PATTERN, min_length=1, max_length=253)]
@@ -143,3 +143,16 @@ class VolumeMount(SpecModel):
     read_only: bool = Field(default=False, description="For reading only.")
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (outside_of_ours("mountPath", lambda mount: mount.mount_path),)
+
+
+class WeightCacheSpec(SpecModel):
+    """A directory in which generators find weights that others have pulled: by the hashes of their bytes, so any job may share it."""
+
+    path: AbsolutePath = Field(
+        description="The directory. On Kubernetes within a mountPath of pod.volumeMounts; else space of the node that ends with the pod."
+    )
+    max_bytes: ByteQuantity = Field(
+        description="Bytes in it, two versions of the model at least; tensors that no pull has asked for longest go first."
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (outside_of_ours("path", lambda cache: cache.path),)

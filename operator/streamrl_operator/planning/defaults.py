@@ -34,7 +34,10 @@ class Layer:
     spec: RLJobDefaultsSpec
 
     def values(self, role: str) -> dict[str, Any]:
-        """What it says of a `role`: `trainer`, `generator` (a pod), `storage` (a claim)."""
+        """What it says of a `role`: `trainer`, `generator` (a pod), `storage` (a claim), `cache` (of a pool)."""
+        if role == "cache":
+            said: dict[str, Any] = minimal(self.spec.weight_cache) or {}
+            return said
         if role == "storage":
             return {"storageClassName": self.spec.storage_class_name} if self.spec.storage_class_name else {}
         image = getattr(self.spec.images, role)
@@ -117,6 +120,11 @@ def inherit(job: RLJob, layers: Sequence[Layer]) -> tuple[RLJob, tuple[Entry, ..
     places += [
         ("generator", f"spec.generators[{number}].pod", pool, "pod") for number, pool in enumerate(spec["generators"])
     ]
+    if any(each.spec.weight_cache for each in layers):
+        places += [
+            ("cache", f"spec.generators[{number}].weightCache", pool, "weightCache")
+            for number, pool in enumerate(spec["generators"])
+        ]
     storage = spec.setdefault("storage", {})
     for claim in ("checkpoints", "journal"):
         places.append(("storage", f"spec.storage.{claim}", storage, claim))

@@ -25,6 +25,8 @@ import os
 import signal
 import uuid
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
@@ -49,8 +51,9 @@ from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
+from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import FetchedTensor, Pull, WeightsError, pull
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
 
 _ROLE = "generator"
 
@@ -136,15 +139,28 @@ async def _serve(
     instance: str,
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
-    loop = EngineLoop(engine, pull=pull_of(settings, arrived=status.weights_arrived), outbox=outbox, recorder=recorder)
+    cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
+    pulls = pull_of(settings, arrived=status.weights_arrived, cache=cache)
+    loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
     link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
     shutdown.listen(asyncio.get_running_loop())
-    await first_of(
-        link=link.run(), engine=loop.run(), failure=failure.wait(), samples=recorder.run(), shutdown=shutdown.wait()
-    )
+    try:
+        await first_of(
+            link=link.run(), engine=loop.run(), failure=failure.wait(), samples=recorder.run(), shutdown=shutdown.wait()
+        )
+    finally:
+        if cache is not None:
+            cache.close()
     return shutdown
+
+
+def _weight_cache(settings: GeneratorSettings, *, was_read: Callable[[int], None], instance: str) -> WeightCache | None:
+    spec = settings.pool.weight_cache
+    if spec is None:
+        return None
+    return WeightCache(Path(spec.path), most_bytes=parse_bytes(spec.max_bytes), name=instance, was_read=was_read)
 
 
 class EngineFailure:
@@ -164,8 +180,8 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None]) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes.
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cache: WeightCache | None = None) -> Pull:
+    """How this job moves weights; `arrived` is told of all bytes from the trainer.
 
     Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
     """
@@ -181,7 +197,7 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None]) -> P
             token=settings.variables.token,
             tls=settings.variables.tls,
             arrived=arrived,
-            held=held if adapts else None,
+            nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
         )
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 

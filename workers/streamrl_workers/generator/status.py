@@ -8,6 +8,9 @@ from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import Signals, WallMetrics
 
+_SOURCES = ("trainer", "cache")
+"""Of weights."""
+
 
 class GeneratorStatus:
     """Reads loop, link and recorder when it is asked for; while the model is loaded there is only the recorder."""
@@ -17,12 +20,14 @@ class GeneratorStatus:
         self._link: GeneratorLink | None = None
         self._recorder = recorder
         self._metrics = metrics
-        self._weights_bytes = 0
+        self._weights_bytes = dict.fromkeys(_SOURCES, 0)
+        for source in _SOURCES:
+            metrics.begin("weights_pulled_bytes", source)
 
-    def weights_arrived(self, size_bytes: int) -> None:
+    def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
         """So many bytes more of a version on its way."""
-        self._metrics.add("weights_pulled_bytes", size_bytes)
-        self._weights_bytes += size_bytes
+        self._metrics.add("weights_pulled_bytes", size_bytes, source)
+        self._weights_bytes[source] += size_bytes
 
     def weights_taken(self, fetch_s: float, load_s: float) -> None:
         """The engine has a version that took so long to arrive and to load."""
@@ -75,7 +80,8 @@ class GeneratorStatus:
             "tokens": now.tokens,
             **_kv(now),
             "version": version,
-            "weights_bytes": self._weights_bytes,
+            "weights_bytes": self._weights_bytes["trainer"],
+            "weights_cached_bytes": self._weights_bytes["cache"],
             **wall,
         }
 

@@ -1,12 +1,14 @@
 """Names the bytes of a model: tensor hash, manifest hash, manifest entries.
 
-Owns: the value `TensorBytes` and how it is hashed. Does not own: storing or moving bytes. No torch, no numpy.
+Owns: the value `TensorBytes`, memory for one, and how it is hashed. Does not own: storing or moving bytes. No torch, no numpy.
 Hashing leaves other Python threads running.
 
 Invariant: equal hash = same names, dtypes, shapes and bytes; the order in which tensors are given does not matter.
 """
 
+import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -23,6 +25,14 @@ class TensorBytes(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+
+def reserved(size_bytes: int) -> memoryview:
+    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds."""
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError):  # where there are no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:size_bytes]
 
 
 def new_digest() -> blake3:

@@ -8,6 +8,7 @@ another attempt or address is ended: those bytes are not wanted any more.
 
 A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
 version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
+Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either.
 
 Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
@@ -19,12 +20,10 @@ Invariants:
 """
 
 import asyncio
-import mmap
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -35,7 +34,8 @@ from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connec
 from streamrl_workers.stream.messages import Joiner, ProtocolError
 from streamrl_workers.stream.services import WEIGHTS, Client, client
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash
+from streamrl_workers.weights.cache import WeightCache
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash, reserved
 
 
 class WeightsError(RuntimeError):
@@ -75,7 +75,7 @@ async def pull(
     token: str,
     tls: Tls | None = None,
     arrived: Callable[[int], None] = lambda _: None,
-    held: "dict[str, FetchedTensor] | None" = None,
+    nearby: "Nearby | None" = None,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
@@ -85,15 +85,15 @@ async def pull(
         chunk_bytes: of one message.
         token: of the run; empty where certificates do its work.
         tls: by certificates; None: without.
-        arrived: called with the bytes of each chunk.
-        held: verified tensors by name, not fetched where hash and shape are the same; behind a pull that ended well, this version's.
+        arrived: called with the bytes of each chunk that the service sends.
+        nearby: where tensors may be that need not be fetched; behind a pull that ended well it holds this version's.
 
     Raises:
         VersionGoneError: the service does not keep the version.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
-    held = {} if held is None else held
-    state = _Pull(target=target, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived, held=held)
+    nearby = Nearby() if nearby is None else nearby
+    state = _Pull(target=target, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived, nearby=nearby)
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
@@ -103,8 +103,8 @@ async def pull(
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
-    held.clear()
-    held.update({t.entry.name: t for t in tensors})
+    nearby.held.clear()
+    nearby.held.update({t.entry.name: t for t in tensors})
     return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
 
@@ -127,11 +127,25 @@ class FetchedTensor:
     def complete(self) -> bool:
         return self.offset == len(self.buffer)
 
+    def have(self, verified: memoryview) -> None:
+        """All of it, from somewhere else."""
+        self.buffer, self.offset, self.verified = verified, len(verified), True
+
     async def verify(self) -> None:
         got = await asyncio.to_thread(bytes_hash, self.buffer)
         if got != self.entry.hash:
             raise WeightsError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.entry.hash.hex()}")
         self.verified = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Nearby:
+    """Where tensors may be had without the service."""
+
+    held: dict[str, FetchedTensor] = field(default_factory=dict)
+    """Verified ones by name; not fetched where hash and shape are the same."""
+    cache: WeightCache | None = None
+    """Asked for each that is not held, and given what the service sent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,13 +157,17 @@ class _Pull:
     token: str
     tls: Tls | None
     arrived: Callable[[int], None]
-    held: Mapping[str, FetchedTensor]
+    nearby: Nearby
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     last_break: str = "none"
 
     @property
     def version(self) -> pb.VersionName:
         return self.target.version
+
+    @property
+    def cache(self) -> WeightCache | None:
+        return self.nearby.cache
 
     def named(self) -> str:
         return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.target.address}"
@@ -200,7 +218,11 @@ async def _over(service: Client, state: _Pull) -> None:
             raise WeightsError(f"{state.named()}: no manifest came")
         if state.tensors is None:
             state.tensors = _arriving(manifest, state)
+            if state.cache is not None:
+                state.cache.begin(manifest.tensors)
         pending = deque(t for t in state.tensors if not t.verified)
+        if state.cache is not None:
+            state.cache.shuffle(pending)
         async with asyncio.TaskGroup() as group:
             for number in range(min(_STREAMS, len(pending))):
                 group.create_task(_fetch_all(service, state, pending=pending), name=f"fetch-{number}")
@@ -225,36 +247,39 @@ def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
     places = [0]
     for entry in fresh:
         places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    memory = _reserved(places[-1])
+    memory = reserved(places[-1])
     fetched = [
         FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
         for begin, entry in zip(places, fresh, strict=False)
     ]
-    return fetched + [state.held[entry.name] for entry in manifest.tensors if _is_held(entry, state)]
+    return fetched + [state.nearby.held[entry.name] for entry in manifest.tensors if _is_held(entry, state)]
 
 
 def _is_held(entry: pb.TensorEntry, state: _Pull) -> bool:
-    held = state.held.get(entry.name)
+    held = state.nearby.held.get(entry.name)
     return held is not None and held.entry == entry
-
-
-def _reserved(size_bytes: int) -> memoryview:
-    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds."""
-    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(AttributeError, OSError):  # where there are no huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
 
 
 async def _fetch_all(service: Client, state: _Pull, *, pending: deque[FetchedTensor]) -> None:
     while pending:
         tensor = pending.popleft()
         try:
-            if not tensor.complete():
-                await _fetch(service, state, tensor=tensor)
-            await tensor.verify()
+            await _have(service, state, tensor=tensor)
         except WeightsError as error:
             raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+
+
+async def _have(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:
+    """One tensor whole and verified, from the nearest place that has it."""
+    cached = None if state.cache is None or tensor.offset else await state.cache.read(tensor.entry)
+    if cached is not None:
+        tensor.have(cached)
+        return
+    if not tensor.complete():
+        await _fetch(service, state, tensor=tensor)
+    await tensor.verify()
+    if state.cache is not None:
+        state.cache.write(tensor.entry, tensor.buffer)
 
 
 async def _fetch(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:

@@ -80,6 +80,7 @@ def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
             template.VOLUME_RUN: template.scratch(),
             template.VOLUME_TMP: template.scratch(),
             **({template.VOLUME_SHM: template.shared_memory()} if _has_processes(pool) else {}),
+            **{volume: template.scratch() for volume in _own_cache(pool).values()},
         },
         image=plan.images.generator,
         pod=pool.pod,
@@ -89,6 +90,15 @@ def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
 def _has_processes(pool: GeneratorPool) -> bool:
     """vLLM's processes speak through shared memory, and new weights lie there."""
     return pool.engine.vllm is not None
+
+
+def _own_cache(pool: GeneratorPool) -> dict[str, str]:
+    """Directory -> volume of a weight cache that the job has mounted nothing for: the rest of the container is read-only."""
+    if pool.weight_cache is None:
+        return {}
+    path = pool.weight_cache.path
+    mounted = (template.DIR_TMP, template.DIR_SHM, *(mount.mount_path for mount in pool.pod.volume_mounts))
+    return {} if any(f"{path}/".startswith(f"{one}/") for one in mounted) else {path: template.VOLUME_CACHE}
 
 
 def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
@@ -102,6 +112,7 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
             names.DIR_RUN: template.VOLUME_RUN,
             template.DIR_TMP: template.VOLUME_TMP,
             **({template.DIR_SHM: template.VOLUME_SHM} if _has_processes(pool) else {}),
+            **_own_cache(pool),
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
         ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},

@@ -12,12 +12,13 @@ from streamrl_operator.planning.values import PodPlacement
 USER = 10_001
 """Number of user and group in the pods; the images make it, and any other image will do without."""
 
-VOLUME_JOB, VOLUME_TLS, VOLUME_RUN, VOLUME_TMP, VOLUME_SHM = (
+VOLUME_JOB, VOLUME_TLS, VOLUME_RUN, VOLUME_TMP, VOLUME_SHM, VOLUME_CACHE = (
     "streamrl-job",
     "streamrl-tls",
     "streamrl-run",
     "streamrl-tmp",
     "streamrl-shm",
+    "streamrl-cache",
 )
 DIR_TMP = "/tmp"  # noqa: S108 - the pod's own
 DIR_SHM = "/dev/shm"  # noqa: S108 - a mount of the pod's own

@@ -110,6 +110,19 @@ def test_images_are_by_role_and_claims_have_a_class() -> None:
     assert inherit(mine, layers)[0].spec.storage.checkpoints.storage_class_name is None
 
 
+def test_pools_without_a_cache_of_their_own_have_the_default_one() -> None:
+    layers = read_layers(write_layers({NAMESPACE: {"weightCache": {"path": "/cache", "maxBytes": "1Ti"}}}))
+    document = full_document()
+    document["spec"]["generators"][0]["weightCache"] = {"path": "/mine", "maxBytes": "9Gi"}
+    merged, origins = inherit(parse_job(document), layers)
+    first, *others = merged.spec.generators
+    assert first.weight_cache is not None
+    assert (first.weight_cache.path, first.weight_cache.max_bytes) == ("/mine", "9Gi")
+    assert others
+    assert all(pool.weight_cache and pool.weight_cache.path == "/cache" for pool in others)
+    assert "spec.generators[1].weightCache.maxBytes" in {one.field for one in origins}
+
+
 @pytest.mark.parametrize("given", [full_job(), job()])
 def test_without_defaults_a_job_is_what_it_was(given: RLJob) -> None:
     assert inherit(given, ()) == (given, ())

@@ -312,3 +312,28 @@ def test_generators_with_vllm_share_memory() -> None:
     template = pod_of("full-auto", job=job)
     assert {"name": "streamrl-shm", "mountPath": "/dev/shm"} in of(template, "generator")["volumeMounts"]
     assert {"name": "streamrl-shm", "emptyDir": {"medium": "Memory"}} in template["spec"]["volumes"]
+
+
+_CLAIM = {"name": "weights", "persistentVolumeClaim": {"claimName": "weights"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "mounts", "space"),
+    [
+        ("/cache/weights", [{"name": "weights", "mountPath": "/cache"}], False),
+        ("/cache", [{"name": "weights", "mountPath": "/cache"}], False),
+        ("/tmp/weights", [], False),
+        ("/cache", [{"name": "weights", "mountPath": "/cached"}], True),
+        ("/cache", [{"name": "weights", "mountPath": "/cache/elsewhere"}], True),
+    ],
+)
+def test_a_weight_cache_is_on_a_volume_of_the_job_or_on_the_nodes_space(
+    path: str, mounts: list[dict[str, Any]], space: bool
+) -> None:
+    job = full_document()
+    pool = next(each for each in job["spec"]["generators"] if each["name"] == "auto")
+    pool |= {"weightCache": {"path": path, "maxBytes": "1Gi"}, "pod": {"volumes": [_CLAIM], "volumeMounts": mounts}}
+    template = pod_of("full-auto", job=job)
+    assert ({"name": "streamrl-cache", "mountPath": path} in of(template, "generator")["volumeMounts"]) == space
+    assert ({"name": "streamrl-cache", "emptyDir": {}} in template["spec"]["volumes"]) == space
+    assert violations(template["spec"]) == []

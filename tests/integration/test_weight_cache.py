@@ -1,0 +1,274 @@
+"""The weight cache: generators that share a directory, files that are damaged, disks that refuse, writers that die."""
+
+import asyncio
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights import cache as cache_module
+from streamrl_workers.weights.cache import WeightCache
+from streamrl_workers.weights.hashing import describe, tensors_hash
+from streamrl_workers.weights.pull import Nearby, pull
+from support.gates import REWARD, Gate
+from support.jobs import simulated_job, write_prompts
+from support.metric_pages import families, series
+from support.runs import DEADLINE_S, wait_for
+from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
+from support.worker_processes import Workers
+
+TOTAL = sum(SIZES.values())
+WEIGHT_BYTES = 300_000
+
+
+class Generator:
+    """One that pulls; what came from where."""
+
+    def __init__(self, directory: Path, *, most_bytes: int = 10 * TOTAL, name: str = "a") -> None:
+        self.fetched = self.cached = 0
+        self.cache = WeightCache(directory, most_bytes=most_bytes, name=name, was_read=self._was_read)
+
+    def _was_read(self, size: int) -> None:
+        self.cached += size
+
+    def _arrived(self, size: int) -> None:
+        self.fetched += size
+
+    async def pulled(self, address: str) -> tuple[int, int]:
+        """Pull it all; (bytes fetched, bytes from the cache)."""
+        self.fetched = self.cached = 0
+        version = pb.VersionName(attempt=1, step=5, hash=tensors_hash(make_tensors()))
+        tensors = await pull(
+            pb.WeightsAvailable(version=version, address=address),
+            timeout_s=DEADLINE_S,
+            chunk_bytes=64 * 1024,
+            token=TOKEN,
+            arrived=self._arrived,
+            nearby=Nearby(cache=self.cache),
+        )
+        assert tensors == make_tensors()
+        return self.fetched, self.cached
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with weight_server() as (at, _, _):
+        yield at
+
+
+def files(directory: Path) -> dict[str, Path]:
+    """Name of a tensor -> its file, of those that are there."""
+    found = {entry.name: directory / "blake3" / entry.hash.hex() for entry in describe(make_tensors())}
+    return {name: path for name, path in found.items() if path.exists()}
+
+
+async def until_written(directory: Path, names: set[str] = set(SIZES)) -> None:  # noqa: B006 - read only
+    await asyncio.to_thread(wait_for, lambda: set(files(directory)) >= names, what=f"files of {names}")
+
+
+async def warm(directory: Path, address: str) -> None:
+    first = Generator(directory)
+    with closing(first.cache):
+        assert await first.pulled(address) == (TOTAL, 0)
+        await until_written(directory)
+
+
+async def test_a_new_generator_pulls_nothing_from_the_trainer(tmp_path: Path, address: str) -> None:
+    await warm(tmp_path, address)
+    second = Generator(tmp_path)
+    with closing(second.cache):
+        assert await second.pulled(address) == (0, TOTAL)
+
+
+async def test_a_flipped_bit_is_noticed_and_pulled_again(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await warm(tmp_path, address)
+    damaged = bytearray(files(tmp_path)["big"].read_bytes())
+    damaged[12345] ^= 4
+    files(tmp_path)["big"].write_bytes(damaged)
+    files(tmp_path)["odd"].write_bytes(b"short")
+    second = Generator(tmp_path)
+    with closing(second.cache):
+        assert await second.pulled(address) == (SIZES["big"] + SIZES["odd"], SIZES["small"])
+        assert [record.message for record in caplog.records if "not what was written" in record.message] == [
+            f"weight cache {tmp_path}: has a file that is not what was written; such files are removed and written anew. "
+            "Weights come from the trainer instead"
+        ]
+        await until_written(tmp_path)
+        assert await second.pulled(address) == (0, TOTAL)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+async def test_a_disk_that_takes_nothing_is_one_line(
+    number: int, tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+
+    def refuse(**_: object) -> tuple[int, str]:
+        refused.set()
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(cache_module.tempfile, "mkstemp", refuse)
+    generator = Generator(tmp_path)
+    with closing(generator.cache):
+        assert await generator.pulled(address) == (TOTAL, 0)
+        assert await asyncio.to_thread(refused.wait, DEADLINE_S)
+        assert await generator.pulled(address) == (TOTAL, 0)
+    told = [record.message for record in caplog.records]
+    assert told == [
+        f"weight cache {tmp_path}: cannot be written: {os.strerror(number)}. Weights come from the trainer instead"
+    ]
+
+
+async def test_a_place_that_is_no_directory_is_one_line(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    generator = Generator(tmp_path / "file")
+    with closing(generator.cache):
+        assert await generator.pulled(address) == (TOTAL, 0)
+    assert caplog.records
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+async def test_a_link_is_not_followed(tmp_path: Path, address: str) -> None:
+    await warm(tmp_path / "cache", address)
+    path = files(tmp_path / "cache")["big"]
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    second = Generator(tmp_path / "cache")
+    with closing(second.cache):
+        assert await second.pulled(address) == (SIZES["big"], TOTAL - SIZES["big"])
+
+
+async def test_a_disk_that_does_not_answer_is_left_alone(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(tmp_path, address)
+    healed = threading.Event()
+    monkeypatch.setattr(cache_module, "open_regular", lambda *_, **__: healed.wait(DEADLINE_S))
+    monkeypatch.setattr(cache_module, "_STALL_S", 0.01)
+    generator = Generator(tmp_path)
+    with closing(generator.cache):
+        try:
+            assert await generator.pulled(address) == (TOTAL, 0)
+        finally:
+            healed.set()
+    assert sum("does not answer" in record.message for record in caplog.records) == 1
+
+
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+from streamrl_workers.weights import cache
+from streamrl_workers.weights.hashing import describe
+from support.weight_servers import make_tensors
+
+class Dying:
+    def __init__(self, file): self.file = file
+    def __enter__(self): return self
+    def __exit__(self, *_): self.file.close()
+    def write(self, data):
+        self.file.write(data[: len(data) // 2])
+        self.file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+opened = os.fdopen
+cache.os.fdopen = lambda handle, mode: Dying(opened(handle, mode))
+tensors = make_tensors()
+entries = [entry for entry in describe(tensors) if entry.name == "big"]
+one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
+one.begin(entries)
+one.write(entries[0], tensors["big"].data)
+"""
+
+
+async def test_a_killed_writer_leaves_nothing_half(tmp_path: Path, address: str) -> None:
+    died = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", _DIES, str(tmp_path)], cwd=Path(__file__).parents[1], timeout=DEADLINE_S
+    )
+    assert died.returncode == -signal.SIGKILL
+    assert not files(tmp_path)
+    (left,) = (tmp_path / "blake3").iterdir()
+    assert left.stat().st_size == SIZES["big"] // 2
+    os.utime(left, (0, 0))  # it was long ago
+    await warm(tmp_path, address)
+    assert left.exists()  # there was no newer file to tell its age by
+    second = Generator(tmp_path)
+    with closing(second.cache):
+        assert await second.pulled(address) == (0, TOTAL)
+        await asyncio.to_thread(wait_for, lambda: not left.exists(), what="the removal of what was left")
+
+
+async def test_the_oldest_go_first_and_never_what_is_pulled(tmp_path: Path, address: str) -> None:
+    (tmp_path / "blake3").mkdir()
+    (tmp_path / "mine.txt").write_text("of somebody")
+    (tmp_path / "blake3" / "mine.txt").write_text("of somebody")
+    old = [tmp_path / "blake3" / (str(number) * 64) for number in range(4)]
+    for age, path in enumerate(old):
+        path.write_bytes(bytes(TOTAL // 2))
+        os.utime(path, (1000 + age, 1000 + age))
+    generator = Generator(tmp_path, most_bytes=2 * TOTAL)
+    with closing(generator.cache):
+        await generator.pulled(address)
+        await until_written(tmp_path)
+    assert [path.exists() for path in old] == [False, False, True, True]
+    assert (tmp_path / "mine.txt").exists()
+    assert (tmp_path / "blake3" / "mine.txt").exists()
+
+
+async def test_without_room_for_a_version_nothing_is_written(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = Generator(tmp_path, most_bytes=TOTAL - 1)
+    with closing(generator.cache):
+        await generator.pulled(address)
+        await asyncio.to_thread(wait_for, lambda: caplog.records, what="a warning")
+    assert re.search(f"may hold {TOTAL - 1} bytes, and one version has {TOTAL}", caplog.text)
+    assert not files(tmp_path)
+
+
+def by_source(workers: Workers, process: str) -> dict[str, float]:
+    page = families(workers.page("metrics", process=process).encode())
+    return {one.labels["source"]: one.value for one in page["streamrl_weights_pulled_bytes_total"].samples}
+
+
+def served(workers: Workers) -> float:
+    return series(workers.page("metrics", process="trainer-0").encode(), "streamrl_weights_served_bytes_total")
+
+
+def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: Path) -> None:
+    """Real processes, real gRPC. The gate stays shut: there is one version."""
+    Gate.shut(tmp_path)
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job()
+    job["spec"]["task"]["rewards"] = [REWARD]
+    job["spec"]["trainer"]["engine"]["simulated"]["weightBytes"] = WEIGHT_BYTES
+    job["spec"]["generators"][0]["weightCache"] = {"path": str(tmp_path / "cache"), "maxBytes": "1Mi"}
+    workers = Workers.prepare(job, folder=tmp_path / "run")
+    try:
+        workers.start_all()
+        wait_for(lambda: list((tmp_path / "cache").glob("blake3/????*")), what="the weights in the cache")
+        before = served(workers)
+        assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "cache": 0}
+        assert before == WEIGHT_BYTES
+        workers.start("generator-sim-1")
+        workers.endpoint("generator-sim-1")
+        wait_for(lambda: by_source(workers, "generator-sim-1")["cache"], what="weights from the cache")
+        wait_for(
+            lambda: workers.page("healthz", process="generator-sim-1").strip() == "ok", what="weights in the engine"
+        )
+        assert by_source(workers, "generator-sim-1") == {"trainer": 0, "cache": WEIGHT_BYTES}
+        assert served(workers) == before
+    finally:
+        workers.close()
