@@ -4,11 +4,13 @@ import asyncio
 import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from pathlib import Path
 
@@ -33,9 +35,10 @@ WEIGHT_BYTES = 300_000
 class Generator:
     """One that pulls; what came from where."""
 
-    def __init__(self, directory: Path, *, most_bytes: int = 10 * TOTAL, name: str = "a") -> None:
+    def __init__(self, directory: Path, *, most_bytes: int = 10 * TOTAL) -> None:
         self.fetched = self.cached = 0
-        self.cache = WeightCache(directory, most_bytes=most_bytes, name=name, was_read=self._was_read)
+        self.cache = WeightCache(directory, most_bytes=most_bytes, name="a", was_read=self._was_read)
+        self.nearby = Nearby(cache=self.cache)
 
     def _was_read(self, size: int) -> None:
         self.cached += size
@@ -44,7 +47,12 @@ class Generator:
         self.fetched += size
 
     async def pulled(self, address: str) -> tuple[int, int]:
-        """Pull it all; (bytes fetched, bytes from the cache)."""
+        """Pull it all, as a generator that holds nothing; (bytes fetched, bytes from the cache)."""
+        self.nearby.held.clear()
+        return await self.pulled_again(address)
+
+    async def pulled_again(self, address: str) -> tuple[int, int]:
+        """Pull what is not held of the version before."""
         self.fetched = self.cached = 0
         version = pb.VersionName(attempt=1, step=5, hash=tensors_hash(make_tensors()))
         tensors = await pull(
@@ -53,7 +61,7 @@ class Generator:
             chunk_bytes=64 * 1024,
             token=TOKEN,
             arrived=self._arrived,
-            nearby=Nearby(cache=self.cache),
+            nearby=self.nearby,
         )
         assert tensors == make_tensors()
         return self.fetched, self.cached
@@ -71,8 +79,12 @@ def files(directory: Path) -> dict[str, Path]:
     return {name: path for name, path in found.items() if path.exists()}
 
 
-async def until_written(directory: Path, names: set[str] = set(SIZES)) -> None:  # noqa: B006 - read only
+async def until_written(directory: Path, names: AbstractSet[str] = SIZES.keys()) -> None:
     await asyncio.to_thread(wait_for, lambda: set(files(directory)) >= names, what=f"files of {names}")
+
+
+def told(directory: Path, number: int, *, what: str) -> str:
+    return f"weight cache {directory}: cannot be {what}: {os.strerror(number)}. Weights come from the trainer instead"
 
 
 async def warm(directory: Path, address: str) -> None:
@@ -108,26 +120,38 @@ async def test_a_flipped_bit_is_noticed_and_pulled_again(
         assert await second.pulled(address) == (0, TOTAL)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-async def test_a_disk_that_takes_nothing_is_one_line(
-    number: int, tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused = threading.Event()
-
-    def refuse(**_: object) -> tuple[int, str]:
-        refused.set()
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", refuse)
+async def test_a_full_disk_is_one_line(tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A limit on file sizes stands for it: the largest tensor is cut off while it is written."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     generator = Generator(tmp_path)
     with closing(generator.cache):
-        assert await generator.pulled(address) == (TOTAL, 0)
-        assert await asyncio.to_thread(refused.wait, DEADLINE_S)
-        assert await generator.pulled(address) == (TOTAL, 0)
-    told = [record.message for record in caplog.records]
-    assert told == [
-        f"weight cache {tmp_path}: cannot be written: {os.strerror(number)}. Weights come from the trainer instead"
-    ]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SIZES["big"] // 2, hard))
+        try:
+            assert await generator.pulled(address) == (TOTAL, 0)
+            await asyncio.to_thread(wait_for, lambda: caplog.records, what="a warning")
+            await until_written(tmp_path, SIZES.keys() - {"big"})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [record.message for record in caplog.records] == [told(tmp_path, errno.EFBIG, what="written")]
+    assert len(list((tmp_path / "blake3").iterdir())) == len(SIZES) - 1
+
+
+async def test_a_read_only_cache_is_read(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(tmp_path, address)
+    files(tmp_path)["odd"].unlink()
+
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(cache_module.os, "utime", refuse)  # what changes a file of a volume that is mounted so
+    generator = Generator(tmp_path)
+    with closing(generator.cache):
+        assert await generator.pulled(address) == (SIZES["odd"], TOTAL - SIZES["odd"])
+        await asyncio.to_thread(wait_for, lambda: caplog.records, what="a warning")
+        assert await generator.pulled(address) == (SIZES["odd"], TOTAL - SIZES["odd"])
+    assert [record.message for record in caplog.records] == [told(tmp_path, errno.EROFS, what="prepared")]
 
 
 async def test_a_place_that_is_no_directory_is_one_line(
@@ -227,6 +251,21 @@ async def test_the_oldest_go_first_and_never_what_is_pulled(tmp_path: Path, addr
     assert (tmp_path / "blake3" / "mine.txt").exists()
 
 
+async def test_what_a_generator_holds_is_in_use(tmp_path: Path, address: str) -> None:
+    """The base of adapters is pulled once, and for as long as somebody trains on it a new generator finds it."""
+    generator = Generator(tmp_path, most_bytes=2 * TOTAL)
+    with closing(generator.cache):
+        await generator.pulled(address)
+        await until_written(tmp_path)
+        for path in files(tmp_path).values():
+            os.utime(path, (1000, 1000))
+        newer = tmp_path / "blake3" / ("1" * 64)
+        newer.write_bytes(bytes(2 * TOTAL))
+        assert await generator.pulled_again(address) == (0, 0)
+        await asyncio.to_thread(wait_for, lambda: not newer.exists(), what="the removal of a file that nobody uses")
+        assert files(tmp_path).keys() == SIZES.keys()
+
+
 async def test_without_room_for_a_version_nothing_is_written(
     tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +284,21 @@ def by_source(workers: Workers, process: str) -> dict[str, float]:
 
 def served(workers: Workers) -> float:
     return series(workers.page("metrics", process="trainer-0").encode(), "streamrl_weights_served_bytes_total")
+
+
+def test_a_run_goes_on_without_its_cache(tmp_path: Path) -> None:
+    """The kernel's own file system takes no directory of anybody's."""
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job(steps=4)
+    job["spec"]["generators"][0]["weightCache"] = {"path": "/proc/streamrl-cache", "maxBytes": "1Mi"}
+    workers = Workers.prepare(job, folder=tmp_path / "run")
+    try:
+        workers.start_all()
+        for process in ("scheduler", "trainer-0", "generator-sim-0"):
+            assert workers.wait(process) == 0, workers.text(process)
+        assert workers.text("generator-sim-0").count("weight cache") == 1
+    finally:
+        workers.close()
 
 
 def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: Path) -> None:
