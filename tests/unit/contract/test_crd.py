@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl.spec import parse_job
+from streamrl.spec.pod import RLJobDefaultsSpec
 from streamrl_cli.yaml_document import YamlError, read_documents
 from support.structural import Schema, defaulted, faults, nodes
 from support.tree import ROOT
@@ -171,3 +172,9 @@ def test_bad_files_fail_by_the_schema_or_by_a_rule(path: Path) -> None:
         assert any(rule["message"] in raw for _, rule in RULES) or re.search(
             r": (apiVersion|metadata\.name|\(document\)|must be UTF-8)", raw
         )
+
+
+def test_the_chart_takes_every_field_of_the_defaults() -> None:
+    values = json.loads((ROOT / "helm/streamrl/values.schema.json").read_text())
+    known = RLJobDefaultsSpec.model_json_schema(by_alias=True)["properties"]
+    assert set(values["properties"]["jobDefaults"]["propertyNames"]["enum"]) == set(known)
