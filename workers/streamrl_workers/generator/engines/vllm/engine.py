@@ -160,11 +160,13 @@ class VllmEngine:
         return deltas
 
     def _delta(self, seq: ActiveSequence, output: Output) -> Delta:
+        assert self.version is not None
+        version = output.version if output.tokens else self.version
         if output.error is not None:
-            return self._requests.failed(seq, f"vLLM: {output.error}", version=output.version)
-        delta = self._requests.extend(seq, tokens=output.tokens, logprobs=output.logprobs, version=output.version)
+            return self._requests.failed(seq, f"vLLM: {output.error}", version=version)
+        delta = self._requests.extend(seq, tokens=output.tokens, logprobs=output.logprobs, version=version)
         if output.ended and delta.finish_reason is None:
-            return self._requests.failed(seq, "vLLM ended it early", version=output.version)
+            return self._requests.failed(seq, "vLLM ended it early", version=version)
         return delta
 
 
