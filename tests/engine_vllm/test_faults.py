@@ -1,6 +1,7 @@
 """What the engine `vllm` makes of errors in vLLM's own calls, with a stand-in for `AsyncLLM`."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,13 @@ from streamrl.spec.generators import VllmEngineSpec
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.generator.engines.vllm.options import set_environment
+from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from support.engine_requests import request
 from support.vllm_models import make, published, save
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # vLLM leaves sockets open at its end
 
 WEIGHTS = published(make("qwen3", seed=1))
 
@@ -90,7 +96,7 @@ def test_a_request_that_fails_during_an_update_ends_under_the_weights_in_the_eng
 def test_an_update_that_breaks_ends_the_engine(
     *, call: str, engine: Engine, stand_in: StandIn, failures: list[str]
 ) -> None:
-    """No such error is a refusal, behind which vLLM would stand still."""
+    """Behind no such error does vLLM stand still, or go on with half of the weights."""
     engine.load_weights(version=1, tensors=WEIGHTS)
     stand_in.broken = call
     with pytest.raises(EngineFailedError, match="broke in the middle: not now"):
@@ -106,3 +112,23 @@ def test_the_load_can_be_read_while_the_engine_closes(engine: Engine) -> None:
     engine.close()
     assert before is not None
     assert engine.kv_load() == before
+
+
+def test_a_file_of_weights_that_was_changed_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By vLLM itself: it hashes nothing while nothing is generated, but knows the file that the generator wrote."""
+
+    def identity_of_before(path: Path) -> list[int]:
+        before = file_identity(path)
+        os.utime(path)
+        return before
+
+    spec = VllmEngineSpec.model_validate({"maxConcurrency": 4, "kvCacheBytes": "64Mi"})
+    options = EngineOptions(spec=spec, model_path=str(save("qwen3", tmp_path)), threads=1)
+    engine = engine_kind("vllm").create(options)
+    try:
+        engine.load_weights(version=1, tensors=WEIGHTS)
+        monkeypatch.setattr("streamrl_workers.generator.engines.vllm.engine.file_identity", identity_of_before)
+        with pytest.raises(EngineFailedError, match="the file of weights was changed after it had been written"):
+            engine.load_weights(version=2, tensors=WEIGHTS)
+    finally:
+        engine.close()

@@ -36,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
-from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, REFUSED
+from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 _T = TypeVar("_T")
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 1800.0
 """Compiling kernels and capturing graphs of a large model takes minutes."""
 _LOAD_BYTES_PER_S = 100e6
-"""An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read, hash and load."""
+"""An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read and load."""
 _CLOSE_TIMEOUT_S = 20.0
 _WATCH_INTERVAL_S = 0.1
 """Between two looks whether vLLM has seen the death of one of its processes."""
@@ -153,18 +153,11 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, *, version: int, path: Path, names: Sequence[str], tensors_hash: str) -> None:
-        """Put the file's weights into the paused engine, and go on.
-
-        Raises:
-            ValueError: the file is not what was published; the old weights go on.
-            EngineFailedError: anything else.
-        """
-        update = self._update(version=version, path=str(path), names=list(names), tensors_hash=tensors_hash)
+    def update(self, *, version: int, path: Path, identity: list[int]) -> None:
+        """Put the weights of the file, which is still as `identity` says, into the paused engine, and go on."""
+        update = self._update(version=version, info={"path": str(path), "identity": identity})
         timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
-        refused = self._wait(update, timeout_s, what="an update of weights")
-        if refused is not None:
-            raise ValueError(refused)
+        self._wait(update, timeout_s, what="an update of weights")
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -346,27 +339,15 @@ class AsyncEngine:
         for _ in range(_HANDLER_TURNS):
             await asyncio.sleep(0)
 
-    async def _update(self, *, version: int, path: str, names: list[str], tensors_hash: str) -> str | None:
-        """None, or why the file is refused."""
+    async def _update(self, *, version: int, info: dict[str, Any]) -> None:
         try:
             await self._llm.start_weight_update()
-            refused = await self._load({"path": path, "names": names, "hash": tensors_hash})
-            await self._llm.finish_weight_update(weight_version=None if refused else str(version))
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update(weight_version=str(version))
             await self._llm.resume_generation()
         finally:
             self._updating = False
-        if refused is None:
-            self._version = version
-        return refused
-
-    async def _load(self, info: dict[str, Any]) -> str | None:
-        try:
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-        except Exception as error:
-            if REFUSED not in str(error):
-                raise
-            return _line(error)
-        return None
+        self._version = version
 
 
 class _Versions:

@@ -33,9 +33,10 @@ from streamrl_workers.generator.engines.requests import (
 )
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
+from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters, as_tensor
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes
 
 _STEP_S = 0.2
 """How long a step waits for tokens: commands wait behind it."""
@@ -75,7 +76,6 @@ class VllmEngine:
         self._age = itertools.count()
         self.last_pause_s = 0.0
         """How long the last update kept all requests still."""
-        self._late: list[Delta] = []  # taken for an update that was refused
 
     def active(self) -> int:
         return len(self._sequences)
@@ -99,8 +99,7 @@ class VllmEngine:
         return [result for result in results if isinstance(result, Delta)]
 
     def step(self) -> list[Delta]:
-        late, self._late = self._late, []
-        return late or self._deltas(self._core.outputs(timeout_s=_STEP_S))
+        return self._deltas(self._core.outputs(timeout_s=_STEP_S))
 
     def cancel(self, leases: Collection[int]) -> None:
         known = [lease for lease in leases if self._sequences.pop(lease, None) is not None]
@@ -108,17 +107,16 @@ class VllmEngine:
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self._expected.check(tensors)
-        digest = tensors_hash(tensors).hex()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = Path(folder) / "model.safetensors"
             save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
+            identity = file_identity(path)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
-            self._late += self._deltas(self._core.outputs(timeout_s=0.0))
-            self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest)
+            late = self._deltas(self._core.outputs(timeout_s=0.0))
+            self._core.update(version=version, path=path, identity=identity)
         self.last_pause_s = time.monotonic() - paused_s
         self.version = version
-        late, self._late = self._late, []
         return late
 
     def kv_load(self) -> KvLoad | None:
