@@ -24,6 +24,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.requests import (
     ActiveSequence,
@@ -193,7 +194,7 @@ def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
 
 def create(options: EngineOptions) -> VllmEngine:
     """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
-    assert options.model_path is not None
+    assert options.model_path is not None and isinstance(options.spec, VllmSpec)
     with torch.device("meta"):
         model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     tokenizer = load_tokenizer(options.model_path)
