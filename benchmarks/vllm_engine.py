@@ -121,7 +121,7 @@ async def compare(
 class Updated:
     """What one update of weights took."""
 
-    load_s: float  # of the engine's call, hash and copy included
+    load_s: float  # of the engine's call, copy included
     pause_s: float  # of it, nothing was generated for
 
 

@@ -23,9 +23,6 @@ from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 from streamrl_workers.trackers.registry import missing_packages
 
-MAX_LOCAL_GENERATORS = {"hf": 64, "simulated": 1024, "vllm": 16}
-"""Processes by engine: a transformers process holds about 0.9 GB before its first token."""
-
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
 _MAX_ADVICE_CHARS = 200
 PACKAGES = {"mathVerify": ("math_verify", "math-verify"), "http": ("httpx", "httpx")}
@@ -225,7 +222,7 @@ def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 
 
 def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
-    for engine, most in MAX_LOCAL_GENERATORS.items():
+    for engine, most in {pool.engine.key: pool.engine.common.most_local for pool in job.spec.generators}.items():
         total = sum(pool.scaling.most for pool in job.spec.generators if pool.engine.key == engine)
         if total > most:
             rule = f"ask for {total} replicas of engine {engine}; a local run starts at most {most}"

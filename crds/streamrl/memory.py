@@ -7,12 +7,15 @@ layer a token, in float32; in bfloat16 the former stay (norms compute in float32
 
 from dataclasses import asdict, dataclass, replace
 
+from streamrl.spec.task import Task
 from streamrl.spec.training import Trainer
 
 CHUNK_LOGITS = 2**26
 """Logits that are there at once: 256 MiB a copy in float32, and tokens enough (441 of 152k words) to keep a GPU busy."""
 PUBLISHED_VERSIONS = 3
 """In the main memory of rank 0: two that generators may pull, and the next one while it is copied."""
+_PROMPT_TOKENS = 1024
+"""Of a prompt; its length is not known before the data set is read."""
 _FLOAT32, _BFLOAT16 = 4, 2
 _ADAM_FLOATS = 2
 """First and second moment of each trained weight."""
@@ -35,6 +38,7 @@ class ModelSizes:
     hidden: int
     feed_forward: int  # of all experts that a token passes
     layers: int
+    positions: int | None = None  # of a sequence at most, where the model says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class RankMemory:
     gathered: int  # layers whose weights are elsewhere, while a rank computes with them
     logits: int  # of a chunk, and the gradient of the head
     publishing: int  # one tensor in full, in both formats
-    activations: int  # of one micro-batch
+    activations: int  # of one pass
 
     @property
     def states(self) -> int:
@@ -73,8 +77,16 @@ class RankMemory:
         return None
 
 
-def rank_memory(sizes: ModelSizes, *, trainer: Trainer, reference: bool, critic: bool) -> RankMemory:
+def sequence_tokens(task: Task, *, positions: int | None) -> int:
+    """Of a sample at most, without what an environment observes."""
+    turns = 1 if task.environment is None else task.environment.max_turns
+    tokens = turns * task.sampling.max_tokens + _PROMPT_TOKENS
+    return tokens if positions is None else min(tokens, positions)
+
+
+def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: bool, critic: bool) -> RankMemory:
     """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model."""
+    tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
     trained = sizes.trained + sizes.parameters * critic
     weights = sizes.parameters * (1 + critic + (reference and trainer.lora is None))
@@ -86,9 +98,9 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, reference: bool, critic:
         gradients=trained * _FLOAT32 // trainer.ranks,
         optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.ranks,
         gathered=gathered if trainer.ranks > 1 or trainer.cpu_offload else 0,
-        logits=(_LOGIT_COPIES * min(CHUNK_LOGITS, trainer.micro_batch_tokens * sizes.vocabulary) + largest) * _FLOAT32,
+        logits=(_LOGIT_COPIES * min(CHUNK_LOGITS, tokens * sizes.vocabulary) + largest) * _FLOAT32,
         publishing=largest * (_FLOAT32 + number),
-        activations=trainer.micro_batch_tokens * _token_bytes(sizes, trainer=trainer),
+        activations=tokens * _token_bytes(sizes, trainer=trainer),
     )
 
 

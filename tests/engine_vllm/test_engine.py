@@ -49,15 +49,16 @@ def test_twenty_updates_under_load(engine: Engine, kind: str) -> None:
     issued = 0
     for version in range(1, UPDATES + 2):
         if version > 1:
-            take(engine.load_weights(version=version, tensors=published(models[version])), gained, ended)
+            late = engine.load_weights(version=version, tensors=published(models[version]))
+            take(late, gained, ended, version=version - 1)
         made = 0
         while made < 10 * LOAD:
             free = engine.free()
-            take(engine.add([sample(issued + place) for place in range(free)]), gained, ended)
+            take(engine.add([sample(issued + place) for place in range(free)]), gained, ended, version=version)
             issued += free
-            made += take(engine.step(), gained, ended)
+            made += take(engine.step(), gained, ended, version=version)
     while engine.active():
-        take(engine.step(), gained, ended)
+        take(engine.step(), gained, ended, version=version)
     assert ended == set(range(issued))
     (tokens,) = (
         line for line in engine.metrics().decode().splitlines() if line.startswith("vllm:generation_tokens_total")
@@ -100,8 +101,9 @@ def test_how_full_the_memory_is(engine: Engine, kind: str) -> None:
     assert 0 < max(shares) <= 1, f"{SHARE} has data for the panel that asks for this pool"
 
 
-def take(deltas, gained, ended) -> int:
+def take(deltas, gained, ended, *, version: int) -> int:
     for delta in deltas:
+        assert delta.version == version, "the outbox names the weights in the engine"
         assert delta.lease not in ended, "a delta behind the last"
         assert delta.error is None, delta.error
         gained[delta.lease].append(delta)

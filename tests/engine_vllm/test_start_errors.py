@@ -32,6 +32,7 @@ POSITIONS_RULE = f"must be tokens from 1 to {POSITIONS}, which the model has pos
             {"kvCacheBytes": "64Ki"},
             f"{LENGTH}: the keys and values of one sequence must fit the memory for them, got {POSITIONS}; set at most 96, or raise kvCacheBytes",
         ),
+        ({"extraArgs": {"stream_interval": "8"}}, "engine.vllm.extraArgs.stream_interval: is set by StreamRL; leave it out"),
         ({"quantization": "none-such"}, "engine.vllm: is refused by vLLM: Unknown quantization method: none-such"),
     ],
 )  # fmt: skip

@@ -161,7 +161,7 @@ def _stages(job: RLJob, *, profile: Profile, args: argparse.Namespace, config: M
     _check_mode(job)
     pool, file = _pool(job, args), args.file
     measured, trainer = _pool_profile(profile, pool, file=file), _trainer_profile(profile, job, file=file)
-    replica_devices = max(_gpus(pool.pod.resources.limits), pool.engine.devices)
+    replica_devices = max(_gpus(pool.pod.resources.limits), pool.engine.common.devices)
     factor = args.length_factor * measured.lengths.turns
     lengths = [tokens * factor for tokens in measured.lengths.tokens]
     samples = job.spec.pipeline.batch_groups * job.spec.task.group_size
@@ -229,8 +229,8 @@ def _check_mode(job: RLJob) -> None:
 
 def _pool_profile(profile: Profile, pool: GeneratorPool, *, file: Path) -> PoolProfile:
     found = profile.pool(pool.name)
-    if found is None or (found.engine, found.devices) != (pool.engine.key, pool.engine.devices):
-        on = f" on {_count(pool.engine.devices, 'device')}" if pool.engine.vllm is not None else ""
+    if found is None or (found.engine, found.devices) != (pool.engine.key, pool.engine.common.devices):
+        on = f" on {_count(pool.engine.common.devices, 'device')}" if pool.engine.vllm is not None else ""
         raise _not_measured(f"pool {pool.name} with engine {pool.engine.key}{on}", file=file)
     return found
 

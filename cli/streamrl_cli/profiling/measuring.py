@@ -151,7 +151,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
     return PoolProfile(
         name=pool.name,
         engine=pool.engine.key,
-        devices=pool.engine.devices,
+        devices=pool.engine.common.devices,
         latency=tuple(points),
         fill_milliseconds=answers["fill_milliseconds"],
         lengths=lengths,

@@ -127,7 +127,7 @@ def decode(task: DecodeTask, *, say: Say) -> None:
                 windows=task.windows,
                 deadline_s=task.deadline_s,
                 clock=clock,
-                by_itself=pool.engine.vllm is not None,
+                by_itself=pool.engine.common.own_processes,
             )
             milliseconds = _spread([1e3 * seconds for seconds in windows.seconds], unit="milliseconds")
             say("batch", {"batch": batch, "steps": windows.steps, **milliseconds})

@@ -136,7 +136,7 @@ def _pools(spec: RLJobSpec, *, gpus: Sequence[str]) -> dict[str, PoolPlacement]:
     plans: dict[str, PoolPlacement] = {}
     number = device = 0
     for place, pool in enumerate(spec.generators):
-        devices = pool.engine.devices
+        devices = pool.engine.common.devices
         if gpus and devices > len(gpus):
             field = f"spec.generators[{place}].engine.vllm.tensorParallelSize"
             raise UserError(field=field, rule=f"must be at most {len(gpus)}, the GPUs of this machine", got=devices)

@@ -13,7 +13,21 @@ ArgumentValue = Annotated[str, StringConstraints(max_length=1024)]
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_POOL_CHARACTERS)]
 
 
-class HfEngineSpec(SpecModel):
+class GeneratorEngineSpec(SpecModel):
+    """What every engine says of itself; what others ask of an engine, they ask here and not by its name."""
+
+    own_processes: ClassVar[bool] = False
+    """It computes by itself in processes of its own, which share memory with the generator's."""
+    most_local: ClassVar[int] = 64
+    """Generators of a local run: a process with transformers holds about 0.9 GB before its first token."""
+
+    @property
+    def devices(self) -> int:
+        """That one replica computes on."""
+        return 1
+
+
+class HfEngineSpec(GeneratorEngineSpec):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
@@ -64,8 +78,11 @@ class Speculation(OneOf):
     suffix: SuffixSpeculation | None = Field(default=None, description="From earlier completions too.")
 
 
-class VllmEngineSpec(SpecModel):
+class VllmEngineSpec(GeneratorEngineSpec):
     """vLLM: on GPUs, or its CPU build."""
+
+    own_processes = True
+    most_local = 16
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Devices that share the model.")
     max_concurrency: int = Field(default=256, ge=1, le=4096, description="Sequences generated at once.")
@@ -92,6 +109,11 @@ class VllmEngineSpec(SpecModel):
         """Sequences at once, by the name that all engines have for it."""
         return self.max_concurrency
 
+    @property
+    def devices(self) -> int:
+        """That share the model."""
+        return self.tensor_parallel_size
+
 
 class PtlPoint(SpecModel):
     """Per-token latency at one batch size."""
@@ -100,8 +122,10 @@ class PtlPoint(SpecModel):
     milliseconds: float = Field(gt=0, le=60_000, description="Time of one decoding step, in milliseconds.")
 
 
-class SimulatedEngineSpec(SpecModel):
+class SimulatedEngineSpec(GeneratorEngineSpec):
     """An engine that only takes time: per-token latency by batch size, drawn lengths."""
+
+    most_local = 1024
 
     slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
     latency: tuple[PtlPoint, ...] = Field(
@@ -142,9 +166,10 @@ class GeneratorEngine(OneOf):
     vllm: VllmEngineSpec | None = Field(default=None, description="vLLM, in processes of its own.")
 
     @property
-    def devices(self) -> int:
-        """That one replica computes on."""
-        return 1 if self.vllm is None else self.vllm.tensor_parallel_size
+    def common(self) -> GeneratorEngineSpec:
+        """The chosen engine, as far as all are alike."""
+        chosen: GeneratorEngineSpec = self.value
+        return chosen
 
 
 class StaticScaling(SpecModel):

@@ -11,11 +11,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from streamrl.memory import ModelSizes, RankMemory, number_bytes, published_bytes, rank_memory
+from streamrl.memory import ModelSizes, RankMemory, number_bytes, published_bytes, rank_memory, sequence_tokens
 from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
-from streamrl.spec.task import Task
 
 UNKNOWN = "unknown"
 
@@ -23,8 +22,6 @@ _PROCESS_BYTES = 1 << 30
 """Of a process with torch and transformers before its first tensor; 0.86 GB was measured."""
 _SCRATCH_VOCABULARY = 100
 """A token for each character: printable ASCII and the special ones."""
-_PROMPT_TOKENS = 1024
-"""Of a prompt; its length is not known before the data set is read."""
 _SIMULATED_BYTES = 128 << 20
 
 
@@ -169,6 +166,7 @@ def of_config(config: Mapping[str, Any]) -> Architecture | None:
             experts=experts,
             used_experts=int(config.get("num_experts_per_tok") or 1),
             tied=bool(config.get("tie_word_embeddings", False)),
+            positions=int(config.get("max_position_embeddings") or 0) or None,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
@@ -209,6 +207,7 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
         hidden=architecture.hidden,
         feed_forward=architecture.feed_forward * architecture.used_experts,
         layers=architecture.layers,
+        positions=architecture.positions,
     )
 
 
@@ -216,7 +215,8 @@ def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
     """Of one rank: its share of what lasts, all of its pass."""
     algorithm = job.spec.algorithm
     reference = getattr(algorithm.value, "reference_kl", None) is not None
-    return rank_memory(sizes, trainer=job.spec.trainer, reference=reference, critic=algorithm.ppo is not None)
+    critic = algorithm.ppo is not None
+    return rank_memory(sizes, trainer=job.spec.trainer, task=job.spec.task, reference=reference, critic=critic)
 
 
 def _trained(job: RLJob, architecture: Architecture) -> int:
@@ -247,17 +247,12 @@ def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architect
     if architecture is None:
         return None
     engine, number = pool.engine.value, number_bytes(job.spec.trainer)
-    cache: int = engine.slots * _sequence_tokens(job.spec.task, architecture) * architecture.kv_floats * number
+    tokens = sequence_tokens(job.spec.task, positions=architecture.positions)
+    cache: int = engine.slots * tokens * architecture.kv_floats * number
     if engine.kv_cache_bytes is not None:
         cache = min(cache, parse_bytes(engine.kv_cache_bytes))
     copies = 2 if job.spec.trainer.lora is None else 3
     return _PROCESS_BYTES + copies * architecture.parameters * number + cache
-
-
-def _sequence_tokens(task: Task, architecture: Architecture) -> int:
-    turns = 1 if task.environment is None else task.environment.max_turns
-    tokens = turns * task.sampling.max_tokens + _PROMPT_TOKENS
-    return tokens if architecture.positions is None else min(tokens, architecture.positions)
 
 
 def _parameters(number: int | None) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
+from streamrl.spec.task import Task
 from streamrl.spec.training import Trainer
 
 GIB = 2**30
@@ -19,13 +20,33 @@ QWEN25_7B = ModelSizes(
     feed_forward=18_944,
     layers=28,
 )
+SHORT = replace(QWEN25_7B, positions=8192)
 ADAPTERS = 40_000_000
+TURNS = {"python": {"function": "games:play"}, "maxTurns": 4}
 
 
 def memory(
-    *, reference: bool = False, critic: bool = False, sizes: ModelSizes = QWEN25_7B, **trainer: Any
+    *,
+    reference: bool = False,
+    critic: bool = False,
+    sizes: ModelSizes = QWEN25_7B,
+    task: dict[str, Any] | None = None,
+    **trainer: Any,
 ) -> RankMemory:
-    return rank_memory(sizes, trainer=Trainer.model_validate(trainer), reference=reference, critic=critic)
+    given = Trainer.model_validate(trainer)
+    return rank_memory(sizes, trainer=given, task=task_of(**task or {}), reference=reference, critic=critic)
+
+
+def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
+    return Task.model_validate(
+        {
+            "dataset": {"jsonl": {"path": "prompts.jsonl"}},
+            "groupSize": 8,
+            "sampling": {"maxTokens": tokens},
+            "rewards": ({"name": "answer", "exactMatch": {}},),
+            **changes,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +66,10 @@ def memory(
         ({"microBatchTokens": 4096}, "activations", 50.7),
         ({"microBatchTokens": 4096}, "logits", 2.8),
         ({"microBatchTokens": 1_048_576}, "logits", 2.8),  # whatever the tokens
-        ({"microBatchTokens": 16}, "logits", 2.1),
+        ({"microBatchTokens": 4096, "task": {"tokens": 31 * 1024}}, "activations", 406.0),  # a sample, with its prompt
+        ({"microBatchTokens": 4096, "task": {"tokens": 7 * 1024, "environment": TURNS}}, "activations", 367.9),
+        ({"microBatchTokens": 4096, "sizes": SHORT, "task": {"tokens": 31 * 1024}}, "activations", 101.5),
+        ({"microBatchTokens": 16, "sizes": replace(SHORT, positions=16)}, "logits", 2.1),
         ({"processesPerNode": 8}, "parameters", 3.5),
         ({"processesPerNode": 4, "nodes": 2}, "optimiser", 7.1),
         ({"processesPerNode": 8, "precision": "BF16"}, "gathered", 5.4),

@@ -46,6 +46,7 @@ class EngineStatus:
     waiting: int
     tokens: int
     version: pb.VersionName | None  # in the engine, verified
+    weights_fault: str  # why it is not a newer one: the last that should have come failed; "": none did
     kv: KvLoad | None  # None: without a bound
 
 
@@ -65,6 +66,7 @@ class EngineLoop:
         self._cancelled: set[int] = set()  # in the engine, to be cancelled before its next step
         self._leases: set[int] = set()  # in the engine
         self._version: pb.VersionName | None = None
+        self._weights_fault = ""
         self._active = 0
         self._connected = self._draining = self._swapping = self._queued = False
         self.on_weights: Callable[[float, float], None] = lambda _fetch_s, _load_s: None
@@ -107,6 +109,7 @@ class EngineLoop:
         """Pull and swap in these weights; supersedes earlier announcements."""
         if self._version == target.version:
             self._puller.drop()
+            self._weights_fault = ""
             self._outbox.post(_loaded(target.version))
         else:
             self._puller.announce(target)
@@ -143,6 +146,7 @@ class EngineLoop:
             waiting=len(self._waiting),
             tokens=self._outbox.tokens,
             version=self._version,
+            weights_fault=self._weights_fault,
             kv=self._engine.kv_load(),
         )
 
@@ -223,6 +227,7 @@ class EngineLoop:
             self._tell_failed(pulled.version, fault)
         else:
             self._version, load_s = pulled.version, time.monotonic() - begun_s
+            self._weights_fault = ""
             self.on_weights(pulled.fetch_s, load_s)
             times = {"fetch_s": pulled.fetch_s, "waited_s": begun_s - pulled.at_s, "load_s": load_s}
             self._outbox.post(_loaded(pulled.version, **times))
@@ -289,7 +294,8 @@ class EngineLoop:
             self._outbox.post(pb.GeneratorEvent(drained=pb.Drained()))
 
     def _tell_failed(self, version: pb.VersionName, error: str) -> None:
-        _log.error("weights of version (%d, %d) failed: %s", version.attempt, version.step, error)
+        self._weights_fault = f"weights of version ({version.attempt}, {version.step}) failed: {error}"
+        _log.error("%s", self._weights_fault)
         self.on_weights_failed()
         self._outbox.post(
             pb.GeneratorEvent(weights_failed=pb.WeightsFailed(version=version, error=error[:ERROR_CHARS]))

@@ -51,7 +51,8 @@ class GeneratorStatus:
     def _fault(self) -> str:
         if self._loop is None or self._link is None:
             return "the model is being loaded"
-        return self._link.ill() or ("" if self._loop.status().version else "no weights have been loaded yet")
+        now = self._loop.status()
+        return self._link.ill() or now.weights_fault or ("" if now.version else "no weights have been loaded yet")
 
     def _render(self) -> bytes:
         if self._loop is not None:

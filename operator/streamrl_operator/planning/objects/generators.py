@@ -79,17 +79,12 @@ def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
             template.VOLUME_TLS: template.secret(names.tls_secret(plan.name, "generator")),
             template.VOLUME_RUN: template.scratch(),
             template.VOLUME_TMP: template.scratch(),
-            **({template.VOLUME_SHM: template.shared_memory()} if _has_processes(pool) else {}),
+            **({template.VOLUME_SHM: template.shared_memory()} if pool.engine.common.own_processes else {}),
             **{volume: template.scratch() for volume in _own_cache(pool).values()},
         },
         image=plan.images.generator,
         pod=pool.pod,
     )
-
-
-def _has_processes(pool: GeneratorPool) -> bool:
-    """vLLM's processes speak through shared memory, and new weights lie there."""
-    return pool.engine.vllm is not None
 
 
 def _own_cache(pool: GeneratorPool) -> dict[str, str]:
@@ -111,7 +106,7 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
             names.DIR_TLS: template.VOLUME_TLS,
             names.DIR_RUN: template.VOLUME_RUN,
             template.DIR_TMP: template.VOLUME_TMP,
-            **({template.DIR_SHM: template.VOLUME_SHM} if _has_processes(pool) else {}),
+            **({template.DIR_SHM: template.VOLUME_SHM} if pool.engine.common.own_processes else {}),
             **_own_cache(pool),
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),

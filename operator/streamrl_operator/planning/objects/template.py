@@ -129,7 +129,11 @@ def scratch() -> Built:
 
 
 def shared_memory() -> Built:
-    """Memory that the processes of a container share: a container's own 64 MiB are too little for NCCL and vLLM."""
+    """Memory that the processes of a container share: a container's own 64 MiB are too little for NCCL and vLLM.
+
+    Without a `sizeLimit`: Kubernetes gives it the size of the pod's memory limit, and what lies there counts towards that. A lower one would have to
+    know the model's size; a pod above it is evicted.
+    """
     return {"emptyDir": {"medium": "Memory"}}
 
 

@@ -13,13 +13,17 @@ from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import WallMetrics
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.pull import VersionGoneError
 
 DEADLINE_S = 120.0
 WEIGHTS = {"w": TensorBytes("uint8", (1,), memoryview(b"1"))}
-VERSION = pb.VersionName(attempt=1, step=0, hash=tensors_hash(WEIGHTS))
+LOST = 3
+"""This version does not arrive."""
 
 
-async def pull(_: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+async def pull(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+    if target.version.step == LOST:
+        raise VersionGoneError("gone")
     return WEIGHTS
 
 
@@ -48,12 +52,23 @@ async def test_it_is_ready_with_weights_and_as_long_as_it_is_connected() -> None
     task = asyncio.create_task(loop.run(), name="engine-loop")
     try:
         assert fault() == "no weights have been loaded yet"
-        loop.announce(pb.WeightsAvailable(version=VERSION, address="a:1"))
-        async with asyncio.timeout(DEADLINE_S):
-            await outbox.filled.wait()
+        await announced(0, loop=loop, outbox=outbox)
+        assert fault() == ""
+        await announced(LOST, loop=loop, outbox=outbox)
+        assert fault() == "weights of version (1, 3) failed: gone", "those in the engine are not current"
+        await announced(4, loop=loop, outbox=outbox)
         assert fault() == ""
         link.fault = "no scheduler"
         assert fault() == "no scheduler"
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def announced(step: int, *, loop: EngineLoop, outbox: GeneratorOutbox) -> None:
+    """Until the generator has said what became of this version."""
+    version = pb.VersionName(attempt=1, step=step, hash=tensors_hash(WEIGHTS))
+    loop.announce(pb.WeightsAvailable(version=version, address="a:1"))
+    async with asyncio.timeout(DEADLINE_S):
+        await outbox.filled.wait()
+    outbox.pop(running=False)

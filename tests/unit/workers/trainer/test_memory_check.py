@@ -85,9 +85,7 @@ def test_with_cpu_offload_both_memories_are_looked_at(
     spec = trainer_spec(cpuOffload=True)
     said = ""
     try:
-        memory.check_memory(
-            str(model), trainer=spec.trainer, algorithm=create_algorithm(spec), device=torch.device("cuda")
-        )
+        memory.check_memory(str(model), spec=spec, algorithm=create_algorithm(spec), device=torch.device("cuda"))
     except UserError as error:
         said = str(error)
     assert told in said + caplog.text
@@ -120,8 +118,9 @@ def test_free_is_what_machine_and_container_leave(tmp_path: Path) -> None:
 
 
 def test_the_formula_counts_what_adamw_holds(model: Path) -> None:
-    sizes = memory.sizes_of(str(model), trainer=trainer_spec().trainer)
-    found = rank_memory(sizes, trainer=trainer_spec().trainer, reference=False, critic=False)
+    spec = trainer_spec()
+    sizes = memory.sizes_of(str(model), trainer=spec.trainer)
+    found = rank_memory(sizes, trainer=spec.trainer, task=spec.task, reference=False, critic=False)
     loaded = load_model(str(model))
     adamw = torch.optim.AdamW(loaded.parameters())
     loaded(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()

@@ -1,6 +1,7 @@
 """The engines by name, as in `generators[].engine` of an RLJob.
 
-A new engine is a module (or a folder) here that keeps `base.Engine`, a creator below, and a member of `GeneratorEngine`.
+A new engine is a module (or a folder) here that keeps `base.Engine`, a line below, and a member of `GeneratorEngine`: a `GeneratorEngineSpec`, which says
+what others ask of an engine (devices, processes of its own, how many a local run may have).
 Creators import their engine when called: the simulated engine never loads torch.
 """
 

@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.generators import HfEngineSpec as HfSpec
-from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
-from streamrl.spec.generators import VllmEngineSpec as VllmSpec
+from streamrl.spec.generators import GeneratorEngineSpec
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
@@ -33,7 +31,7 @@ class EngineFailedError(RuntimeError):
 class EngineOptions:
     """What an engine is made with; each takes of it what it needs."""
 
-    spec: HfSpec | SimulatedSpec | VllmSpec  # as the job has it for the pool
+    spec: GeneratorEngineSpec  # as the job has it for the pool
     seed: int = 0
     model_path: str | None = None  # folder or hub name with configuration and tokenizer; weights come by `load_weights`
     max_tokens: int = 0  # of a completion at most

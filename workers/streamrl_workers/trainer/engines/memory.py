@@ -14,6 +14,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
+from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_structure
@@ -21,19 +22,23 @@ from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 
 _GIB = 2**30
 _LASTING = ("parameters", "gradients", "optimiser")
-_LESS_ACTIVATIONS = "lower spec.trainer.microBatchTokens or set spec.trainer.activationCheckpointing"
+_LESS_ACTIVATIONS = (
+    "lower spec.trainer.microBatchTokens and spec.task.sampling.maxTokens, or set spec.trainer.activationCheckpointing"
+)
 _LESS_OF_THE_REST = "raise spec.trainer.processesPerNode or nodes, or set spec.trainer.lora"
 _LESS_IN_MAIN_MEMORY = "raise spec.trainer.nodes or set spec.trainer.lora"
 
 log = logging.getLogger(__name__)
 
 
-def check_memory(model_path: str, *, trainer: Trainer, algorithm: Algorithm, device: torch.device) -> None:
+def check_memory(model_path: str, *, spec: RLJobSpec, algorithm: Algorithm, device: torch.device) -> None:
     """Log the estimate of this rank beside what is free. Raises UserError where the lasting parts alone do not fit."""
+    trainer = spec.trainer
     sizes = sizes_of(model_path, trainer=trainer)
     need = rank_memory(
         sizes,
         trainer=trainer,
+        task=spec.task,
         reference=algorithm.reference_kl is not None,
         critic=algorithm.critic is not None,
     )
@@ -97,6 +102,7 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
         hidden=hidden,
         feed_forward=wide * (getattr(config, "num_experts_per_tok", None) or 1),
         layers=config.num_hidden_layers,
+        positions=getattr(config, "max_position_embeddings", None),
     )
 
 

@@ -164,7 +164,7 @@ def build_models(
     if trainer.compile:
         sharding.check_compiler(device)
     algorithm = create_algorithm(spec)
-    check_memory(model_path, trainer=trainer, algorithm=algorithm, device=device)
+    check_memory(model_path, spec=spec, algorithm=algorithm, device=device)
     torch.manual_seed(spec.seed)
     load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     model = load(model_path)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import CacheConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -35,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
-from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, REFUSED
+from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 _T = TypeVar("_T")
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 1800.0
 """Compiling kernels and capturing graphs of a large model takes minutes."""
 _LOAD_BYTES_PER_S = 100e6
-"""An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read, hash and load."""
+"""An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read and load."""
 _CLOSE_TIMEOUT_S = 20.0
 _WATCH_INTERVAL_S = 0.1
 """Between two looks whether vLLM has seen the death of one of its processes."""
@@ -57,9 +58,9 @@ class Output:
     """What one request gained, under one version."""
 
     lease: int
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    version: int
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    version: int = -1  # that made the tokens; of no meaning without any
     ended: bool = False  # vLLM makes no more for it
     error: str | None = None
 
@@ -116,6 +117,7 @@ class AsyncEngine:
         self._updating = False
         self._version = -1
         self._usage = _KvUsage(None)
+        self._cache: CacheConfig
         self._llm: AsyncLLM
         self._loop: asyncio.AbstractEventLoop
         self._closing: asyncio.Event
@@ -151,13 +153,9 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, *, version: int, path: Path, names: Sequence[str], tensors_hash: str) -> None:
-        """Put the file's weights into the paused engine, and go on.
-
-        Raises:
-            ValueError: the file is not what was published; the old weights go on.
-        """
-        update = self._update(version=version, path=str(path), names=list(names), tensors_hash=tensors_hash)
+    def update(self, *, version: int, path: Path, identity: list[int]) -> None:
+        """Put the weights of the file, which is still as `identity` says, into the paused engine, and go on."""
+        update = self._update(version=version, info={"path": str(path), "identity": identity})
         timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
         self._wait(update, timeout_s, what="an update of weights")
 
@@ -170,12 +168,12 @@ class AsyncEngine:
 
     def kv_load(self) -> KvLoad | None:
         """As vLLM said at its last step; from any thread. None: it does not say."""
-        cache = self._llm.vllm_config.cache_config
-        capacity = cache.kv_cache_size_tokens
+        capacity = self._cache.kv_cache_size_tokens
         if not capacity:
             return None
         used = round(capacity * self._usage.share)
-        return KvLoad(capacity_tokens=capacity, used_tokens=used, shares_prompts=bool(cache.enable_prefix_caching))
+        shares_prompts = bool(self._cache.enable_prefix_caching)
+        return KvLoad(capacity_tokens=capacity, used_tokens=used, shares_prompts=shares_prompts)
 
     def _check(self) -> None:
         if self._fault is not None:
@@ -212,6 +210,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
         self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._usage])
+        self._cache = self._llm.vllm_config.cache_config
         try:
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
             await self._try_out()
@@ -258,7 +257,7 @@ class AsyncEngine:
             self._failed(fault)
 
     async def _guarded(self, call: Coroutine[Any, Any, _T], timeout_s: float, *, what: str) -> _T:
-        """Await a call to the core; fail the engine if the core dies meanwhile, or does not answer in time."""
+        """Await a call to the core; fail the engine if it raises, the core dies meanwhile, or does not answer in time."""
         task = asyncio.create_task(call, name=f"vLLM: {what}")
         deadline_s = time.monotonic() + timeout_s
         try:
@@ -270,9 +269,12 @@ class AsyncEngine:
                     self._fail(f"vLLM's core did not answer {what} for {timeout_s:g} s")
                 self._check()
             return task.result()
-        except EngineDeadError:
-            self._fail("a process of vLLM has ended")
-            raise EngineFailedError(self._fault or "") from None
+        except EngineFailedError:
+            raise
+        except Exception as error:
+            dead = isinstance(error, EngineDeadError)
+            self._fail("a process of vLLM has ended" if dead else f"{what} broke in the middle: {_line(error)}")
+            raise EngineFailedError(self._fault) from error
         finally:
             task.cancel()
 
@@ -321,9 +323,7 @@ class AsyncEngine:
         except EngineDeadError:
             self._fail("a process of vLLM has ended")
         except Exception as error:  # noqa: BLE001 - of this request alone
-            self._put(
-                Output(lease=lease, tokens=(), logprobs=(), version=self._version, ended=True, error=_line(error))
-            )
+            self._put(Output(lease=lease, ended=True, error=_line(error)))
 
     def _put(self, output: Output) -> None:
         with self._filled:
@@ -339,28 +339,15 @@ class AsyncEngine:
         for _ in range(_HANDLER_TURNS):
             await asyncio.sleep(0)
 
-    async def _update(self, *, version: int, path: str, names: list[str], tensors_hash: str) -> None:
+    async def _update(self, *, version: int, info: dict[str, Any]) -> None:
         try:
             await self._llm.start_weight_update()
-            info = {"path": path, "names": names, "hash": tensors_hash}
-            refused: ValueError | None = None
-            try:
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            except EngineDeadError:
-                raise
-            except Exception as error:
-                if REFUSED not in str(error):
-                    self._fail(f"an update of weights broke in the middle: {_line(error)}")
-                    raise EngineFailedError(self._fault or "") from error
-                refused = ValueError(_line(error))
-            await self._llm.finish_weight_update(weight_version=None if refused else str(version))
-            if refused is None:
-                self._version = version
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update(weight_version=str(version))
             await self._llm.resume_generation()
-            if refused is not None:
-                raise refused
         finally:
             self._updating = False
+        self._version = version
 
 
 class _Versions:

@@ -24,6 +24,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.requests import (
     ActiveSequence,
@@ -33,9 +34,10 @@ from streamrl_workers.generator.engines.requests import (
 )
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
+from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters, as_tensor
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.hashing import TensorBytes
 
 _STEP_S = 0.2
 """How long a step waits for tokens: commands wait behind it."""
@@ -75,7 +77,6 @@ class VllmEngine:
         self._age = itertools.count()
         self.last_pause_s = 0.0
         """How long the last update kept all requests still."""
-        self._late: list[Delta] = []  # taken for an update that was refused
 
     def active(self) -> int:
         return len(self._sequences)
@@ -99,8 +100,7 @@ class VllmEngine:
         return [result for result in results if isinstance(result, Delta)]
 
     def step(self) -> list[Delta]:
-        late, self._late = self._late, []
-        return late or self._deltas(self._core.outputs(timeout_s=_STEP_S))
+        return self._deltas(self._core.outputs(timeout_s=_STEP_S))
 
     def cancel(self, leases: Collection[int]) -> None:
         known = [lease for lease in leases if self._sequences.pop(lease, None) is not None]
@@ -108,17 +108,16 @@ class VllmEngine:
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         self._expected.check(tensors)
-        digest = tensors_hash(tensors).hex()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = Path(folder) / "model.safetensors"
             save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
+            identity = file_identity(path)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
-            self._late += self._deltas(self._core.outputs(timeout_s=0.0))
-            self._core.update(version=version, path=path, names=list(tensors), tensors_hash=digest)
+            late = self._deltas(self._core.outputs(timeout_s=0.0))
+            self._core.update(version=version, path=path, identity=identity)
         self.last_pause_s = time.monotonic() - paused_s
         self.version = version
-        late, self._late = self._late, []
         return late
 
     def kv_load(self) -> KvLoad | None:
@@ -160,11 +159,13 @@ class VllmEngine:
         return deltas
 
     def _delta(self, seq: ActiveSequence, output: Output) -> Delta:
+        assert self.version is not None
+        version = output.version if output.tokens else self.version
         if output.error is not None:
-            return self._requests.failed(seq, f"vLLM: {output.error}", version=output.version)
-        delta = self._requests.extend(seq, tokens=output.tokens, logprobs=output.logprobs, version=output.version)
+            return self._requests.failed(seq, f"vLLM: {output.error}", version=version)
+        delta = self._requests.extend(seq, tokens=output.tokens, logprobs=output.logprobs, version=version)
         if output.ended and delta.finish_reason is None:
-            return self._requests.failed(seq, "vLLM ended it early", version=output.version)
+            return self._requests.failed(seq, "vLLM ended it early", version=version)
         return delta
 
 
@@ -193,7 +194,7 @@ def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
 
 def create(options: EngineOptions) -> VllmEngine:
     """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
-    assert options.model_path is not None
+    assert options.model_path is not None and isinstance(options.spec, VllmSpec)
     with torch.device("meta"):
         model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     tokenizer = load_tokenizer(options.model_path)

@@ -71,6 +71,7 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
         "enable_prefix_caching": spec.prefix_caching,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
+        "stream_interval": 1,  # tokens held back at an update would come out under the next version
         "disable_log_stats": False,
         "weight_transfer_config": {"backend": WEIGHT_ENGINE},
         "otlp_traces_endpoint": options.traces_endpoint,

@@ -16,9 +16,6 @@ WEIGHT_ENGINE = "streamrl_file"
 PLUGIN = "streamrl"
 """Name of the entry point."""
 
-REFUSED = "refused before the model was touched"
-"""Begins the text of an error of an update after which the old weights are whole."""
-
 ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
 """Set by the generator, read by vLLM's processes: where the first error goes."""
 
@@ -39,6 +36,12 @@ def register() -> None:
         log, file = logging.getLogger("vllm"), os.environ.get(ENV_FAULT_FILE)
         if file and not any(isinstance(handler, FirstFault) for handler in log.handlers):
             log.addHandler(FirstFault(Path(file)))
+
+
+def file_identity(path: Path) -> list[int]:
+    """Tells a file from every other one, and from itself once somebody has written to it."""
+    found = path.stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
 class FirstFault(logging.Handler):

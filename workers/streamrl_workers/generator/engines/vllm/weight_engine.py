@@ -1,14 +1,15 @@
-"""The worker's side of an update of weights: a file on the generator's own disk or shared memory, verified, into the model in place.
+"""The worker's side of an update of weights: a file on the generator's own disk or shared memory into the model in place.
 
-Runs in vLLM's worker process. All happens in one `update_weights` call: a file that is wrong is refused before the model is touched, so the
-old weights stay servable. A fault later leaves the model half loaded: then the engine is given up (`async_engine.py`).
+Runs in vLLM's worker process, while nothing is generated. So nothing is hashed here: the pull has verified the bytes, the generator has
+written them to a file of its own, and it is that file (`file_identity`). All happens in one `update_weights` call. A fault may leave the
+model half loaded: then the engine is given up (`async_engine.py`).
 
-Invariant: the bytes that go into the model are those that were hashed here, and their hash is the published one (invariant 4).
+Invariant: what goes into the model is the file that the generator has written from verified bytes (invariant 4), as it was written.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from streamrl_workers.generator.engines.vllm.plugin import REFUSED
-from streamrl_workers.models.published import as_bytes
-from streamrl_workers.weights.hashing import tensors_hash
+from streamrl_workers.generator.engines.vllm.plugin import file_identity
 
 
 @dataclass
@@ -36,8 +35,7 @@ class FileUpdate(WeightTransferUpdateInfo):
     """One version of the weights."""
 
     path: str = ""  # of a safetensors file with all tensors
-    hash: str = ""  # of its tensors, in hexadecimal (`weights/hashing.py`)
-    names: list[str] = field(default_factory=list)  # under which they were published
+    identity: list[int] = field(default_factory=list)  # of the file when it had been written
 
 
 class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
@@ -59,25 +57,18 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         """Nothing to do."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Verify, then load."""
+        """Load the file."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     @torch.no_grad()
     def receive_weights(self, update: FileUpdate) -> None:
-        """Verify, then load.
-
-        Raises:
-            ValueError: beginning with `REFUSED`; the old weights are whole.
-        """
-        with ExitStack() as stack:
-            file = stack.enter_context(safe_open(update.path, framework="pt", device="cpu"))
-            tensors = {name: file.get_tensor(name) for name in update.names}
-            got = tensors_hash({name: as_bytes(tensor) for name, tensor in tensors.items()}).hex()
-            if got != update.hash:
-                raise ValueError(f"{REFUSED}: the file's tensors hash to {got}, published was {update.hash}")
-            self._reload(iter(tensors.items()))
+        """Load the file. Raises ValueError where it is not as it was written."""
+        if file_identity(Path(update.path)) != update.identity:
+            raise ValueError("the file of weights was changed after it had been written")
+        with safe_open(update.path, framework="pt", device="cpu") as file:
+            self._reload((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no mapping
 
     def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come."""

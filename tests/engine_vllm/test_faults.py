@@ -1,0 +1,134 @@
+"""What the engine `vllm` makes of errors in vLLM's own calls, with a stand-in for `AsyncLLM`."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamrl.spec.generators import VllmEngineSpec
+from streamrl_workers.generator.engines import engine_kind
+from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
+from streamrl_workers.generator.engines.vllm.options import set_environment
+from streamrl_workers.generator.engines.vllm.plugin import file_identity
+from support.engine_requests import request
+from support.vllm_models import make, published, save
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # vLLM leaves sockets open at its end
+
+WEIGHTS = published(make("qwen3", seed=1))
+
+
+class StandIn:
+    """Answers everything at once but `generate`, whose requests fail when an update has begun; the call `broken` raises."""
+
+    errored = False
+    vllm_config = SimpleNamespace(cache_config=SimpleNamespace(kv_cache_size_tokens=64, enable_prefix_caching=True))
+    engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
+    output_processor = None
+
+    def __init__(self) -> None:
+        self.broken, self.updates = "", asyncio.Event()
+
+    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[None]:
+        if request_id != "first":
+            await self.updates.wait()
+            raise ValueError("no room")
+        yield
+
+    def shutdown(self, **_: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def call(*_: Any, **__: Any) -> None:
+            if name == "update_weights":
+                self.updates.set()
+                await asyncio.sleep(0)  # the requests go on meanwhile
+            if name == self.broken:
+                raise ValueError("not now")
+
+        return call
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    made = StandIn()
+    set_environment(threads=1)
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", lambda *_, **__: made)
+    return made
+
+
+@pytest.fixture
+def failures() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def engine(stand_in: StandIn, failures: list[str], tmp_path: Path) -> Iterator[Engine]:
+    folder = save("qwen3", tmp_path)
+    options = EngineOptions(spec=VllmEngineSpec(), model_path=str(folder), threads=1, failed=failures.append)
+    made = engine_kind("vllm").create(options)
+    yield made
+    made.close()
+
+
+def test_a_request_that_fails_during_an_update_ends_under_the_weights_in_the_engine(
+    engine: Engine, stand_in: StandIn
+) -> None:
+    engine.load_weights(version=1, tensors=WEIGHTS)
+    stand_in.updates.clear()
+    assert engine.add([request(7, "1+1=")]) == []
+    deltas = engine.load_weights(version=2, tensors=WEIGHTS)
+    assert deltas == []
+    (delta,) = engine.step()
+    assert (delta.lease, delta.version, delta.error) == (7, 2, "vLLM: no room")
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["pause_generation", "start_weight_update", "update_weights", "finish_weight_update", "resume_generation"],
+)
+def test_an_update_that_breaks_ends_the_engine(
+    *, call: str, engine: Engine, stand_in: StandIn, failures: list[str]
+) -> None:
+    """Behind no such error does vLLM stand still, or go on with half of the weights."""
+    engine.load_weights(version=1, tensors=WEIGHTS)
+    stand_in.broken = call
+    with pytest.raises(EngineFailedError, match="broke in the middle: not now"):
+        engine.load_weights(version=2, tensors=WEIGHTS)
+    assert len(failures) == 1
+    with pytest.raises(EngineFailedError):
+        engine.step()
+
+
+def test_the_load_can_be_read_while_the_engine_closes(engine: Engine) -> None:
+    """Gauges and heartbeats ask until the process ends."""
+    before = engine.kv_load()
+    engine.close()
+    assert before is not None
+    assert engine.kv_load() == before
+
+
+def test_a_file_of_weights_that_was_changed_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By vLLM itself: it hashes nothing while nothing is generated, but knows the file that the generator wrote."""
+
+    def identity_of_before(path: Path) -> list[int]:
+        before = file_identity(path)
+        os.utime(path)
+        return before
+
+    spec = VllmEngineSpec.model_validate({"maxConcurrency": 4, "kvCacheBytes": "64Mi"})
+    options = EngineOptions(spec=spec, model_path=str(save("qwen3", tmp_path)), threads=1)
+    engine = engine_kind("vllm").create(options)
+    try:
+        engine.load_weights(version=1, tensors=WEIGHTS)
+        monkeypatch.setattr("streamrl_workers.generator.engines.vllm.engine.file_identity", identity_of_before)
+        with pytest.raises(EngineFailedError, match="the file of weights was changed after it had been written"):
+            engine.load_weights(version=2, tensors=WEIGHTS)
+    finally:
+        engine.close()
