@@ -14,7 +14,8 @@ from streamrl.spec import RLJob, parse_job
 from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
-from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
+from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
@@ -143,6 +144,26 @@ def test_the_page_is_what_the_table_says_and_all_of_it_is_set(observed, tmp_path
     assert series(status.metrics(), "streamrl_generators", pool="p") == 2
 
 
+async def test_a_generator_without_weights_is_behind_by_nothing_known(tmp_path: Path) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=3, evaluation_prompts=0))
+    world.run_out()
+    connections = Connections()
+    status = StatusEndpoint(world.core, job=of_pool_p(), connections=connections, run_dir=tmp_path)
+
+    def lag_with(name: str, *, version_step: int | None) -> float:
+        hello = pb.GeneratorHello(generator_id=name, instance="i", pool="p", slots=1)
+        link, beats = PeerLink(name), BeatWindow(10.0)
+        connections.add(GeneratorEntry(link=link, hello=hello, version_step=version_step, beats=beats))
+        return series(status.metrics(), "streamrl_weights_lag_steps", pool="p")
+
+    assert math.isnan(series(status.metrics(), "streamrl_weights_lag_steps", pool="p")), "no generator"
+    assert math.isnan(lag_with("new", version_step=None))
+    assert world.core.view().announced_step == 3
+    assert lag_with("old", version_step=1) == 2
+    assert lag_with("older", version_step=0) == 3
+    status.close()
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e308])
 def test_whatever_a_trainer_tells_the_page_is_made(tmp_path: Path, number: float) -> None:
     world = World(settings(group_size=2, batch_groups=2, steps=2, evaluation_prompts=0))
@@ -184,9 +205,9 @@ UNMEASURED = {
     ),
     *(f"train_infer_logprob_diff_{name}" for name in ("mean_nats", "max_nats", "kl_nats", "tokens")),
     *("length_recall_ratio", "length_recall_lower_ratio", "length_rank_correlation"),
-    *("evaluation_sampled_reward_mean", "cost_per_reward_point"),
+    *("evaluation_sampled_reward_mean", "cost_per_reward_point", "weights_lag_steps"),
 }
-"""The world's trainer tells no numbers, its few prompts say nothing of lengths, its rewards do not rise."""
+"""The world's trainer tells no numbers, its generators have no connection, its few prompts say nothing of lengths, its rewards do not rise."""
 
 
 def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
