@@ -169,12 +169,13 @@ class RunPages(TemplatePages):
             "note": "",
             "more": "",
         }
-        wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
         if kind in KINDS:
-            found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN)
-            matching = [sample for sample in found.samples if wanted.matches(sample)]
-            values |= {"samples": list(map(shown_sample, matching)), "note": KINDS[kind] + _missing(found.left_out)}
+            found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN, text=text)
+            unread = f"; in {found.unread} groups it was not looked for, that is too much at once" if found.unread else ""
+            note = KINDS[kind] + unread + _missing(found.left_out)
+            values |= {"samples": list(map(shown_sample, found.samples)), "note": note}
         else:
+            wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
             result = search(folder.path, wanted, before=_place(query.get("before", "")), count=_SAMPLES_SHOWN)
             note = f"{len(result.samples)} samples, newest first, in {result.looked_at} groups that were looked at"
             values |= {"samples": list(map(shown_sample, result.samples)), "note": note + _missing(result.left_out)}

@@ -94,6 +94,20 @@ async def test_a_place_that_is_none_shows_the_newest(tmp_path: Path) -> None:
         assert "step 2, group 5" in pages.html("/runs/{run}/samples", asked, state="")
 
 
+async def test_a_text_is_looked_for_in_all_samples_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await write_run(foreign_folder(tmp_path / "run", text="text"))
+    (key,) = Catalog(run).paths()
+    asked = Asked(parts={"run": key}, query={"kind": "best", "text": "text 0"})
+    monkeypatch.setattr("streamrl_cli.ui.pages._SAMPLES_SHOWN", 1)
+    page = RunPages(Catalog(run)).html("/runs/{run}/samples", asked, state="")
+    assert "step 2, group 4, sample 0" in page, "sample 1 is better, and has another text"
+    assert "group 4, sample 1" not in page and "too much" not in page
+    monkeypatch.setattr("streamrl_cli.reporting.samples._MOST_READ_BYTES", 1)
+    asked = Asked(parts={"run": key}, query={"kind": "best", "text": "nowhere"})
+    page = RunPages(Catalog(run)).html("/runs/{run}/samples", asked, state="")
+    assert "in 1 groups it was not looked for, that is too much at once" in page
+
+
 # ---- runs
 
 
