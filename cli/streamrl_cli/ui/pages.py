@@ -171,7 +171,9 @@ class RunPages(TemplatePages):
         }
         if kind in KINDS:
             found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN, text=text)
-            unread = f"; in {found.unread} groups it was not looked for, that is too much at once" if found.unread else ""
+            unread = (
+                f"; in {found.unread} groups it was not looked for, that is too much at once" if found.unread else ""
+            )
             note = KINDS[kind] + unread + _missing(found.left_out)
             values |= {"samples": list(map(shown_sample, found.samples)), "note": note}
         else:
