@@ -1,5 +1,6 @@
 """What the scheduler tells of rewards, failed scores and dropped groups: step lines, `/numbers`, Prometheus."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -161,6 +162,33 @@ async def test_a_generator_without_weights_is_behind_by_nothing_known(tmp_path: 
     assert world.core.view().announced_step == 3
     assert lag_with("old", version_step=1) == 2
     assert lag_with("older", version_step=0) == 3
+    status.close()
+
+
+@pytest.mark.parametrize("steps", [1, 40, 20_000])
+def test_the_curves_of_a_run_are_some_hundred_points_however_long_it_is(tmp_path: Path, steps: int) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=2, evaluation_prompts=0))
+    status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
+    assert status.curves() == {"steps": [], "evaluations": []}
+    taken_again = [*range(steps // 2, steps)]
+    lines = [{"step": step, "reward_mean": 0.0, "staleness": {"0": 64}} for step in range(steps - steps // 4)]
+    lines += [
+        {"step": step, "reward_mean": 1.0, "tokens_per_s": 9.5, "bubbles": {"trainer": None}} for step in taken_again
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "metrics/steps.jsonl").write_text(text + '{"step": 99')
+    (tmp_path / "metrics/evaluations.jsonl").write_text('{"step": 0, "mean_reward": 0.5, "prompts": 8}\n[]\n')
+    found = status.curves()
+    assert found["evaluations"] == [{"step": 0, "mean_reward": 0.5}]
+    points = found["steps"]
+    assert points[-1] == {"step": steps - 1, "reward_mean": 1.0, "tokens_per_s": 9.5, "bubbles": {"trainer": None}}
+    numbers = [point["step"] for point in points]
+    assert numbers == sorted(set(numbers)) and len(numbers) <= 201 and numbers[0] == 0
+    assert len(numbers) == steps if steps < 200 else len(numbers) > 100
+    widest = max(after - before for before, after in itertools.pairwise([0, *numbers]))
+    assert widest <= max(1, steps // 50)
+    old = [point for point in points if point["reward_mean"] != (point["step"] >= steps // 2)]
+    assert len(old) <= (steps > 200), "of a large file one may stand between two lines that are read"
     status.close()
 
 
