@@ -83,7 +83,7 @@ class RunStatus(TypedDict):
 
 
 @with_config(_LAX)
-class StepPoint(TypedDict):
+class CurvePoint(TypedDict):
     """A step of a curve."""
 
     step: Count
@@ -96,7 +96,7 @@ class StepPoint(TypedDict):
 class Curves(TypedDict):
     """The course of a run, as its scheduler tells it."""
 
-    steps: list[StepPoint]
+    steps: list[CurvePoint]
     evaluations: list[EvaluationRecord]
 
 
