@@ -22,7 +22,7 @@ from streamrl import names
 from streamrl.errors import UserError, UserErrors
 from streamrl_cli.cluster.api import ApiClient, Object
 from streamrl_cli.cluster.jobs import ENDED, state
-from streamrl_cli.ui.state import Curves, RunStatus, checked_curves, checked_status
+from streamrl_cli.ui.state import RunCurves, RunStatus, checked_curves, checked_status
 from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, RLJOB, Kind
 
 JobKey = tuple[str, str]
@@ -80,7 +80,7 @@ class JobDetail:
     events: tuple[Object, ...] = ()
     status: RunStatus | None = None
     """What the scheduler says; None: it is not reached, or says nothing that can be believed."""
-    curves: Curves | None = None
+    curves: RunCurves | None = None
     """The same, of the run's course."""
     faults: tuple[str, ...] = ()
 
@@ -228,7 +228,7 @@ class ClusterJobs:
             return found, (f"{kind.plural}: the API server gave no whole answer in {_ANSWER_S:.0f} s",)
         return found, ()
 
-    async def _said(self, job: Object, *, cluster: ApiClient) -> tuple[RunStatus | None, Curves | None]:
+    async def _said(self, job: Object, *, cluster: ApiClient) -> tuple[RunStatus | None, RunCurves | None]:
         """By the scheduler."""
         if state(job) in ENDED:
             return None, None

@@ -93,7 +93,7 @@ class CurvePoint(TypedDict):
 
 
 @with_config(_LAX)
-class Curves(TypedDict):
+class RunCurves(TypedDict):
     """The course of a run, as its scheduler tells it."""
 
     steps: list[CurvePoint]
@@ -101,7 +101,7 @@ class Curves(TypedDict):
 
 
 _STATUS = TypeAdapter(RunStatus)
-_CURVES = TypeAdapter(Curves)
+_CURVES = TypeAdapter(RunCurves)
 
 
 def read_status(folder: RunFolder) -> RunStatus | None:
@@ -121,7 +121,7 @@ def checked_status(page: object) -> RunStatus | None:
         return None
 
 
-def checked_curves(page: object) -> Curves | None:
+def checked_curves(page: object) -> RunCurves | None:
     """The same, of its curves."""
     try:
         return None if page is None else _CURVES.validate_python(page)
