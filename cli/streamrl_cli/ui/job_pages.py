@@ -31,7 +31,7 @@ from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Chart, Figure, drawn, l
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
-from streamrl_cli.ui.state import MOST_ROWS, RunCurves, Row, RunStatus, cut, evaluation_text, status_tables
+from streamrl_cli.ui.state import MOST_ROWS, Row, RunCurves, RunStatus, cut, evaluation_text, status_tables
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"

@@ -125,8 +125,8 @@ class SchedulerMetrics:
             if entry.version_step is not None:
                 oldest[entry.pool] = min(entry.version_step, oldest.get(entry.pool, entry.version_step))
         for pool in self._pools:
-            known = announced_step is not None and pool in oldest
-            self._metrics.set("weights_lag_steps", announced_step - oldest[pool] if known else None, pool)
+            lag = None if announced_step is None or pool not in oldest else announced_step - oldest[pool]
+            self._metrics.set("weights_lag_steps", lag, pool)
 
     def spans(self, *, sent: int, lost: int) -> None:
         """Take over what became of the spans of traces."""
