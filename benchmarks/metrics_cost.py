@@ -2,22 +2,34 @@
 
     python benchmarks/metrics_cost.py [--times 6]
 
-Counting: a step's samples and their rewards. Scraping: the pages of its three processes by HTTP, every 15 s; the client's part is counted too.
+Counting: what the scheduler counts of a step's samples and their rewards. Accounting: the walls of generator and trainer, told apart by part,
+with a line a second in their bubble files. Scraping: the pages of the three processes of a run of the job by HTTP, every 15 s: what its processes use
+more while they are asked than while they are not, by turns. Its engine and trainer only count time there, so that nothing else uses much; all that is
+exported is set as in any run. Prometheus' own part is not counted.
 """
 
 import argparse
-import asyncio
+import json
+import subprocess
+import sys
+import tempfile
 import time
 import urllib.request
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import psutil
+from observability_cost import lines_of
 from run_folders import EXAMPLE
 
-from streamrl.metrics import GENERATOR, SCHEDULER, TRAINER, worker_labels
+from streamrl.keys import DIR_ENDPOINTS
+from streamrl.metrics import GENERATOR, TRAINER, MetricTable, worker_labels
 from streamrl.spec import RLJob
 from streamrl_cli.jobfile import load_job
 from streamrl_cli.reporting.comparison import mean
-from streamrl_pages.metrics import MetricSet
-from streamrl_pages.server import EndpointServer, metrics_response
+from streamrl_workers.metrics.bubbles import BubbleSink, Recorder, WallState
+from streamrl_workers.metrics.signals import WallMetrics
 from streamrl_workers.scheduler.components import StepSummary
 from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
@@ -28,7 +40,23 @@ _SAMPLES_A_S = 350
 _SCRAPE_S = 15
 _MAIN_JOB_S = 1.9e-3
 """Processor seconds of all processes for a sample of the job under way (`observability_cost.py`)."""
-_STEPS, _SCRAPES = 50, 100
+_STEPS, _SECONDS = 50, 200
+_SLOTS = 128
+_NOTES_A_STEP = 2
+"""How often a generator says what it does, for each step of its engine."""
+_BUSY_PART, _IDLE_PART = WallState(part="busy"), WallState(part="other")
+_PROCESSES = ("scheduler", "trainer-0", "generator-local-0")
+_CALM = (
+    f"spec.generators=[{{name: local, engine: {{simulated: {{slots: {_SLOTS}, meanTokens: {_TOKENS}, latency: [{{batch: 1, milliseconds: 50}}]}}}}}}]",
+    "spec.trainer.engine={simulated: {secondsPerStep: 2}}",
+    "spec.pipeline.steps=1000000",
+)
+"""Changes of the job: engine and trainer count time."""
+_BEGUN_STEPS = 3
+_TURN_S = 10.0
+_PAUSE_S = 0.02
+"""Between two scrapes."""
+_DEADLINE_S = 300.0
 
 
 def main() -> None:
@@ -37,9 +65,11 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=6)
     job, times = load_job(EXAMPLE), parser.parse_args().times
     counted = [1e6 * counting_s(job) for _ in range(times)]
-    scraped = [1e6 * asyncio.run(scraping_s(job)) / (_SCRAPE_S * _SAMPLES_A_S) for _ in range(times)]
-    both = [sum(pair) for pair in zip(counted, scraped, strict=True)]
-    for name, values in {"counting": counted, "scraping": scraped, "both": both}.items():
+    accounted = [1e6 * accounting_s(job) for _ in range(times)]
+    with at_work() as run:
+        scraped = [1e6 * scraping_s(run) / (_SCRAPE_S * _SAMPLES_A_S) for _ in range(times)]
+    whole = [sum(three) for three in zip(counted, accounted, scraped, strict=True)]
+    for name, values in {"counting": counted, "accounting": accounted, "scraping": scraped, "all": whole}.items():
         found = mean(values)
         assert found is not None
         share = found.value / (1e4 * _MAIN_JOB_S)
@@ -77,21 +107,75 @@ def counting_s(job: RLJob) -> float:
     return (time.process_time() - begun_s) / (_STEPS * samples)
 
 
-async def scraping_s(job: RLJob) -> float:
-    """Processor seconds for the pages of the three processes."""
-    pages = {}
-    for role, table in {"scheduler": SCHEDULER, "generator": GENERATOR, "trainer": TRAINER}.items():
-        made = MetricSet(table, common=worker_labels(job.metadata, role=role, process=f"{role}-0"))
-        pages[f"/{role}"] = lambda made=made: metrics_response(made.render())
-    server = EndpointServer(pages)
-    port = await server.start(host="127.0.0.1", port=0)
-    begun_s = time.process_time()
-    for _ in range(_SCRAPES):
-        for path in pages:
-            await asyncio.to_thread(_get, f"http://127.0.0.1:{port}{path}")
-    took_s = (time.process_time() - begun_s) / _SCRAPES
-    await server.close()
-    return took_s
+def accounting_s(job: RLJob) -> float:
+    """Processor seconds for a sample: generator and trainer."""
+    with tempfile.TemporaryDirectory() as scratch:
+        generator = _recorder(job, Path(scratch), table=GENERATOR, role="generator")
+        trainer = _recorder(job, Path(scratch), table=TRAINER, role="trainer")
+        notes = round(_NOTES_A_STEP * _SAMPLES_A_S * _TOKENS / _SLOTS)
+        begun_s = time.process_time()
+        for _ in range(_SECONDS):
+            for number in range(notes):
+                generator.enter(_IDLE_PART if number % 2 else _BUSY_PART)
+            with trainer.during(_BUSY_PART):
+                pass
+            for one in (generator, trainer):
+                one.sample()
+        used_s = time.process_time() - begun_s
+        for one in (generator, trainer):
+            one.close()
+    return used_s / (_SECONDS * _SAMPLES_A_S)
+
+
+def _recorder(job: RLJob, folder: Path, *, table: MetricTable, role: str) -> Recorder:
+    sink = BubbleSink(folder / f"{role}.jsonl", process=f"{role}-0", role=role, instance="1")
+    metrics = WallMetrics(table, common=worker_labels(job.metadata, role=role, process=f"{role}-0"))
+    return Recorder(sink=sink, metrics=metrics)
+
+
+@contextmanager
+def at_work() -> Iterator[dict[str, psutil.Process]]:
+    """A run that has made some steps: address of its metrics -> process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        command = [sys.executable, "-m", "streamrl_cli.main", "run", str(EXAMPLE), "--plain", "--run-dir", str(folder)]
+        flags = [part for change in _CALM for part in ("--set", change)]
+        process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL)
+        try:
+            end_s = time.monotonic() + _DEADLINE_S
+            while len(lines_of(folder)) < _BEGUN_STEPS:
+                if process.poll() is not None or time.monotonic() > end_s:
+                    raise SystemExit("the run makes no steps")
+                time.sleep(1.0)
+            yield dict(_endpoint(folder / DIR_ENDPOINTS / f"{name}.json") for name in _PROCESSES)
+        finally:
+            process.terminate()
+            process.wait(_DEADLINE_S)
+
+
+def _endpoint(file: Path) -> tuple[str, psutil.Process]:
+    told = json.loads(file.read_text())
+    return f"http://{told['signals']}/metrics", psutil.Process(told["pid"])
+
+
+def scraping_s(run: dict[str, psutil.Process]) -> float:
+    """Processor seconds of the run's processes for one scrape of all of them, beyond what they use anyhow."""
+    begun_s, calm_s = time.monotonic(), _used_s(run.values())
+    time.sleep(_TURN_S)
+    a_second = (_used_s(run.values()) - calm_s) / (time.monotonic() - begun_s)
+    begun_s, before_s, scrapes = time.monotonic(), _used_s(run.values()), 0
+    while time.monotonic() < begun_s + _TURN_S:
+        for url in run:
+            _get(url)
+        scrapes += 1
+        time.sleep(_PAUSE_S)
+    used_s = _used_s(run.values()) - before_s
+    return (used_s - a_second * (time.monotonic() - begun_s)) / scrapes
+
+
+def _used_s(processes: Iterable[psutil.Process]) -> float:
+    times = [process.cpu_times() for process in processes]
+    return float(sum(one.user + one.system for one in times))
 
 
 def _get(url: str) -> bytes:

@@ -1,10 +1,10 @@
 """What it costs a run to be watched: processor seconds of its own processes for each trained sample, with and without, in turns.
 
-    python benchmarks/observability_cost.py [--feature trackers archive tracing] [--pairs 5] [--steps 60] [--job examples/chain-sum.yaml]
+    python benchmarks/observability_cost.py [--feature wandb tensorBoard mlflow trackio archive tracing] [--pairs 5] [--steps 60] [--job examples/chain-sum.yaml]
 
 Runs one with the feature and one without, by turns, all with the job's seed. Of each process the processor seconds (with those of its
 helpers) are counted from the end of the third step to the end of the run, so neither imports nor the warm-up are in them. Processor time, not time
-on the wall: another's work on the machine holds both alike. The trackers' own processes are told apart. Prints a table with the mean of the pairs'
+on the wall: another's work on the machine holds both alike. A tracker's own process is told apart. Prints a table with the mean of the pairs'
 differences and its 95 % interval.
 """
 
@@ -24,11 +24,9 @@ from run_folders import EXAMPLE, read_lines
 
 from streamrl_cli.reporting.comparison import mean
 
+_TRACKERS = {"wandb": "{mode: Offline}", "tensorBoard": "{}", "mlflow": "{}", "trackio": "{}"}
 FEATURES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "trackers": (
-        ("spec.trackers={wandb: {mode: Offline}, tensorBoard: {}, mlflow: {}, trackio: {}}",),
-        (),
-    ),
+    **{tracker: ((f"spec.trackers={{{tracker}: {settings}}}",), ()) for tracker, settings in _TRACKERS.items()},
     "archive": ((), ("spec.storage.archive.sharePercent=0",)),
     "tracing": (("spec.tracing.endpoint={endpoint}", "spec.tracing.sharePercent=10"), ()),
 }
@@ -56,7 +54,7 @@ _APART = "streamrl_workers.trackers"
 def main() -> None:
     """Run the pairs of each feature."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--feature", nargs="+", choices=list(FEATURES), default=["trackers"])
+    parser.add_argument("--feature", nargs="+", choices=list(FEATURES), default=list(_TRACKERS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--job", type=Path, default=EXAMPLE)
@@ -150,14 +148,14 @@ def name_of(process: psutil.Process, *, known: dict[int, str]) -> str:
 
 
 def table(feature: str, pairs: Sequence[tuple[Counter[str], Counter[str]]]) -> str:
-    """One line a process, and one for all but the trackers."""
+    """One line a process, and one for all but the tracker."""
     names = sorted({name for pair in pairs for one in pair for name in one} - {"trackers"})
     rows = ["| process | without, ms a sample | with | difference |", "|---|---|---|---|"]
     for name in [*names, "all of these"]:
         values = [[sum(one[key] for key in (names if name not in names else [name])) for one in pair] for pair in pairs]
         rows.append(f"| {name} | {_line(values)} |")
     apart = statistics.mean(pair[0]["trackers"] for pair in pairs)
-    return "\n".join((f"{feature}:", *rows, f"| trackers' own processes | | {apart:.3f} | |"))
+    return "\n".join((f"{feature}:", *rows, f"| a tracker's own process | | {apart:.3f} | |"))
 
 
 def _line(values: Sequence[Sequence[float]]) -> str:

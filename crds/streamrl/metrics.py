@@ -185,7 +185,7 @@ SCHEDULER = MetricTable(
             ),
             _gauge(
                 "weights_lag_steps",
-                "Versions that the pool's slowest generator is behind the announced one.",
+                "Versions that the pool's slowest generator is behind the announced one; NaN before one has weights.",
                 unit="steps",
                 by="pool",
             ),
@@ -324,7 +324,7 @@ GENERATOR = MetricTable(
                 "kv_capacity_tokens", "Tokens whose keys and values fit; NaN: the engine has no bound.", unit="tokens"
             ),
             _gauge("kv_used_tokens", "Of these, taken now; NaN: the engine has no bound.", unit="tokens"),
-            _gauge("generator_weights_step", "Weight version in the engine; absent weights: 0.", unit="steps"),
+            _gauge("generator_weights_step", "Weight version in the engine; NaN before the first.", unit="steps"),
             _counter(
                 "weights_pulled_bytes",
                 "Bytes of weights that have arrived, by source: trainer, cache (of the pool).",

@@ -15,7 +15,6 @@ from ruamel.yaml import YAML
 
 import streamrl
 from streamrl import names
-from streamrl.metrics import TABLES
 from streamrl_cli.ui import command
 from streamrl_operator.kube import kinds
 from streamrl_operator.planning.certificates import Lives
@@ -373,20 +372,12 @@ def test_monitors_scrape_the_ports_that_pods_have(objects: Callable[..., Objects
     assert expression == {"key": names.LABEL_JOB, "operator": "Exists"}
 
 
-def test_rules_name_metrics_that_there_are(objects: Callable[..., Objects]) -> None:
-    specs = [spec for table in TABLES for spec in table.specs.values()]
+def test_rules_name_the_operator_and_the_job(objects: Callable[..., Objects]) -> None:
     (rules,) = _of(objects("--set", "metrics.rules.enabled=true"), "PrometheusRule")
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     expressions = " ".join(alert["expr"] for alert in alerts)
     assert "OPERATOR_JOB" not in json.dumps(rules)
     assert 'job="streamrl-system/streamrl"' in expressions
-    found = set(re.findall(r"\bstreamrl_\w+", expressions))
-    assert {"streamrl_operator_leader", "streamrl_step", "streamrl_score_failures_total"} <= found
-    histograms = {spec.name for spec in specs if spec.type == "histogram"}
-    known = {spec.name for spec in specs} | {
-        f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")
-    }
-    assert found <= known
     (jobs,) = (group["rules"] for group in rules["spec"]["groups"] if group["name"] == "streamrl-jobs")
     assert all("{{ $labels.rljob }}" in alert["annotations"]["summary"] for alert in jobs)
 

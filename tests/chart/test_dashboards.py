@@ -1,6 +1,7 @@
 """Every query of every dashboard and alert, asked of a real Prometheus that scrapes real runs; what operators export: tests/cluster."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,12 @@ def test_what_may_be_empty_is_asked_for() -> None:
     """An entry of a metric that is gone would only be read, and believed."""
     asked = [one.expr for one in (*dashboards.panel_queries({}), *dashboards.alerts())]
     assert [metric for metric in ONLY_WHEN if not any(metric in expr for expr in asked)] == []
+
+
+def test_a_pod_that_is_made_again_goes_on_in_the_same_line() -> None:
+    """It has another `instance`: every query adds up, or takes the largest or least."""
+    joined = re.compile(r"\b(sum|avg|min|max|count) ?(by )?\(")
+    assert [str(one) for one in dashboards.panel_queries({}) if not joined.search(one.expr)] == []
 
 
 @pytest.mark.parametrize("uid", BOARDS)

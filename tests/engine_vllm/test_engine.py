@@ -98,7 +98,7 @@ def test_how_full_the_memory_is(engine: Engine, kind: str) -> None:
         most = max(most, load.used_tokens)
     longest = 32 * -(-(100 + len("12500+25000=")) // 32)  # in vLLM's blocks
     assert LOAD < most <= LOAD * longest
-    assert 0 < max(shares) <= 1, f"{SHARE} has data for the panel that asks for this pool"
+    assert 0 < max(shares) <= 1, f"{SHARE} names the pool"
 
 
 def take(deltas, gained, ended, *, version: int) -> int:

@@ -30,6 +30,19 @@ PAGE: dict[str, Any] = {
     "last_evaluation": {"step": 4, "mean_reward": 0.75, "prompts": 8},
 }
 
+CURVES: dict[str, Any] = {
+    "steps": [
+        {
+            "step": step,
+            "reward_mean": 0.1 * step,
+            "tokens_per_s": 100.0,
+            "bubbles": {"generators": {"busy": 0.75, "pipeline_no_prompts": 0.25}, "trainer": None},
+        }
+        for step in range(6)
+    ],
+    "evaluations": [{"step": 4, "mean_reward": 0.75, "prompts": 8}],
+}
+
 
 def job(name: str, *, message: str = "all is well", created: str = "2026-01-01T00:00:00Z", **status: Any) -> Any:
     meta = {"name": name, "namespace": "ml", "uid": f"u-{name}", "resourceVersion": "7", "creationTimestamp": created}
@@ -46,6 +59,7 @@ class ApiAnswers:
     def __init__(self) -> None:
         self.jobs = [job("first"), job("second", created="2026-01-02T00:00:00Z")]
         self.page: Any = PAGE
+        self.curves: Any = CURVES
         self.pools: list[Any] = []
         self.events: list[Any] = []
         self.refused: set[str] = set()
@@ -67,7 +81,7 @@ class ApiAnswers:
             text = f'User "page" cannot list {word}'
             return web.json_response({"kind": "Status", "apiVersion": "v1", "message": text}, status=403)
         if "/proxy/" in request.path:
-            return web.json_response(self.page)
+            return web.json_response(self.curves if request.path.endswith("/curves") else self.page)
         for plural, version, kind, items in (
             ("rljobs", "streamrl.io/v1alpha1", "RLJob", self.jobs),
             ("generatorpools", "streamrl.io/v1alpha1", "GeneratorPool", self.pools),

@@ -15,15 +15,14 @@ from support.prometheus import SCRAPE_S, Prometheus
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))}
 OPERATOR_JOB = "streamrl-system/streamrl"
 DATA_S = 240.0
-FOREIGN = {"up", "vllm:kv_cache_usage_perc"}
-"""What Prometheus itself and vLLM export."""
+FOREIGN = {"up"}
+"""What Prometheus itself exports."""
 ONLY_WHEN = {
-    "vllm:kv_cache_usage_perc": "the engine is vLLM",
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
-"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/engine_vllm/test_engine.py,
-tests/chart/test_alerts_in_runs.py and tests/cluster/test_alerts.py."""
+"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py
+and tests/cluster/test_alerts.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
 

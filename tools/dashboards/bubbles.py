@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import BUBBLE, WALL, idle_share, quantiles, where_time_goes
+from dashboards.parts import BUBBLE, WALL, idle_share, of_scheduler, quantiles, where_time_goes
 from dashboards.shared import (
     JOB,
     NAMESPACE,
@@ -146,8 +146,8 @@ def _skew() -> list[Panel]:
         ),
         curves(
             "Recall of the longest 20 %",
-            Query(expr=f"streamrl_length_recall_ratio{{{JOB}}}", legend="{{signal}}"),
-            Query(expr=f"streamrl_length_recall_lower_ratio{{{JOB}}}", legend="{{signal}}, lower limit"),
+            of_scheduler("length_recall_ratio", "{{signal}}", by="signal"),
+            of_scheduler("length_recall_lower_ratio", "{{signal}}, lower limit", by="signal"),
             unit="percentunit",
             says=Advice(
                 good="well above 20 %, which is chance; a signal is used only once its lower limit is.",
@@ -156,8 +156,8 @@ def _skew() -> list[Panel]:
         ),
         curves(
             "Rank correlation of predicted lengths",
-            Query(expr=f"streamrl_length_rank_correlation{{{JOB}}}", legend="{{signal}}"),
-            Query(expr=f"streamrl_length_trusted{{{JOB}}}", legend="in use"),
+            of_scheduler("length_rank_correlation", "{{signal}}", by="signal"),
+            of_scheduler("length_trusted", "in use"),
             says=Advice(
                 good="above 0.5, and in use (1).",
                 otherwise="lengths cannot be told from the prompt: prefer rebalancing.",

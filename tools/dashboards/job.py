@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import by_pool, idle_share, quantiles, where_time_goes
+from dashboards.parts import by_pool, idle_share, of_scheduler, quantiles, where_time_goes
 from dashboards.shared import (
     JOB,
     NAMESPACE,
@@ -80,9 +80,9 @@ def _learning() -> list[Panel]:
     return [
         curves(
             "Reward",
-            Query(expr=f"streamrl_reward_mean{{{JOB}}}", legend="trained"),
-            Query(expr=f"streamrl_evaluation_reward_mean{{{JOB}}}", legend="held out, greedy"),
-            Query(expr=f"streamrl_evaluation_sampled_reward_mean{{{JOB}}}", legend="held out, sampled"),
+            of_scheduler("reward_mean", "trained"),
+            of_scheduler("evaluation_reward_mean", "held out, greedy"),
+            of_scheduler("evaluation_sampled_reward_mean", "held out, sampled"),
             says=Advice(
                 good="all rise together.",
                 otherwise="held-out reward that falls while the trained one rises is overfitting, or a reward that is gamed: read samples.",
@@ -90,8 +90,8 @@ def _learning() -> list[Panel]:
         ),
         curves(
             "Staleness against its bound",
-            Query(expr=f"streamrl_staleness_bound_steps{{{JOB}}}", legend="bound S"),
-            Query(expr=f"streamrl_staleness_max_steps{{{JOB}}}", legend="largest of the step"),
+            of_scheduler("staleness_bound_steps", "bound S"),
+            of_scheduler("staleness_max_steps", "largest of the step"),
             Query(
                 expr=f"sum(rate(streamrl_group_staleness_steps_sum{{{JOB}}}[{RANGE}])) / "
                 f"sum(rate(streamrl_group_staleness_steps_count{{{JOB}}}[{RANGE}]))",

@@ -18,6 +18,11 @@ def idle_share(by: str, who: str) -> str:
     return f"1 - {busy} / sum by ({by}) (rate({WALL}{{{who}}}[{RANGE}]))"
 
 
+def of_scheduler(name: str, legend: str, *, by: str = "") -> Query:
+    """What a job's scheduler measured last. One line, also where its pod was made again and has another `instance`."""
+    return Query(expr=f"max by (namespace, rljob{by and f', {by}'}) (streamrl_{name}{{{JOB}}})", legend=legend)
+
+
 def by_pool(expr: str) -> Query:
     """An expression by `pool`; what is the trainer's has none, and is called so."""
     return Query(expr=f'label_replace({expr}, "pool", "trainer", "pool", "")', legend="{{pool}}")

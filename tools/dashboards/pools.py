@@ -100,15 +100,19 @@ def _speed() -> list[Panel]:
             ),
         ),
         curves(
-            "KV cache in use (vLLM)",
+            "KV cache in use",
             Query(
-                expr=f"max by (rljob, pool, instance) (vllm:kv_cache_usage_perc{{{POOL}}})",
-                legend="{{pool}} {{instance}}",
+                expr=f"sum by (pool) (streamrl_kv_used_tokens{{{POOL}}}) / sum by (pool) (streamrl_kv_capacity_tokens{{{POOL}}})",
+                legend="{{pool}}",
+            ),
+            Query(
+                expr=f"max by (pool) (streamrl_kv_used_tokens{{{POOL}}} / streamrl_kv_capacity_tokens{{{POOL}}})",
+                legend="{{pool}}, fullest",
             ),
             unit="percentunit",
             says=Advice(
                 good="below 90 %.",
-                otherwise="requests are preempted and computed again: fewer slots, or a shorter maxTokens.",
+                otherwise="samples wait for room, and vLLM computes preempted ones again: fewer slots, or a smaller maxTokens.",
             ),
         ),
         curves(
@@ -121,8 +125,8 @@ def _speed() -> list[Panel]:
         ),
         curves(
             "Samples issued again or moved",
-            Query(expr=f"rate(streamrl_reissued_samples_total{{{JOB}}}[{RANGE}])", legend="again, generator lost"),
-            Query(expr=f"rate(streamrl_moved_samples_total{{{JOB}}}[{RANGE}])", legend="moved to an emptier one"),
+            Query(expr=f"sum(rate(streamrl_reissued_samples_total{{{JOB}}}[{RANGE}]))", legend="again, generator lost"),
+            Query(expr=f"sum(rate(streamrl_moved_samples_total{{{JOB}}}[{RANGE}]))", legend="moved to an emptier one"),
             unit="ops",
             says=Advice(
                 good="none is issued again.", otherwise="generators are lost: see their pods, and leaseSeconds."

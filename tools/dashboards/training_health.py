@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import quantiles
+from dashboards.parts import of_scheduler, quantiles
 from dashboards.shared import JOB, NAMESPACE, ONE_JOB, POOL, POOLS, RANGE, Advice, Panel, Query, board, curves
 
 UID = "streamrl-training-health"
@@ -24,16 +24,12 @@ def build() -> Dashboard:
     )
 
 
-def _one(name: str, legend: str) -> Query:
-    return Query(expr=f"streamrl_{name}{{{JOB}}}", legend=legend)
-
-
 def _rewards() -> list[Panel]:
     return [
         curves(
             "Reward of a step",
-            _one("reward_mean", "mean"),
-            _one("reward_std", "standard deviation"),
+            of_scheduler("reward_mean", "mean"),
+            of_scheduler("reward_std", "standard deviation"),
             says=Advice(
                 good="the mean rises while some deviation stays.",
                 otherwise="no deviation is no signal: harder or easier tasks.",
@@ -41,7 +37,7 @@ def _rewards() -> list[Panel]:
         ),
         curves(
             "Dead groups: all rewards equal",
-            _one("zero_variance_groups_ratio", "share"),
+            of_scheduler("zero_variance_groups_ratio", "share"),
             unit="percentunit",
             says=Advice(
                 good="below a half.",
@@ -81,8 +77,8 @@ def _policy() -> list[Panel]:
     return [
         curves(
             "KL divergence, nats",
-            _one("behaviour_kl_nats", "from the policy that drew the tokens"),
-            _one("reference_kl_nats", "from the reference"),
+            of_scheduler("behaviour_kl_nats", "from the policy that drew the tokens"),
+            of_scheduler("reference_kl_nats", "from the reference"),
             says=Advice(
                 good="small, and a slow rise from the reference.",
                 otherwise="lower learningRate, raise the KL weight, or less staleness.",
@@ -90,15 +86,15 @@ def _policy() -> list[Panel]:
         ),
         curves(
             "Entropy, nats",
-            _one("entropy_nats", "mean of the step's tokens"),
+            of_scheduler("entropy_nats", "mean of the step's tokens"),
             says=Advice(
                 good="a slow fall.", otherwise="a fast fall to 0 is collapse, a rise is noise: lower learningRate."
             ),
         ),
         curves(
             "Tokens without a gradient",
-            _one("clip_ratio", "clipped"),
-            _one("masked_ratio", "masked by the correction"),
+            of_scheduler("clip_ratio", "clipped"),
+            of_scheduler("masked_ratio", "masked by the correction"),
             unit="percentunit",
             says=Advice(
                 good="below 20 %.",
@@ -121,8 +117,8 @@ def _optimizer() -> list[Panel]:
     return [
         curves(
             "Loss",
-            _one("loss", "policy"),
-            _one("value_loss", "critic"),
+            of_scheduler("loss", "policy"),
+            of_scheduler("value_loss", "critic"),
             says=Advice(
                 good="near 0 and level; its value says little.",
                 otherwise="a jump: compare gradient norm and KL at that step.",
@@ -130,7 +126,7 @@ def _optimizer() -> list[Panel]:
         ),
         curves(
             "Gradient norm",
-            _one("gradient_norm", "before clipping"),
+            of_scheduler("gradient_norm", "before clipping"),
             says=Advice(
                 good="level.",
                 otherwise="peaks beyond ten times the usual: lower learningRate, look at the step's samples.",
@@ -138,12 +134,12 @@ def _optimizer() -> list[Panel]:
         ),
         curves(
             "Learning rate",
-            _one("learning_rate", "of the last update"),
+            of_scheduler("learning_rate", "of the last update"),
             says=Advice(good="as the job's schedule says.", otherwise="see warmUpSteps and learningRate."),
         ),
         curves(
             "Updates left out, per hour",
-            Query(expr=f"increase(streamrl_skipped_nonfinite_updates_total{{{JOB}}}[1h])", legend="not finite"),
+            Query(expr=f"sum(increase(streamrl_skipped_nonfinite_updates_total{{{JOB}}}[1h]))", legend="not finite"),
             says=Advice(good="0.", otherwise="a gradient was no number: lower learningRate, or use fp32 for the loss."),
         ),
     ]

@@ -207,9 +207,9 @@ class ApiClient:
         body = {"propagationPolicy": "Background", "preconditions": {"uid": meta["uid"]}}
         await self._read(answers.read_deleted, self._call("delete", kind, meta["name"]), body=body)
 
-    async def page(self, pod: str, *, port: int) -> Mapping[str, Any] | None:
-        """The status of a process of a job, through the API server; None: nobody answers there, or the user may not ask."""
-        call = self._call("get", POD, f"{pod}:{port}", "proxy/status")
+    async def page(self, pod: str, *, port: int, path: str = "status") -> Mapping[str, Any] | None:
+        """A page of a process of a job, through the API server; None: nobody answers there, or the user may not ask."""
+        call = self._call("get", POD, f"{pod}:{port}", f"proxy/{path}")
         try:
             async with self._answer(call, total_s=PAGE_TIMEOUT_S) as response:
                 return answers.read_page(await response.read())

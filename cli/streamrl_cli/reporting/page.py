@@ -205,7 +205,11 @@ def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 def all_charts(run: RunData) -> list[Chart]:
     """In the order of the page."""
     charts = [
-        ("Reward", "Mean reward of the step's samples, and of greedy answers to held-out prompts.", reward(run)),
+        (
+            "Reward",
+            "Mean reward of the step's samples, and of greedy answers to held-out prompts.",
+            reward(run.steps, run.evaluations),
+        ),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         (
             "Length of completions",
@@ -239,11 +243,11 @@ def all_charts(run: RunData) -> list[Chart]:
 _HELD_OUT = (("mean_reward", "held-out, greedy", "#c2452d"), ("sampled_reward", "held-out, sampled", "#d98a2b"))
 
 
-def reward(run: RunData) -> Figure:
+def reward(lines: Sequence[Any], evaluations: Sequence[Any]) -> Figure:
     """Training reward by step, smoothed too, with the held-out evaluations."""
-    steps = [line["step"] + 1 for line in run.steps]
-    values = [line["reward_mean"] for line in run.steps]
-    evaluated = [e["step"] for e in run.evaluations]
+    lines = [line for line in lines if line["reward_mean"] is not None]
+    steps, values = [line["step"] + 1 for line in lines], [line["reward_mean"] for line in lines]
+    evaluated = [e["step"] for e in evaluations]
     return figure(
         [
             trace(steps, values, name="train", colour=SOFT, width=1),
@@ -251,14 +255,14 @@ def reward(run: RunData) -> Figure:
             *(
                 {
                     "x": evaluated,
-                    "y": [e.get(key) for e in run.evaluations],
+                    "y": [e.get(key) for e in evaluations],
                     "name": name,
                     "mode": "lines+markers",
                     "line": {"color": colour, "width": 2},
                     "marker": {"size": 8},
                 }
                 for key, name, colour in _HELD_OUT
-                if any(e.get(key) is not None for e in run.evaluations)
+                if any(e.get(key) is not None for e in evaluations)
             ),
         ]
     )

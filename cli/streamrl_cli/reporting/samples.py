@@ -1,7 +1,7 @@
 """Picks samples of a run to look at, and says what is known of each. Owns no reading of files, and no layout."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ class Found:
     samples: tuple[ShownSample, ...]
     left_out: int
     """Groups that the archive was to have, and has not."""
+    unread: int = 0
+    """Groups in which the text was not looked for, since that is too much at once."""
 
 
 def of_group(run_dir: Path, *, group_id: int) -> Found:
@@ -141,8 +143,8 @@ def of_group(run_dir: Path, *, group_id: int) -> Found:
         return Found(samples=samples, left_out=store.account.left_out)
 
 
-def of_step(run_dir: Path, *, step: int | None, kinds: Sequence[str], count: int) -> Found:
-    """Samples of a step, None: of the newest that has some. Raises `UserError`: as `of_group`."""
+def of_step(run_dir: Path, *, step: int | None, kinds: Sequence[str], count: int, text: str = "") -> Found:
+    """Samples of a step that have a text; None: of the newest step that has some. Raises `UserError`: as `of_group`."""
     with open_samples(run_dir) as store:
         groups: list[StoredGroup] = []
         first, newest = None, None
@@ -160,7 +162,9 @@ def of_step(run_dir: Path, *, step: int | None, kinds: Sequence[str], count: int
             raise UserError(
                 field=f"step {step}" if step is not None else str(run_dir), rule="has no samples", fix=known
             )
-        return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
+        reader = _TextReader(SampleQuery(text=text))
+        samples = _picked(groups, kinds=kinds, count=count, takes=reader.has_text)
+        return Found(samples=samples, left_out=store.account.left_out, unread=len(reader.unread))
 
 
 def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
@@ -228,9 +232,40 @@ def search(run_dir: Path, query: SampleQuery, *, before: SamplePlace | None, cou
         return SearchResult(samples=tuple(found), left_out=store.account.left_out, looked_at=looked_at, next_place=None)
 
 
-def _picked(groups: Iterable[StoredGroup], *, kinds: Sequence[str], count: int) -> tuple[ShownSample, ...]:
+class _TextReader:
+    """Looks for a text; reads each group once, and no more than one search may."""
+
+    def __init__(self, query: SampleQuery) -> None:
+        self.unread: set[int] = set()
+        """Ids of the groups that would have been too much."""
+        self._query = query
+        self._left_bytes = _MOST_READ_BYTES
+        self._read: dict[int, pb.ArchivedSamples] = {}
+
+    def has_text(self, group: StoredGroup, index: int) -> bool:
+        """Whether a sample has it."""
+        if not self._query.text:
+            return True
+        group_id = group.head.group_id
+        if group_id not in self._read:
+            if self._left_bytes <= 0:
+                self.unread.add(group_id)
+                return False
+            stored = self._read[group_id] = group.read()
+            self._left_bytes -= stored.ByteSize()
+        return self._query.matches(_of_stored(group, self._read[group_id], index, kinds=()))
+
+
+def _picked(
+    groups: Iterable[StoredGroup],
+    *,
+    kinds: Sequence[str],
+    count: int,
+    takes: Callable[[StoredGroup, int], bool] = lambda group, index: True,
+) -> tuple[ShownSample, ...]:
     """Of each kind so many; one that is of several kinds comes once."""
-    return tuple(_shown(group, index, kinds=why) for group, index, why in choose(groups, kinds=kinds, count=count))
+    chosen = choose(groups, kinds=kinds, count=count, takes=takes)
+    return tuple(_shown(group, index, kinds=why) for group, index, why in chosen)
 
 
 def _shown(group: StoredGroup, index: int, *, kinds: tuple[str, ...]) -> ShownSample:

@@ -22,7 +22,7 @@ from streamrl import names
 from streamrl.errors import UserError, UserErrors
 from streamrl_cli.cluster.api import ApiClient, Object
 from streamrl_cli.cluster.jobs import ENDED, state
-from streamrl_cli.ui.state import RunStatus, checked_status
+from streamrl_cli.ui.state import RunCurves, RunStatus, checked_curves, checked_status
 from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, RLJOB, Kind
 
 JobKey = tuple[str, str]
@@ -80,6 +80,8 @@ class JobDetail:
     events: tuple[Object, ...] = ()
     status: RunStatus | None = None
     """What the scheduler says; None: it is not reached, or says nothing that can be believed."""
+    curves: RunCurves | None = None
+    """The same, of the run's course."""
     faults: tuple[str, ...] = ()
 
 
@@ -197,12 +199,13 @@ class ClusterJobs:
             return JobDetail()
         (namespace, name), uid = key, job["metadata"]["uid"]
         cluster = self._cluster.within(namespace)
-        (pools, no_pools), (events, no_events), status = await asyncio.gather(
+        (pools, no_pools), (events, no_events), (status, curves) = await asyncio.gather(
             self._some(GENERATOR_POOL, cluster=cluster, labels=f"{names.LABEL_JOB}={name}"),
             self._some(EVENT, cluster=cluster, fields=f"regarding.name={name},regarding.uid={uid}"),
-            self._status(job, cluster=cluster),
+            self._said(job, cluster=cluster),
         )
-        return JobDetail(pools=tuple(pools), events=tuple(events), status=status, faults=(*no_pools, *no_events))
+        faults = (*no_pools, *no_events)
+        return JobDetail(pools=tuple(pools), events=tuple(events), status=status, curves=curves, faults=faults)
 
     async def _some(
         self, kind: Kind, *, cluster: ApiClient, labels: str = "", fields: str = ""
@@ -225,12 +228,15 @@ class ClusterJobs:
             return found, (f"{kind.plural}: the API server gave no whole answer in {_ANSWER_S:.0f} s",)
         return found, ()
 
-    async def _status(self, job: Object, *, cluster: ApiClient) -> RunStatus | None:
+    async def _said(self, job: Object, *, cluster: ApiClient) -> tuple[RunStatus | None, RunCurves | None]:
+        """By the scheduler."""
         if state(job) in ENDED:
-            return None
-        return checked_status(
-            await cluster.page(f"{names.trainer(job['metadata']['name'])}-0", port=names.PORT_SIGNALS)
-        )
+            return None, None
+        pod = f"{names.trainer(job['metadata']['name'])}-0"
+        status = checked_status(await cluster.page(pod, port=names.PORT_SIGNALS))
+        if status is None:
+            return None, None
+        return status, checked_curves(await cluster.page(pod, port=names.PORT_SIGNALS, path="curves"))
 
 
 def _by_key(found: JobList, key: JobKey) -> Object | None:

@@ -8,7 +8,7 @@ A job whose scheduler is not reached shows what its object says. Names and messa
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -27,11 +27,11 @@ from streamrl_cli.cluster.jobs import (
     why,
 )
 from streamrl_cli.cluster.output import age, text
-from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Figure, drawn, label, stacked
+from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Chart, Figure, drawn, label, lines_by_step, reward, stacked
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
-from streamrl_cli.ui.state import MOST_ROWS, Row, RunStatus, cut, evaluation_text, status_tables
+from streamrl_cli.ui.state import MOST_ROWS, Row, RunCurves, RunStatus, cut, evaluation_text, status_tables
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"
@@ -95,7 +95,7 @@ class JobPages(TemplatePages):
             changes=cut(change_rows(detail.pools, now=now)),
             events=cut(event_rows(detail.events, now=now)),
             faults=detail.faults,
-            **_said(detail.status, has_ended=state(job) in ENDED),
+            **_said(detail, has_ended=state(job) in ENDED),
         )
 
     def _now(self) -> datetime:
@@ -145,9 +145,9 @@ def _cards(job: Object, *, detail: JobDetail, now: datetime) -> dict[str, str]:
     }
 
 
-def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
-    """Of the scheduler."""
-    if status is None:
+def _said(detail: JobDetail, *, has_ended: bool) -> dict[str, Any]:
+    """By the scheduler."""
+    if (status := detail.status) is None:
         return {"is_reached": False, "has_ended": has_ended, "warnings": []}
     evaluation = status.get("last_evaluation")
     return {
@@ -156,8 +156,39 @@ def _said(status: RunStatus | None, *, has_ended: bool) -> dict[str, Any]:
         **status_tables(status),
         "warnings": [one["message"] for one in islice(status.get("warnings", ()), MOST_ROWS)],
         "evaluation": evaluation_text(evaluation) if evaluation else "",
-        **drawn([("Bubbles by role", "Shares of the wall of all processes of a role.", _by_role(status))]),
+        **drawn(
+            [
+                *_course(detail.curves),
+                ("Bubbles by role", "Shares of the wall of all processes of a role.", _by_role(status)),
+            ]
+        ),
     }
+
+
+def _course(curves: RunCurves | None) -> Iterator[Chart]:
+    """Of the run so far."""
+    if curves is None or not curves["steps"]:
+        return
+    points = curves["steps"]
+    steps = [point["step"] for point in points]
+    yield (
+        "Reward",
+        "Mean reward of the step's samples, and of answers to held-out prompts.",
+        reward(points, curves["evaluations"]),
+    )
+    yield (
+        "Speed",
+        "Tokens trained a second.",
+        lines_by_step(steps, {"tokens/s": [point.get("tokens_per_s") for point in points]}),
+    )
+    for role in ("generators", "trainer"):
+        walls = [((point.get("bubbles") or {}).get(role) or {}) for point in points]
+        if any(walls):
+            shares = [bubble_shares({str(part): share for part, share in wall.items()}, wall_s=1.0) for wall in walls]
+            parts = {part: [one[part] for one in shares] for part in PARTS}
+            found = stacked([step + 1 for step in steps], parts, x_title="step", height_px=CHART_HEIGHT_PX)
+            found["layout"] |= {"bargap": 0}
+            yield f"Bubbles of the {role}", "Shares of the wall at each step.", found
 
 
 def _by_role(status: RunStatus) -> Figure:

@@ -10,9 +10,11 @@ Whatever stands in a run folder is data: templates escape all of it, and what wo
 """
 
 import json
+import math
 import time
-from collections.abc import Callable
-from itertools import cycle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -37,7 +39,7 @@ from streamrl_cli.reporting.samples import SampleQuery, of_step, search
 from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, timelines
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.base import TemplatePages, assets
-from streamrl_cli.ui.catalog import Catalog, RunLine, stamp_of
+from streamrl_cli.ui.catalog import MOST_RUNS, Catalog, RunLine, stamp_of
 from streamrl_cli.ui.state import checkpoints, events, read_status, status_tables
 from streamrl_pages.website import Asked, website
 from streamrl_workers.stream.sample_choice import KINDS
@@ -65,7 +67,7 @@ class RunPages(TemplatePages):
 
     home = "Runs"
     keys = (
-        "r: runs. 1 to 5: the pages of a run. /: search. j, k: next and last sample. "
+        "r: runs. n, p: older and newer ones. 1 to 5: the pages of a run. /: search. j, k: next and last sample. "
         "On the timeline: + and -: closer and farther; arrows: earlier and later; 0: all."
     )
 
@@ -87,7 +89,8 @@ class RunPages(TemplatePages):
         """What a page rests on: the numbers of its runs, and the time where they change each second."""
         paths = self._catalog.paths()
         if path in ("/", "/compare"):
-            return " ".join(f"{key} {stamp_of(folder)}" for key, folder in paths.items())
+            runs = _PageOfRuns.of(paths, asked).runs if path == "/" else _chosen(paths, asked)
+            return f"{len(paths)} " + " ".join(f"{key} {stamp_of(folder)}" for key, folder in runs.items())
         folder = paths.get(asked.parts["run"])
         if folder is None:
             return "gone"
@@ -103,7 +106,9 @@ class RunPages(TemplatePages):
     # ---- several runs
 
     def _runs(self, asked: Asked, state: str) -> str:
-        lines = list(self._catalog.lines(most=_SHOWN_RUNS))
+        paths = self._catalog.paths()
+        shown = _PageOfRuns.of(paths, asked)
+        lines = list(self._catalog.lines(shown.runs))
         chosen = [line for line in lines if (line.key in asked.chosen if asked.chosen else not line.fault)]
         chosen = chosen[:_DRAWN_RUNS]
         charts = [
@@ -112,14 +117,14 @@ class RunPages(TemplatePages):
             ("Bubbles", "Share of the wall of all processes, weighted by cost.", _bubbles(chosen)),
             ("Cost", "Of all processes, by costPerHour.", _costs(chosen)),
         ]
-        more = max(0, len(self._catalog.paths()) - len(lines))
         return self.page(
             "runs.html",
             title="Runs",
             state=state,
             lines=lines,
             chosen={line.key for line in chosen},
-            more=more,
+            page=shown,
+            count=f"the newest {len(paths)}" if len(paths) == MOST_RUNS else f"{len(paths)}",
             parts=PARTS,
             **drawn(charts if chosen else []),
         )
@@ -169,12 +174,15 @@ class RunPages(TemplatePages):
             "note": "",
             "more": "",
         }
-        wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
         if kind in KINDS:
-            found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN)
-            matching = [sample for sample in found.samples if wanted.matches(sample)]
-            values |= {"samples": list(map(shown_sample, matching)), "note": KINDS[kind] + _missing(found.left_out)}
+            found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN, text=text)
+            unread = (
+                f"; in {found.unread} groups it was not looked for, that is too much at once" if found.unread else ""
+            )
+            note = KINDS[kind] + unread + _missing(found.left_out)
+            values |= {"samples": list(map(shown_sample, found.samples)), "note": note}
         else:
+            wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
             result = search(folder.path, wanted, before=_place(query.get("before", "")), count=_SAMPLES_SHOWN)
             note = f"{len(result.samples)} samples, newest first, in {result.looked_at} groups that were looked at"
             values |= {"samples": list(map(shown_sample, result.samples)), "note": note + _missing(result.left_out)}
@@ -241,6 +249,36 @@ def _by_name(found: Figure) -> Figure:
 
 
 # ---- what is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PageOfRuns:
+    """A part of the list of runs; the chosen ones are on every page."""
+
+    runs: Mapping[str, Path]
+    number: int
+    newer: str
+    """Address of the page before, empty: there is none."""
+    older: str
+
+    @classmethod
+    def of(cls, paths: Mapping[str, Path], asked: Asked) -> "_PageOfRuns":
+        last = max(1, math.ceil(len(paths) / _SHOWN_RUNS))
+        number = min(_step(asked.query.get("page", "")) or 1, last)
+        here = dict(islice(paths.items(), (number - 1) * _SHOWN_RUNS, number * _SHOWN_RUNS))
+        chosen = _chosen(paths, asked)
+        elsewhere = {key: chosen[key] for key in chosen if key not in here}
+
+        def to(page: int) -> str:
+            query = urlencode([("page", page), *(("run", key) for key in chosen)])
+            return f"/?{query}" if 1 <= page <= last else ""
+
+        return cls(runs=elsewhere | here, number=number, newer=to(number - 1), older=to(number + 1))
+
+
+def _chosen(paths: Mapping[str, Path], asked: Asked) -> dict[str, Path]:
+    """As many as are drawn, or compared."""
+    return {key: paths[key] for key in list(dict.fromkeys(asked.chosen))[:_DRAWN_RUNS] if key in paths}
 
 
 def _window(asked: Asked) -> TimeRange | None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -82,7 +82,26 @@ class RunStatus(TypedDict):
     last_evaluation: NotRequired[EvaluationRecord | None]
 
 
+@with_config(_LAX)
+class CurvePoint(TypedDict):
+    """A step of a curve."""
+
+    step: Count
+    reward_mean: Number | None
+    tokens_per_s: NotRequired[Number | None]
+    bubbles: NotRequired[dict[Literal["generators", "trainer"], dict[Part, Number] | None]]
+
+
+@with_config(_LAX)
+class RunCurves(TypedDict):
+    """The course of a run, as its scheduler tells it."""
+
+    steps: list[CurvePoint]
+    evaluations: list[EvaluationRecord]
+
+
 _STATUS = TypeAdapter(RunStatus)
+_CURVES = TypeAdapter(RunCurves)
 
 
 def read_status(folder: RunFolder) -> RunStatus | None:
@@ -98,6 +117,14 @@ def checked_status(page: object) -> RunStatus | None:
     """What a scheduler's page says; None: it is none."""
     try:
         return None if page is None else _STATUS.validate_python(page)
+    except ValidationError:
+        return None
+
+
+def checked_curves(page: object) -> RunCurves | None:
+    """The same, of its curves."""
+    try:
+        return None if page is None else _CURVES.validate_python(page)
     except ValidationError:
         return None
 

@@ -89,7 +89,7 @@ def test_a_long_run_is_a_small_page_with_all_its_peaks(folder: RunFolder) -> Non
         folder, "trainer-0", [wall(float(at), float(at), busy=at * 0.5, other=at * 0.5) for at in range(1, 9000)]
     )
     run = read_run(folder.path)
-    raw = reward(run)["data"][0]
+    raw = reward(run.steps, run.evaluations)["data"][0]
     found = dict(zip(raw["x"], raw["y"], strict=True))
     assert (found[7002], found[7003], min(raw["x"]), max(raw["x"])) == (1.5, -0.5, 1, 10_000)
     assert len(raw["x"]) <= MOST_POINTS + 2

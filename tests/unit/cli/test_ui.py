@@ -1,7 +1,10 @@
 """`streamrl ui` without a browser: what is refused in a line, how samples are paged, whom it asks for the status."""
 
+import html
 import importlib.util
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +97,20 @@ async def test_a_place_that_is_none_shows_the_newest(tmp_path: Path) -> None:
         assert "step 2, group 5" in pages.html("/runs/{run}/samples", asked, state="")
 
 
+async def test_a_text_is_looked_for_in_all_samples_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = await write_run(foreign_folder(tmp_path / "run", text="text"))
+    (key,) = Catalog(run).paths()
+    asked = Asked(parts={"run": key}, query={"kind": "best", "text": "text 0"})
+    monkeypatch.setattr("streamrl_cli.ui.pages._SAMPLES_SHOWN", 1)
+    page = RunPages(Catalog(run)).html("/runs/{run}/samples", asked, state="")
+    assert "step 2, group 4, sample 0" in page, "sample 1 is better, and has another text"
+    assert "group 4, sample 1" not in page and "too much" not in page
+    monkeypatch.setattr("streamrl_cli.reporting.samples._MOST_READ_BYTES", 1)
+    asked = Asked(parts={"run": key}, query={"kind": "best", "text": "nowhere"})
+    page = RunPages(Catalog(run)).html("/runs/{run}/samples", asked, state="")
+    assert "in 1 groups it was not looked for, that is too much at once" in page
+
+
 # ---- runs
 
 
@@ -105,6 +122,32 @@ def test_a_run_that_cannot_be_read_is_a_row_that_says_why(tmp_path: Path) -> Non
     page = RunPages(Catalog(tmp_path)).html("/", Asked(parts={}, query={}), state="")
     assert page.count("<tr>") == 3
     assert "job.json" in page and 'class="fault"' in page
+
+
+def test_all_runs_are_reached_page_by_page_and_chosen_ones_stay(tmp_path: Path) -> None:
+    for number in range(45):
+        os.utime(foreign_folder(tmp_path / f"run-{number:02}", text="text") / "run.json", (number, number))
+    pages, keys = RunPages(Catalog(tmp_path)), list(Catalog(tmp_path).paths())
+
+    def shown(**query: str) -> tuple[list[str], str]:
+        page = pages.html("/", Asked(parts={}, query=query, chosen=chosen), state="")
+        return re.findall(r'href="/runs/(\w+)"', page), page
+
+    chosen: tuple[str, ...] = ()
+    first, page = shown()
+    assert (first, "45 runs" in page) == (keys[:20], True)
+    links = [html.unescape(link) for link in re.findall(r'href="(/\?[^"]*)"', page)]
+    assert links == ["/?page=2"]
+    assert shown(page="2")[0] == keys[20:40]
+    for last in ("3", "4", "999999999"):
+        assert shown(page=last)[0] == keys[40:], last
+    for none in ("0", "x", "-1", ""):
+        assert shown(page=none)[0] == first, none
+    chosen = (keys[0], keys[25], "gone")
+    found, page = shown(page="2")
+    assert found == [keys[0], *keys[20:40]]
+    assert [key for key in keys if f'value="{key}" aria-label="draw this run" checked' in page] == [keys[0], keys[25]]
+    assert f"/?page=3&run={keys[0]}&run={keys[25]}" in html.unescape(page)
 
 
 def test_a_run_is_not_reached_by_a_path(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from streamrl_cli.ui.cluster_jobs import ClusterJobs
 from streamrl_cli.ui.job_pages import JobPages
 from streamrl_operator.kube import rest_config
 from streamrl_pages.website import Asked
-from support.api_answers import HOSTILE, PAGE, ApiAnswers, job
+from support.api_answers import CURVES, HOSTILE, PAGE, ApiAnswers, job
 from support.command import streamrl
 
 JOB_PATH = "/jobs/{namespace}/{name}"
@@ -74,9 +74,33 @@ async def test_a_job_shows_what_its_scheduler_says(shown: Shown) -> None:
     page = await shown.html(JOB_PATH, asked("first"))
     for text in ("6/20", "all is well", "long ones first", "held-out reward at step 4: 0.750 (8 prompts)", "1.50"):
         assert text in page
-    (bars,) = shown_figures(page)
+    rewards, speed, course, bars = shown_figures(page)
+    assert {one["name"]: one["x"] for one in rewards["data"]} == {
+        "train": [1, 2, 3, 4, 5, 6],
+        "train, smoothed": [1, 2, 3, 4, 5, 6],
+        "held-out, greedy": [4],
+    }
+    assert [one["y"] for one in speed["data"]] == [[100.0] * 6]
+    assert {one["name"]: one["y"][0] for one in course["data"] if one["y"][0]} == {"busy": 0.75, "pipeline": 0.25}
     assert {one["name"]: one["y"] for one in bars["data"]}["busy"] == [0.75, 0.75]
     assert bars["data"][0]["x"] == ["sim", "trainer"]
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        None,
+        [],
+        {"steps": [], "evaluations": []},
+        {"steps": [{"step": 0, "reward_mean": None, "tokens_per_s": None}], "evaluations": []},
+        CURVES | {"steps": [{"step": HOSTILE, "reward_mean": 0.0}]},
+        CURVES | {"steps": [{"step": 0, "reward_mean": 0.0, "bubbles": {HOSTILE: {}}}]},
+    ],
+)
+async def test_a_scheduler_without_curves_shows_the_rest(shown: Shown, curves: Any) -> None:
+    shown.served.curves = curves
+    page = await shown.html(JOB_PATH, asked("first"))
+    assert "long ones first" in page and "Bubbles by role" in page and "<script>alert" not in page
 
 
 def shown_figures(page: str) -> Any:

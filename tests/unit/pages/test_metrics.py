@@ -1,6 +1,8 @@
 """A process's metrics are its table: complete from the start, and nothing else can be written."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +20,14 @@ from streamrl.metrics import (
 from streamrl.spec.rljob import Metadata
 from streamrl_pages.metrics import MetricSet
 from support.metric_pages import families, mistakes, series
+from support.tree import ROOT
 
 WORKERS = {"scheduler": SCHEDULER, "generator": GENERATOR, "trainer": TRAINER, "trainer rank": TRAINER_RANK}
+TEXTS = [
+    ROOT / "helm/streamrl/files/rules.yaml",
+    *sorted(ROOT.glob("helm/streamrl/files/dashboards/*.json")),
+    ROOT / "docs/runbooks.md",
+]
 LABELS = worker_labels(Metadata(name="sums", namespace="ml"), role="generator", process="generator-a-0", pool="a")
 
 
@@ -52,6 +60,19 @@ def test_names_follow_prometheus() -> None:
         assert bool(spec.buckets) == (spec.type == "histogram")
         assert list(spec.buckets) == sorted(spec.buckets)
         assert spec.text.endswith(".")
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_alerts_dashboards_and_runbooks_name_metrics_that_there_are(path: Path) -> None:
+    """Queries and sentences alike."""
+    specs = [spec for table in TABLES for spec in table.specs.values()]
+    histograms = [spec.name for spec in specs if spec.type == "histogram"]
+    known = {spec.name for spec in specs} | {
+        f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")
+    }
+    found = set(re.findall(r"\bstreamrl_\w+", path.read_text(encoding="utf-8")))
+    assert found
+    assert sorted(found - known) == []
 
 
 def test_every_series_of_a_worker_says_where_it_belongs() -> None:

@@ -60,7 +60,7 @@ class GeneratorStatus:
             self._metrics.set("generator_slots", self._loop.slots)
             self._metrics.set("generator_active", now.active)
             self._metrics.set("generator_waiting", now.waiting)
-            self._metrics.set("generator_weights_step", now.version.step if now.version else 0)
+            self._metrics.set("generator_weights_step", now.version.step if now.version else None)
             self._metrics.total("generator_tokens", now.tokens)
             for name, tokens in _kv(now).items():
                 self._metrics.set(name, math.nan if tokens is None else tokens)

@@ -3,6 +3,7 @@
     GET /metrics   all names begin with `streamrl_` and stand in `streamrl.metrics`
     GET /healthz   200 ok | 503 with the reason
     GET /status    JSON (`/numbers` is its former path)
+    GET /curves    JSON, of the scheduler: reward, speed and bubbles by step
 
 Does not own how metrics are made and pages served (`streamrl_pages`), nor the values (callbacks).
 Invariant: the key set of the bubbles is complete from the start, zeros included.
@@ -42,6 +43,7 @@ class Signals:
     metrics: Callable[[], bytes]
     status: Callable[[], Mapping[str, Any]]
     fault: Callable[[], str] = lambda: ""  # "" = healthy, else why not
+    curves: Callable[[], Mapping[str, Any]] | None = None  # None: the process has none
 
 
 class SignalsServer(EndpointServer):
@@ -49,11 +51,12 @@ class SignalsServer(EndpointServer):
 
     def __init__(self, signals: Signals) -> None:
         status = lambda: json_response(signals.status())  # noqa: E731 - served under two paths
-        super().__init__(
-            {
-                "/metrics": lambda: metrics_response(signals.metrics()),
-                "/healthz": lambda: health_response(signals.fault()),
-                "/status": status,
-                "/numbers": status,  # the path that operators of earlier releases ask for
-            }
-        )
+        pages = {
+            "/metrics": lambda: metrics_response(signals.metrics()),
+            "/healthz": lambda: health_response(signals.fault()),
+            "/status": status,
+            "/numbers": status,  # the path that operators of earlier releases ask for
+        }
+        if (curves := signals.curves) is not None:
+            pages["/curves"] = lambda: json_response(curves())
+        super().__init__(pages)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from streamrl.proto import stream_pb2 as pb
@@ -28,13 +29,23 @@ _Place = tuple[pb.ArchivedGroup, int]
 """A group's head and which of its samples."""
 
 
-def choose(groups: Iterable[Group], *, kinds: Sequence[str], count: int) -> list[tuple[Group, int, tuple[str, ...]]]:
-    """(group, which of its samples, why): of each kind so many; one that is of several kinds comes once."""
+def choose(
+    groups: Iterable[Group],
+    *,
+    kinds: Sequence[str],
+    count: int,
+    takes: Callable[[Group, int], bool] = lambda group, index: True,
+) -> list[tuple[Group, int, tuple[str, ...]]]:
+    """(group, which of its samples, why): of each kind so many; one that is of several kinds comes once.
+
+    `takes`: whether a sample counts, asked in the order of the kind until there are enough.
+    """
     by_id = {group.head.group_id: group for group in groups}
     places = [(group.head, index) for group in by_id.values() for index in range(len(group.head.samples))]
     chosen: dict[tuple[int, int], list[str]] = {}
     for kind in kinds:
-        for head, index in _ORDER[kind](places)[:count]:
+        taken = (place for place in _ORDER[kind](places) if takes(by_id[place[0].group_id], place[1]))
+        for head, index in islice(taken, count):
             chosen.setdefault((head.group_id, index), []).append(kind)
     return [(by_id[group_id], index, tuple(names)) for (group_id, index), names in chosen.items()]
 

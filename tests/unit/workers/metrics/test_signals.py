@@ -1,6 +1,7 @@
 """The signals port of a worker over real sockets: which pages there are."""
 
 import json
+import math
 import urllib.error
 import urllib.request
 from asyncio import to_thread
@@ -42,6 +43,16 @@ async def test_a_fault_is_told(server) -> None:
     port, fault = server
     fault[0] = "no scheduler"
     assert await to_thread(ask, port, "/healthz") == (503, "no scheduler\n")
+
+
+async def test_curves_are_there_where_a_process_has_some(server) -> None:
+    port, _ = server
+    assert (await to_thread(ask, port, "/curves"))[0] == 404
+    curves = {"steps": [{"step": 0, "reward_mean": math.nan}]}
+    scheduler = SignalsServer(Signals(metrics=bytes, status=dict, curves=lambda: curves))
+    status, body = await to_thread(ask, await scheduler.start(host=HOST, port=0), "/curves")
+    assert (status, json.loads(body)) == (200, {"steps": [{"step": 0, "reward_mean": None}]})
+    await scheduler.close()
 
 
 async def test_numbers_are_json(server) -> None:

@@ -120,12 +120,12 @@ class SchedulerMetrics:
             traffic = connections.traffic(pool)
             self._metrics.total("link_received_bytes", traffic.received_bytes, pool)
             self._metrics.total("link_sent_bytes", traffic.sent_bytes, pool)
-        lags = dict.fromkeys(self._pools, 0)
+        oldest: dict[str, int] = {}
         for entry in connections.generators.values():
-            if announced_step is not None and entry.hello.pool in lags:
-                lag = announced_step - (entry.version_step or 0)
-                lags[entry.hello.pool] = max(lags[entry.hello.pool], lag)
-        for pool, lag in lags.items():
+            if entry.version_step is not None:
+                oldest[entry.pool] = min(entry.version_step, oldest.get(entry.pool, entry.version_step))
+        for pool in self._pools:
+            lag = None if announced_step is None or pool not in oldest else announced_step - oldest[pool]
             self._metrics.set("weights_lag_steps", lag, pool)
 
     def spans(self, *, sent: int, lost: int) -> None:

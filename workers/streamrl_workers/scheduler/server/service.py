@@ -75,6 +75,7 @@ class Ports:
                 metrics=lambda: self._page(self.status.metrics) if self.status else b"",
                 status=lambda: self._page(self.status.status) if self.status else {},
                 fault=lambda: self.fault() if self.status else "starting",
+                curves=lambda: self._page(self.status.curves) if self.status else {},
             )
         )
 

@@ -24,6 +24,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
+from streamrl_workers.scheduler.server.curves import curves
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
 from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
@@ -44,7 +45,7 @@ class StatusEndpoint:
     def __init__(
         self, core: Core, *, job: RLJob, connections: Connections, run_dir: Path, process: str = "scheduler"
     ) -> None:
-        directory = run_dir / DIR_METRICS
+        directory = self._directory = run_dir / DIR_METRICS
         last = last_line(directory / STEPS_FILE)
         self._core = core
         self._connections = connections
@@ -184,6 +185,10 @@ class StatusEndpoint:
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
         }
+
+    def curves(self) -> Mapping[str, Any]:
+        """What `/curves` shows."""
+        return curves(self._directory / STEPS_FILE, self._directory / EVALUATIONS_FILE)
 
     def close(self) -> None:
         """Close the files."""

@@ -1,5 +1,6 @@
 """What the scheduler tells of rewards, failed scores and dropped groups: step lines, `/numbers`, Prometheus."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,8 @@ from streamrl.spec import RLJob, parse_job
 from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
-from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
+from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
@@ -143,6 +145,53 @@ def test_the_page_is_what_the_table_says_and_all_of_it_is_set(observed, tmp_path
     assert series(status.metrics(), "streamrl_generators", pool="p") == 2
 
 
+async def test_a_generator_without_weights_is_behind_by_nothing_known(tmp_path: Path) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=3, evaluation_prompts=0))
+    world.run_out()
+    connections = Connections()
+    status = StatusEndpoint(world.core, job=of_pool_p(), connections=connections, run_dir=tmp_path)
+
+    def lag_with(name: str, *, version_step: int | None) -> float:
+        hello = pb.GeneratorHello(generator_id=name, instance="i", pool="p", slots=1)
+        link, beats = PeerLink(name), BeatWindow(10.0)
+        connections.add(GeneratorEntry(link=link, hello=hello, version_step=version_step, beats=beats))
+        return series(status.metrics(), "streamrl_weights_lag_steps", pool="p")
+
+    assert math.isnan(series(status.metrics(), "streamrl_weights_lag_steps", pool="p")), "no generator"
+    assert math.isnan(lag_with("new", version_step=None))
+    assert world.core.view().announced_step == 3
+    assert lag_with("old", version_step=1) == 2
+    assert lag_with("older", version_step=0) == 3
+    status.close()
+
+
+@pytest.mark.parametrize("steps", [1, 40, 20_000])
+def test_the_curves_of_a_run_are_some_hundred_points_however_long_it_is(tmp_path: Path, steps: int) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=2, evaluation_prompts=0))
+    status = StatusEndpoint(world.core, job=parsed_job(), connections=Connections(), run_dir=tmp_path)
+    assert status.curves() == {"steps": [], "evaluations": []}
+    taken_again = [*range(steps // 2, steps)]
+    lines = [{"step": step, "reward_mean": 0.0, "staleness": {"0": 64}} for step in range(steps - steps // 4)]
+    lines += [
+        {"step": step, "reward_mean": 1.0, "tokens_per_s": 9.5, "bubbles": {"trainer": None}} for step in taken_again
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "metrics/steps.jsonl").write_text(text + '{"step": 99')
+    (tmp_path / "metrics/evaluations.jsonl").write_text('{"step": 0, "mean_reward": 0.5, "prompts": 8}\n[]\n')
+    found = status.curves()
+    assert found["evaluations"] == [{"step": 0, "mean_reward": 0.5}]
+    points = found["steps"]
+    assert points[-1] == {"step": steps - 1, "reward_mean": 1.0, "tokens_per_s": 9.5, "bubbles": {"trainer": None}}
+    numbers = [point["step"] for point in points]
+    assert numbers == sorted(set(numbers)) and len(numbers) <= 201 and numbers[0] == 0
+    assert len(numbers) == steps if steps < 200 else len(numbers) > 100
+    widest = max(after - before for before, after in itertools.pairwise([0, *numbers]))
+    assert widest <= max(1, steps // 50)
+    old = [point for point in points if point["reward_mean"] != (point["step"] >= steps // 2)]
+    assert len(old) <= (steps > 200), "of a large file one may stand between two lines that are read"
+    status.close()
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, -1.0, 1e308])
 def test_whatever_a_trainer_tells_the_page_is_made(tmp_path: Path, number: float) -> None:
     world = World(settings(group_size=2, batch_groups=2, steps=2, evaluation_prompts=0))
@@ -184,9 +233,9 @@ UNMEASURED = {
     ),
     *(f"train_infer_logprob_diff_{name}" for name in ("mean_nats", "max_nats", "kl_nats", "tokens")),
     *("length_recall_ratio", "length_recall_lower_ratio", "length_rank_correlation"),
-    *("evaluation_sampled_reward_mean", "cost_per_reward_point"),
+    *("evaluation_sampled_reward_mean", "cost_per_reward_point", "weights_lag_steps"),
 }
-"""The world's trainer tells no numbers, its few prompts say nothing of lengths, its rewards do not rise."""
+"""The world's trainer tells no numbers, its generators have no connection, its few prompts say nothing of lengths, its rewards do not rise."""
 
 
 def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
