@@ -21,7 +21,7 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 
 
 class ServiceAccount(SpecModel):
-    """The account of all pods of the job; the operator makes it, and no right is bound to it."""
+    """The account of all pods of the job; the operator makes it and binds no right to it."""
 
     name: ObjectName | None = Field(
         default=None, description="Its name; absent = <job>-pods. One that exists is refused."

@@ -100,7 +100,7 @@ def with_spec_hash(built: Mapping[str, Any]) -> Built:
 
 
 def service_account(plan: JobPlan) -> Built:
-    """The account of all pods; nothing is bound to it and no token is mounted."""
+    """The account of all pods; we bind nothing to it and mount no token."""
     built = plan.object("v1", "ServiceAccount", plan.service_account, automountServiceAccountToken=False)
     built["metadata"] |= {"annotations": dict(given)} if (given := plan.job.spec.service_account.annotations) else {}
     return built
