@@ -229,7 +229,7 @@ def _gang(observed: Observed) -> dict[str, int]:
 
 def _is_outdated(observed: Observed, base: _Workload, *, settings: PlanningSettings) -> bool:
     """Whether it holds quota for other pods than the job is to have: its owner changed the pools, or what their containers ask for, meanwhile."""
-    if observed.job is None or not base.is_reserved:
+    if observed.job is None or not base.is_reserved or base.holds("Evicted"):  # what is evicted can change soon
         return False
     images = job_status.images_of_job(observed, settings=settings, begins=True)
     wanted = DesiredRun(trainers=1, generators={}, images=images)

@@ -184,6 +184,17 @@ def test_a_replica_beyond_the_gang_goes_with_it_when_its_pods_are_to_have_more()
     assert job.look.pods == []
 
 
+def test_an_evicted_job_keeps_its_workload_whatever_its_pods_are_to_have() -> None:
+    """It holds what Kueue knows of it: its place, its pauses, and that somebody deactivated it."""
+    job = admitted()
+    job.say(GANG, Evicted="Deactivated")
+    with_pod(job, resources={"limits": {"nvidia.com/gpu": "8"}})
+    job.settle()
+    assert kueue_sees(job)["Requeued"] == ("False", "Deactivated")
+    pool_set = job.look.workloads[GANG]["spec"]["podSets"][1]
+    assert pool_set["template"]["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
 def test_a_limit_that_is_taken_away_queues_anew() -> None:
     document = queued_document()
     document["spec"]["generators"][0]["pod"] = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
