@@ -12,7 +12,7 @@ from streamrl import names
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 JOB = "unseen"
-STEPS, STEP_S = 200, 0.5
+STEPS, STEP_S = 300, 0.5
 """It still runs when the operator has said that it cannot read the numbers, and is gone."""
 POLICY = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies/{NAME}"
 
