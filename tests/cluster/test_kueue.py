@@ -178,6 +178,23 @@ def test_a_gang_that_does_not_fit_holds_nothing(lab: QueueLab, queued: Operator)
     lab.wait_pods("small", 2, queued)
 
 
+def test_a_running_job_whose_generators_are_to_have_more_asks_its_queue(lab: QueueLab, queued: Operator) -> None:
+    lab.quota(3)
+    lab.create("rljobs", job("more"))
+    lab.wait_pods("more", 2, queued)
+    (pool,) = lab.must("rljobs", "more")["spec"]["generators"]
+    lab.patch("rljobs", "more", {"spec": {"generators": [{**pool, "pod": {"resources": {"limits": {GPU: 8}}}}]}})
+    lab.wait(lambda: "insufficient" in lab.condition("more", "Ready").get("message", ""), "the refusal", queued)
+    assert lab.pods("more") == []
+    lab.set_quota(9)
+    lab.wait_pods("more", 2, queued)
+    limits = {
+        each["metadata"]["labels"][names.LABEL_ROLE]: each["spec"]["containers"][0]["resources"]["limits"]
+        for each in lab.list("pods")
+    }
+    assert (limits["trainer"], limits["generator"]) == ({GPU: "1"}, {GPU: "8"})
+
+
 def test_growth_goes_as_far_as_the_quota(lab: QueueLab, queued: Operator) -> None:
     lab.quota(3, flavor={"nodeLabels": {"gpu": "l40s"}})
     document = job("grows")

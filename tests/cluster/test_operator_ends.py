@@ -75,20 +75,22 @@ RESULT = {"status": "succeeded", "steps": 40, "final_reward": 0.75, "checkpoint"
 
 
 def tell_end(lab: Lab, *, life: str) -> None:
-    """As a kubelet does when the scheduler's container has ended with its last word; "lastState": it runs again."""
+    """As a kubelet does when the scheduler's container has ended with its last word; "lastState": it runs again; "killed": not for the first time."""
     word = json.dumps({"attempt": 1, "step": 40, "cost": 1.5, "result": RESULT})
-    ended = {"terminated": {"exitCode": 0, "reason": "Completed", "message": word}}
+    was_killed = life == "killed"
+    how = {"exitCode": 137, "reason": "OOMKilled"} if was_killed else {"exitCode": 0, "reason": "Completed"}
+    ended = {"terminated": {**how, "message": word}}
     status = {
         **running("scheduler"),
         "state": ended if life == "state" else {"running": {}},
-        "lastState": ended if life == "lastState" else {},
-        "restartCount": int(life == "lastState"),
+        "lastState": {} if life == "state" else ended,
+        "restartCount": ("state", "lastState", "killed").index(life),
     }
     told = {"phase": "Running", "initContainerStatuses": [status], "containerStatuses": [running("trainer")]}
     lab.patch("pods", f"{JOB}-trainer-0", {"status": told}, part="status")
 
 
-@pytest.mark.parametrize("life", ["state", "lastState"])
+@pytest.mark.parametrize("life", ["state", "lastState", "killed"])
 @pytest.mark.parametrize("is_down", [False, True], ids=["up", "down"])
 def test_the_end_is_seen_with_the_pod_whoever_can_be_reached(
     own_control_plane: ControlPlane, lab: Lab, *, life: str, is_down: bool

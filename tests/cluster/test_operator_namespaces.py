@@ -98,9 +98,9 @@ def test_a_namespace_that_is_refused_is_an_alert_until_it_has_its_role(
     first, without, _ = labs
     targets, rules = {OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, chart_rules(operator_job=OPERATOR_JOB)
     with scraping(targets, folder=tmp_path, rules=rules) as watching:
-        watching.wait_firing("StreamRLNamespaceNotSeen")
+        watching.wait_firing("StreamRLNamespaceNotSeen", "StreamRLCacheStale")
         rights.grant(own_control_plane.api, operator.user, home=first.namespace, namespaces=(without.namespace,))
-        watching.wait_silent("StreamRLNamespaceNotSeen")
+        watching.wait_silent("StreamRLNamespaceNotSeen", "StreamRLCacheStale")
 
 
 def test_a_namespace_that_is_deleted_with_its_job(

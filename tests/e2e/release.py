@@ -63,8 +63,10 @@ class Release:
         cluster.kubectl(*scale, "--replicas=0")
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         wait_until(lambda: not objects.list(path), what="the release's operator to end", deadline_s=READY_S)
-        yield
-        cluster.kubectl(*scale, "--replicas=1")
+        try:
+            yield
+        finally:
+            cluster.kubectl(*scale, "--replicas=1")
         pods.wait_deployment(objects, NAMESPACE, NAME, deadline_s=READY_S)
 
     def wait_ready(self, *, deadline_s: float = READY_S) -> None:

@@ -137,7 +137,7 @@ REACHES: dict[str, set[str]] = {
     "other job's generator": set(),
     "trainer": {"generator:signals", "operator:metrics", "api"},
     "other job's trainer": SIGNALS | {"api"},
-    "operator": {"api"},
+    "operator": {"api", "trainer:signals"},
     "neighbour": SIGNALS | {"api"},
     "stranger": SIGNALS | {"api"},
 }

@@ -8,11 +8,20 @@ from typing import Any
 import pytest
 
 from streamrl import keys
+from streamrl_cli.jobfile import load_job
 from support.jobs import simulated_job, write_prompts
 from support.pods import Pods
 from support.runs import LocalRun, streamrl, wait_for
 
 OLD_STEPS, STEPS = 6, 14
+EXAMPLE = Path(__file__).parents[2] / "examples" / "chain-sum.yaml"
+SMALL = (
+    "spec.pipeline={batchGroups: 4, steps: 1}",
+    "spec.model.scratch.warmUp.steps=1",
+    "spec.task.evaluation=null",
+    "spec.storage.checkpoints.intervalSteps=1",
+)
+PREPARED_S = 300.0
 
 
 def job(*, steps: int, **checkpoints: Any) -> dict[str, Any]:
@@ -86,3 +95,35 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_in_one_line(pods: Pods) -> No
     trainer = pods.start("trainer")
     assert trainer.wait(60) == 2, pods.logs()
     assert "holds no good checkpoint (step-00000006: simulated.json is missing)" in pods.logs()
+
+
+def test_weights_that_do_not_fit_the_jobs_model_are_refused_in_one_line(tmp_path: Path) -> None:
+    old = LocalRun.start(small(tmp_path), folder=tmp_path / "old", base_dir=tmp_path)
+    assert old.wait_end() == 0, old.logs()
+    checkpoints = {"claimName": "kept"}
+    wider = small(tmp_path, "spec.model.scratch.intermediateSize=128", resumeFrom=checkpoints)
+    pods = Pods.make(wider, base=tmp_path / "pods", secure=False)
+    try:
+        shutil.copytree(old.folder / keys.DIR_CHECKPOINTS, pods.store.parent / "old-12345678" / keys.DIR_CHECKPOINTS)
+        shutil.copy(tmp_path / "chain_sum.py", pods.run_dir)
+        places = {"job": pods.base / "job" / keys.FILE_JOB, "cache": pods.store / "models"}
+        places["result"] = pods.base / "shared" / keys.FILE_MODEL
+        prepare = pods.start("prepare", *(part for name, path in places.items() for part in (f"--{name}", str(path))))
+        assert prepare.wait(PREPARED_S) == 0, pods.logs()
+        pods.start("scheduler")
+        assert pods.start("trainer").wait(PREPARED_S) == 2, pods.logs()
+        misfit = "layers.0.mlp.gate_proj.weight has the shape [256, 96], here it is [128, 96]"
+        assert f"step-00000001: does not fit this model: model.model.{misfit}" in pods.last_line("trainer")
+    finally:
+        pods.close()
+
+
+def small(folder: Path, *overrides: str, **checkpoints: Any) -> dict[str, Any]:
+    """A job with a real model, whose task lies in `folder`."""
+    shutil.copy(EXAMPLE.with_name("chain_sum.py"), folder)
+    document = load_job(EXAMPLE, overrides=[*SMALL, *overrides], local=False).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    document["spec"]["storage"]["checkpoints"] |= checkpoints
+    document["metadata"]["namespace"] = "team"
+    return document

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
+from streamrl.names import LABEL_QUEUE
 from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, demand_different, map_by, repeated
 from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
 from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, WeightCacheSpec, Word
@@ -20,7 +21,7 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 
 
 class ServiceAccount(SpecModel):
-    """The account of all pods of the job; the operator makes it, and no right is bound to it."""
+    """The account of all pods of the job; the operator makes it and binds no right to it."""
 
     name: ObjectName | None = Field(
         default=None, description="Its name; absent = <job>-pods. One that exists is refused."
@@ -87,9 +88,7 @@ class Pod(SpecModel):
     image_pull_secrets: tuple[ObjectName, ...] = Field(
         default=(), max_length=8, description="Names of Secrets for the registry."
     )
-    labels: dict[str, LabelValue] = Field(
-        default_factory=dict, max_length=32, description="More labels; Kueue's queue name stands here."
-    )
+    labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=32, description="More labels.")
     annotations: dict[str, Text] = Field(default_factory=dict, max_length=32, description="More annotations.")
     node_selector: dict[str, LabelValue] = Field(
         default_factory=dict, max_length=32, description="Labels that a node must have."
@@ -176,6 +175,11 @@ class Pod(SpecModel):
         "nodeName": "the cluster's scheduler places the pods; use nodeSelector",
     }
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"labels must not have {LABEL_QUEUE}: Kueue would admit each pod by itself; a queue stands in metadata.labels of the job",
+            f"!('{LABEL_QUEUE}' in self.labels)",
+            lambda pod: LABEL_QUEUE in pod.labels,
+        ),
         FieldRule(
             "volumeMounts must name volumes of this pod",
             "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "

@@ -8,6 +8,7 @@
 
 Kueue decides by Workloads alone, whoever made them. It evicts by a condition; the quota is its own again when we take the admission away.
 A Workload cannot change while it holds quota. So it is planned from the job while it holds none, and kept as it is while it does.
+Where the job's pods are to have other resources than it was admitted with, they end as in a suspension, and the job queues anew.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamrl import names
-from streamrl_operator.planning import pods
+from streamrl_operator.planning import compare, job_status, pods
+from streamrl_operator.planning.objects import pod_templates
+from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.replicas import MOST_REPLICAS, bounds
 from streamrl_operator.planning.values import (
+    DesiredRun,
     JobDecision,
     Object,
     Observed,
+    PlanningSettings,
     PodPlacement,
     WantedWorkload,
     stamp,
@@ -113,7 +118,7 @@ def queue(observed: Observed) -> str:
     return str((observed.metadata.get("labels") or {}).get(names.LABEL_QUEUE) or "")
 
 
-def held(observed: Observed) -> Held | None:
+def held(observed: Observed, *, settings: PlanningSettings) -> Held | None:
     """Why a job that should run must have no pods; None: it may."""
     name, base = queue(observed), _base(observed)
     if not name:
@@ -125,8 +130,8 @@ def held(observed: Observed) -> Held | None:
     lacking = [f"{kind} {one}" for kind, one in lookups(observed) if (kind, one) not in observed.looked_up]
     if lacking:
         return Held(reason=QUEUED, message=f"queue {name}: {lacking[0]} is not there")
-    if base is not None and _is_outdated(observed, base):
-        return Held(reason=QUEUED, message=f"queues anew in {name}: its pools have changed")
+    if base is not None and _is_outdated(observed, base, settings=settings):
+        return Held(reason=QUEUED, message=f"queues anew in {name}: its pools or their resources have changed")
     if base is None or base.is_admitted:
         return Held(reason=QUEUED, message=f"waits in queue {name}") if base is None else None
     evicted = base.condition("Evicted")
@@ -178,7 +183,7 @@ def _priority_class(observed: Observed) -> tuple[str, str] | None:
     return None if given is None else ("PriorityClass", given)
 
 
-def with_queue(observed: Observed, decision: JobDecision) -> JobDecision:
+def with_queue(observed: Observed, decision: JobDecision, *, settings: PlanningSettings) -> JobDecision:
     """The decision with the Workloads that it needs, where their pods go, and what Kueue is to be told."""
     if not observed.kueue or not queue(observed) or pods.is_leaving(observed.raw):
         return decision
@@ -187,16 +192,19 @@ def with_queue(observed: Observed, decision: JobDecision) -> JobDecision:
     if observed.job is None:
         return decision
     placements = {} if base is None or not base.is_admitted else _placements(observed, base)
-    workloads = _wanted(observed, base, decision=decision)
+    workloads = _wanted(observed, base, decision=decision, settings=settings)
     return replace(decision, wanted=replace(decision.wanted, workloads=workloads, placements=placements))
 
 
-def _wanted(observed: Observed, base: _Workload | None, *, decision: JobDecision) -> dict[str, WantedWorkload]:
+def _wanted(
+    observed: Observed, base: _Workload | None, *, decision: JobDecision, settings: PlanningSettings
+) -> dict[str, WantedWorkload]:
     wanted: dict[str, WantedWorkload] = {}
-    if base is not None and not decision.has_ended and _is_outdated(observed, base):
+    is_free = not decision.has_ended and _is_gone(observed)
+    if base is not None and is_free and _is_outdated(observed, base, settings=settings):
         return wanted
     waits = bool(decision.wanted.trainers) or decision.is_queued
-    is_kept = base is not None and (decision.has_ended or not _is_gone(observed))
+    is_kept = base is not None and not is_free
     if is_kept or (waits and not (base is None and set(lookups(observed)) - observed.looked_up.keys())):
         wanted[names.workload(observed.name)] = _workload(observed, base, counts=_gang(observed))
     for pool in observed.pools:
@@ -219,11 +227,28 @@ def _gang(observed: Observed) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _is_outdated(observed: Observed, base: _Workload) -> bool:
-    """Whether it holds quota for other pods than the job has, and none of them is there any more: its owner changed the pools meanwhile."""
-    if observed.job is None or not base.is_reserved or not _is_gone(observed):
+def _is_outdated(observed: Observed, base: _Workload, *, settings: PlanningSettings) -> bool:
+    """Whether it holds quota for other pods than the job is to have: its owner changed the pools, or what their containers ask for, meanwhile."""
+    if observed.job is None or not base.is_reserved or base.holds("Evicted"):  # what is evicted can change soon
         return False
-    return {one["name"] for one in base.raw["spec"]["podSets"]} != _gang(observed).keys()
+    images = job_status.images_of_job(observed, settings=settings, begins=True)
+    wanted = DesiredRun(trainers=1, generators={}, images=images)
+    namespace, uid = observed.key[0], observed.metadata["uid"]
+    plan = JobPlan(job=observed.job, namespace=namespace, uid=uid, wanted=wanted, settings=settings)
+    planned = {name: _asks(template) for name, template in pod_templates(plan).items()}
+    there = {one["name"]: _asks(one["template"]) for one in base.raw["spec"]["podSets"]}
+    return compare.differs(planned, there) or compare.differs(there, planned)
+
+
+def _asks(template: Object) -> Object:
+    """What Kueue counts, or finds devices by."""
+    spec = template["spec"]
+    asked: dict[str, Any] = {key: spec[key] for key in ("runtimeClassName", "resourceClaims") if key in spec}
+    for kind in ("initContainers", "containers"):
+        asked[kind] = [
+            {key: each.get(key) for key in ("name", "restartPolicy", "resources")} for each in spec.get(kind) or ()
+        ]
+    return asked
 
 
 def _workload(

@@ -74,7 +74,7 @@ class _JobView:
 
 def decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
     """What is to be done about the job now."""
-    return admission.with_queue(observed, _decide(observed, settings=settings))
+    return admission.with_queue(observed, _decide(observed, settings=settings), settings=settings)
 
 
 def _decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
@@ -97,7 +97,7 @@ def _decide(observed: Observed, *, settings: PlanningSettings) -> JobDecision:
         return _suspended(view, why=f"the job has cost maxCost.amount {bound.amount}")
     if job_file.is_held(observed):
         return _suspended(view, why="the spec was changed, all pods are made again")
-    held = admission.held(observed)
+    held = admission.held(observed, settings=settings)
     if held is not None:
         return _suspended(view, why=held.message, held=held)
     return _running(view)
@@ -168,7 +168,7 @@ def _invalid(view: _JobView) -> JobDecision:
     was = conditions.find(view.before.conditions, READY)
     is_news = was is None or was.reason != wrong.reason
     decision = _decision(view, view.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
-    halted = view.spec.get("suspend") is True or admission.held(observed) is not None
+    halted = view.spec.get("suspend") is True or admission.held(observed, settings=view.settings) is not None
     trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(view.observed.name)))
     generators = {pool: pods.asked(observed.sets.get(names.pool(view.observed.name, pool))) for pool in observed.pools}
     return replace(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
-from streamrl.errors import EXIT_DONE
 from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
@@ -112,14 +111,14 @@ def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
 def last_word(pod: Object) -> Mapping[str, Any] | None:
     """The status that the scheduler left in its termination message when the run had ended; None: it has not, or says so otherwise.
 
-    Its container ends once with 0 for that, and is then started again: both lives are looked at.
+    Its container ends once for that, and is then started again. It says the same in each life, so it may have ended by whatever.
     """
     for container in containers(pod) if is_trainer(pod) else ():
         if container.get("name") != CONTAINER_SCHEDULER:
             continue
         for life in ("state", "lastState"):
             ended = (container.get(life) or {}).get("terminated") or {}
-            if ended.get("exitCode") == EXIT_DONE and (page := _parsed(ended.get("message"))) is not None:
+            if (page := _parsed(ended.get("message"))) is not None:
                 return page
     return None
 

@@ -138,7 +138,7 @@ async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit
 
 
 async def _tell_end(environment: SchedulerEnvironment) -> None:
-    """By the container's last word, once; started again after it, by the signals port until told to end."""
+    """By the container's last word, for which it ends once; started again, by the signals port until told to end."""
     if leave_last_word(environment.run_dir, os.environ):
         return
     logging.getLogger("streamrl.scheduler").info("the run has ended; only the signals port is served")

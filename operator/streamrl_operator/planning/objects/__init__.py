@@ -8,8 +8,7 @@ from streamrl_operator.planning.objects.workloads import workloads
 
 def plan_objects(plan: JobPlan) -> list[Built]:
     """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
-    pools = plan.job.spec.generators
-    sets = [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in pools)]
+    pools, sets = plan.job.spec.generators, _stateful_sets(plan)
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
@@ -21,10 +20,24 @@ def plan_objects(plan: JobPlan) -> list[Built]:
         *trainer.disruption_budgets(plan),
         *(generators.budget(plan, pool=pool) for pool in pools),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
-        *workloads(plan, sets=sets),
+        *workloads(plan, templates=_templates(plan, sets)),
         *sets,
     ]
     return [with_spec_hash(each) for each in built]
 
 
-__all__ = ["plan_objects", "pool_replicas"]
+def pod_templates(plan: JobPlan) -> dict[str, Built]:
+    """Pod set (`trainer`, `trainer-workers`, or the pool's name) -> template of its pods."""
+    return _templates(plan, _stateful_sets(plan))
+
+
+def _stateful_sets(plan: JobPlan) -> list[Built]:
+    pools = plan.job.spec.generators
+    return [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in pools)]
+
+
+def _templates(plan: JobPlan, sets: list[Built]) -> dict[str, Built]:
+    return {each["metadata"]["name"].removeprefix(f"{plan.name}-"): each["spec"]["template"] for each in sets}
+
+
+__all__ = ["plan_objects", "pod_templates", "pool_replicas"]

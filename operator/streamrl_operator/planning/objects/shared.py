@@ -1,7 +1,7 @@
 """What every object of a job has (name, labels, owner, the hash of what we apply), and the objects that all pods share.
 
 Those are the resolved job, an account without access, the volumes, and the NetworkPolicies: gRPC is for pods of the job alone, signals are
-numbers and open to all. The signals ports have no `from`: requests through the API server's proxy come from an address that differs by cluster.
+numbers and open to all. The signals ports have no `from`: the operator, Prometheus and, with `numbers: Proxy`, the API server read them, from wherever those are.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ def with_spec_hash(built: Mapping[str, Any]) -> Built:
 
 
 def service_account(plan: JobPlan) -> Built:
-    """The account of all pods; nothing is bound to it and no token is mounted."""
+    """The account of all pods; we bind nothing to it and mount no token."""
     built = plan.object("v1", "ServiceAccount", plan.service_account, automountServiceAccountToken=False)
     built["metadata"] |= {"annotations": dict(given)} if (given := plan.job.spec.service_account.annotations) else {}
     return built

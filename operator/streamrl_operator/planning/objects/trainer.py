@@ -9,6 +9,7 @@ prepare ──▶ trainer (the ranks of a further node), for each `trainer.nodes
 from collections.abc import Mapping
 
 from streamrl import keys, names
+from streamrl.spec.base import is_url
 from streamrl.spec.containers import Resources
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container
@@ -21,6 +22,8 @@ _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER = "streamrl-tls-scheduler", "streamrl
 
 _READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER)
 
+_SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.identity/skip-containers": ";"}
+"""Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _GRACE_S = 120
 """For a last checkpoint after the end of the step."""
 _SMALL = Resources(requests={"cpu": "100m", "memory": "512Mi"})
@@ -90,7 +93,21 @@ def _template(plan: JobPlan) -> template.Template:
         template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
         **({_VOLUME_TASKS: template.scratch()} if _is_hosted(plan) else {}),
     }
-    return _pod_template(plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=volumes)
+    annotations = _skipped_by_webhooks(plan) if hosted else {}
+    return _pod_template(
+        plan, role=ROLE_TRAINER, init_containers=before, main=main, volumes=volumes, annotations=annotations
+    )
+
+
+def _skipped_by_webhooks(plan: JobPlan) -> dict[str, str]:
+    """The container with the user's code, beside those that the job names; nothing where it reads the data set from an object store itself."""
+    jsonl, given = plan.job.spec.task.dataset.jsonl, plan.job.spec.trainer.pod.annotations
+    if jsonl is not None and is_url(jsonl.path):
+        return {}
+    return {
+        key: between.join(filter(None, (given.get(key), names.CONTAINER_TASKS)))
+        for key, between in _SKIP_CONTAINERS.items()
+    }
 
 
 def _is_hosted(plan: JobPlan) -> bool:
@@ -101,16 +118,25 @@ def _is_hosted(plan: JobPlan) -> bool:
 def _worker_template(plan: JobPlan) -> template.Template:
     main = _trainer(plan, variables=containers.trainer_worker_variables(plan.job, uid=plan.uid), ports={})
     volumes = _shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()}
-    return _pod_template(plan, role=ROLE_TRAINER_WORKER, init_containers=[_prepare(plan)], main=main, volumes=volumes)
+    before = [_prepare(plan)]
+    return _pod_template(
+        plan, role=ROLE_TRAINER_WORKER, init_containers=before, main=main, volumes=volumes, annotations={}
+    )
 
 
 def _pod_template(
-    plan: JobPlan, *, role: str, init_containers: list[Container], main: Container, volumes: dict[str, Built]
+    plan: JobPlan,
+    *,
+    role: str,
+    init_containers: list[Container],
+    main: Container,
+    volumes: dict[str, Built],
+    annotations: Mapping[str, str],
 ) -> template.Template:
     stamp = plan.wanted.restarted_at
     return template.Template(
         role=role,
-        annotations={names.ANNOTATION_ATTEMPT: stamp} if stamp else {},
+        annotations={**annotations, **({names.ANNOTATION_ATTEMPT: stamp} if stamp else {})},
         grace_s=_GRACE_S,
         init_containers=init_containers,
         main=main,

@@ -1,6 +1,6 @@
 """Kueue's Workloads: what a job asks of its queue, in the very pod templates that its StatefulSets have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from streamrl_operator.planning.objects.shared import Built, JobPlan
 from streamrl_operator.planning.values import WantedWorkload
@@ -8,9 +8,8 @@ from streamrl_operator.planning.values import WantedWorkload
 API_VERSION = "kueue.x-k8s.io/v1beta2"
 
 
-def workloads(plan: JobPlan, *, sets: Sequence[Built]) -> list[Built]:
-    """Those that are wanted. `sets`: the StatefulSets of the job."""
-    templates = {each["metadata"]["name"].removeprefix(f"{plan.name}-"): each["spec"]["template"] for each in sets}
+def workloads(plan: JobPlan, *, templates: Mapping[str, Built]) -> list[Built]:
+    """Those that are wanted. `templates`: of the job's pods, by pod set."""
     return [_workload(plan, name, wanted, templates=templates) for name, wanted in plan.wanted.workloads.items()]
 
 

@@ -144,10 +144,81 @@ def test_pools_that_changed_while_the_last_pods_ended_queue_anew() -> None:
     job.look = replace(edited(job.look, generators=pools), pods=[], sets={})
     decision = job.decide()
     assert conditions(decision)["Ready"] == ("False", "Queued")
-    assert message(decision, "Ready") == f"queues anew in {QUEUE}: its pools have changed"
+    assert message(decision, "Ready") == f"queues anew in {QUEUE}: its pools or their resources have changed"
     assert decision.wanted.workloads == {}
     job.settle()
     assert [one["name"] for one in job.look.workloads[GANG]["spec"]["podSets"]] == ["trainer", "other"]
+
+
+def with_pod(job: QueuedJob, **pod: Any) -> None:
+    """The owner edits `generators[0].pod`."""
+    pools = [{**job.look.raw["spec"]["generators"][0], "pod": pod}]
+    job.look = edited(job.look, generators=pools)
+
+
+@pytest.mark.parametrize("part", ["requests", "limits"])
+def test_pods_that_are_to_have_more_than_was_admitted_queue_anew(part: str) -> None:
+    job = admitted()
+    with_pod(job, resources={part: {"nvidia.com/gpu": "8"}})
+    decision = job.decide()
+    assert not decision.wanted.any_pods
+    assert conditions(decision)["Ready"] == ("False", "Suspending")
+    assert GANG in decision.wanted.workloads  # the pods of before still have its quota
+    decision = job.settle()
+    assert message(decision, "Ready") == "waits in queue team: Kueue has not looked at it yet"
+    assert not decision.wanted.any_pods
+    pool_set = job.look.workloads[GANG]["spec"]["podSets"][1]
+    assert pool_set["template"]["spec"]["containers"][0]["resources"] == {part: {"nvidia.com/gpu": "8"}}
+    assert job.look.workloads[GANG]["status"] == {}
+    job.admit()
+    assert job.settle().wanted.generators == {"sim": 2}
+
+
+def test_a_replica_beyond_the_gang_goes_with_it_when_its_pods_are_to_have_more() -> None:
+    job = scaled(3)
+    job.admit(more(0))
+    job.settle()
+    with_pod(job, resources={"limits": {"nvidia.com/gpu": "8"}})
+    job.settle()
+    assert list(job.look.workloads) == [GANG]
+    assert job.look.pods == []
+
+
+def test_an_evicted_job_keeps_its_workload_whatever_its_pods_are_to_have() -> None:
+    """It holds what Kueue knows of it: its place, its pauses, and that somebody deactivated it."""
+    job = admitted()
+    job.say(GANG, Evicted="Deactivated")
+    with_pod(job, resources={"limits": {"nvidia.com/gpu": "8"}})
+    job.settle()
+    assert kueue_sees(job)["Requeued"] == ("False", "Deactivated")
+    pool_set = job.look.workloads[GANG]["spec"]["podSets"][1]
+    assert pool_set["template"]["spec"]["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
+
+
+def test_a_limit_that_is_taken_away_queues_anew() -> None:
+    document = queued_document()
+    document["spec"]["generators"][0]["pod"] = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    job = admitted(QueuedJob(look=replace(observed(document), kueue=True)))
+    with_pod(job)
+    assert not job.decide().wanted.any_pods
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        {"image": "other"},
+        {"env": [{"name": "A", "value": "1"}]},
+        {"nodeSelector": {"zone": "z"}},
+        {"resources": {"requests": {"cpu": "1000m"}}},
+    ],
+    ids=str,
+)
+def test_what_costs_no_quota_changes_in_place(pod: dict[str, Any]) -> None:
+    document = queued_document()
+    document["spec"]["generators"][0]["pod"] = {"resources": {"requests": {"cpu": "1"}}}
+    job = admitted(QueuedJob(look=replace(observed(document), kueue=True)))
+    with_pod(job, **{"resources": {"requests": {"cpu": "1"}}, **pod})
+    assert job.settle().wanted.generators == {"sim": 2}
 
 
 def test_a_pool_that_is_asked_for_no_generators_is_ready_without() -> None:

@@ -12,6 +12,7 @@ from streamrl.status import RLJobStatus
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.job_status import with_progress
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
+from streamrl_operator.planning.pods import last_word
 from streamrl_operator.planning.termination import with_blocked_condition
 from streamrl_operator.planning.values import Observed
 from streamrl_workers.scheduler.server.connections import Connections
@@ -470,3 +471,23 @@ def test_a_job_that_is_being_deleted_wants_no_pods() -> None:
     assert (decision.wanted.trainers, decision.wanted.generators, decision.wanted.requested) == (0, {"sim": 0}, {})
     assert conditions(decision)["Ready"] == ("False", "Deleting")
     assert (decision.status["step"], decision.events) == (3, ())
+
+
+WORD = '{"step": 20, "result": {"status": "succeeded", "steps": 20}}'
+
+
+@pytest.mark.parametrize(
+    ("state", "is_heard"),
+    [
+        ({"code": 0, "message": WORD}, True),
+        ({"last": 0, "message": WORD}, True),
+        ({"last": 137, "message": WORD}, True),  # it idled after its word, and was killed: the life before is forgotten
+        ({"last": 137, "message": "Traceback"}, False),
+        ({"code": 0, "message": '{"step": 20}'}, False),
+        ({"last": 0}, False),
+    ],
+    ids=str,
+)
+def test_the_last_word_is_heard_whichever_way_its_container_ended(state: dict[str, Any], *, is_heard: bool) -> None:
+    pod = trainer(init=[container("scheduler", **state)])
+    assert (last_word(pod) is not None) == is_heard

@@ -131,3 +131,25 @@ def test_the_account_has_the_jobs_name_and_annotations_and_no_token() -> None:
     assert account["automountServiceAccountToken"] is False
     assert {spec["spec"]["serviceAccountName"] for _, spec in templates(objects)} == {"irsa"}
     assert "irsa" not in find(objects, "ConfigMap", "full-job")["data"][keys.FILE_JOB]
+
+
+EKS, AZURE = "eks.amazonaws.com/skip-containers", "azure.workload.identity/skip-containers"
+
+
+def trainer_annotations(document: dict[str, Any]) -> dict[str, str]:
+    found = find(planned(parse_job(document)), "StatefulSet", "full-trainer")
+    annotations: dict[str, str] = found["spec"]["template"]["metadata"]["annotations"]
+    return annotations
+
+
+def test_webhooks_of_clouds_are_told_to_give_the_users_code_no_token() -> None:
+    document = full_document()
+    assert trainer_annotations(document).items() >= {EKS: "tasks", AZURE: "tasks"}.items()
+    document["spec"]["trainer"]["pod"]["annotations"] = {EKS: "mine,other", AZURE: "mine;other"}
+    assert trainer_annotations(document).items() >= {EKS: "mine,other,tasks", AZURE: "mine;other;tasks"}.items()
+
+
+def test_a_data_set_in_an_object_store_is_read_with_the_accounts_token() -> None:
+    document = full_document()
+    document["spec"]["task"]["dataset"]["jsonl"]["path"] = "s3://bucket/questions.jsonl"
+    assert not {EKS, AZURE} & trainer_annotations(document).keys()

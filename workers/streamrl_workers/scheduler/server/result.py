@@ -5,19 +5,18 @@ Owns the verdict that a run gives on itself: what `streamrl journal check` would
 """
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamrl.keys import ENV_TERMINATION_FILE, FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
+from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_TERMINATION_FILE, FILE_JOURNAL, FILE_NUMBERS, FILE_RESULT
 from streamrl_workers.scheduler.journal.check import Report
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.stream.run_folder import write_json_atomically
 
 _TERMINATION_FILE = "/dev/termination-log"
-_TOLD = "streamrl-end-is-told"
-"""In the pod's scratch space, which outlives its containers."""
+_TOLD = "end-is-told"
+"""Beside the heartbeat file: on scratch space that outlives the pod's containers and ends with the pod, and where no job can mount anything."""
 _MOST_REASON_CHARACTERS = 300
 """Of at most four bytes each; the file has all of it."""
 _SHOWN_VIOLATIONS = 10
@@ -84,17 +83,19 @@ def last_numbers(run_dir: Path) -> dict[str, Any]:
 
 
 def leave_last_word(run_dir: Path, environ: Mapping[str, str]) -> bool:
-    """Leave how the run ended where the kubelet takes it, once in a pod's life.
+    """Leave how the run ended where the kubelet takes it at this container's end, however that comes: only the last two lives are seen.
 
     Returns:
-        True: it is left now. The process is to end with 0 for it, and finds it told when it is started again.
+        Whether the process is to end with 0 for it now: once in a pod's life. It finds that told when it is started again.
     """
-    file, told = Path(environ.get(ENV_TERMINATION_FILE) or _TERMINATION_FILE), Path(tempfile.gettempdir()) / _TOLD
-    if told.exists() or not file.is_file():
+    file, heartbeat = Path(environ.get(ENV_TERMINATION_FILE) or _TERMINATION_FILE), environ.get(ENV_HEARTBEAT_FILE)
+    if heartbeat is None or not file.is_file():
         return False
     file.write_text(json.dumps(_last_word(last_numbers(run_dir)), ensure_ascii=False), encoding="utf-8")
+    told = Path(heartbeat).with_name(_TOLD)
+    is_news = not told.exists()
     told.touch()
-    return True
+    return is_news
 
 
 def _last_word(numbers: Mapping[str, Any]) -> dict[str, Any]:
