@@ -258,14 +258,10 @@ class Reconciler:
             if not made:
                 self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known))
                 return next_check
-            found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]
-            if any(
-                secret is not None and each["metadata"]["name"] not in known
-                for each, secret in zip(made, found, strict=True)
-            ):
-                continue  # there was one that we did not know of: look at it first
-            for secret in made:
-                await self.cluster.apply(secret)
+            for secret in made:  # one that we did not know of is looked at in the next round
+                await self.cluster.find_or_make(secret, owner_uid=plan.uid)
+                if secret["metadata"]["name"] in known:
+                    await self.cluster.apply(secret)
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:

@@ -1,5 +1,6 @@
 """Looks at one job of which something is refused: what is held up, what goes on, and what is said."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from streamrl_operator.kube.kinds import (
     CONFIG_MAP,
     EVENT,
     GENERATOR_POOL,
+    JOB_DEFAULTS,
     NETWORK_POLICY,
     POD,
     RLJOB,
@@ -401,6 +403,15 @@ async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> No
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []
+
+
+async def test_a_job_begins_without_a_read_of_what_it_makes(world: World) -> None:
+    await world.look()
+    assert world.sizes() == RUNNING
+    assert world.server.reads == [JOB_DEFAULTS.path(LAB, "default")]
+    written = Counter(line.split()[1] for line in world.server.writes)
+    pools = {GENERATOR_POOL.path(LAB, names.pool(JOB, name)) for name in ("one", "two", "three")}
+    assert {path for path, times in written.items() if times > 1} == pools, "their replicas have a manager of their own"
 
 
 # ---- a spec that is changed
