@@ -278,18 +278,12 @@ class Reconciler:
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():
-            status = reported
-            found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
-            if found is not None and pool not in observed.pools:
-                status = _of_new(reported, generation=found["metadata"].get("generation"))
-            await apply.write_status(self.cluster, found, status)
+            if (
+                pool in observed.pools
+            ):  # one that was just made has its status with the next reconcile, which may tell of its pods too
+                found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
+                await apply.write_status(self.cluster, found, reported)
         await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
-
-
-def _of_new(status: Object, *, generation: object) -> Object:
-    """The status of a pool that was made in this reconcile: the next reconcile need not write it again for its generation alone."""
-    about = {"observedGeneration": generation}
-    return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:
