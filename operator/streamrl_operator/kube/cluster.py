@@ -126,8 +126,12 @@ class CachedCluster:
     async def apply(
         self, obj: Mapping[str, Any], *, manager: str = names.FIELD_MANAGER, subresource: str = ""
     ) -> Object:
-        """Server-side apply."""
-        return self._learn(await self.client.apply(of(obj), obj, manager=manager, subresource=subresource))
+        """Server-side apply. A status of ours makes nobody look at the job again: what it says was just decided."""
+        answer = await self.client.apply(of(obj), obj, manager=manager, subresource=subresource)
+        known = self.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
+        # The answer may have somebody else's change too, which then no watch tells.
+        is_ours_alone = subresource == "status" and known is not None and _but_status(known) == _but_status(answer)
+        return self._learn(answer, quietly=is_ours_alone)
 
     def find(self, obj: Mapping[str, Any], *, owner_uid: str) -> Object | None:
         """The object of this name, if we know of one.
@@ -194,17 +198,25 @@ class CachedCluster:
         )
         return self._learn(answer)
 
-    def _learn(self, answer: Object) -> Object:
+    def _learn(self, answer: Object, *, quietly: bool = False) -> Object:
         store, metadata = self._stores[of(answer)], answer["metadata"]
         if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and of(answer) is not POD:
             store.remove(answer)
         else:
-            store.put(answer)
+            store.put(answer, quietly=quietly)
         return answer
 
 
 _OF_NONE = "1"
 """No object has this resourceVersion: an apply with it makes one, or is refused. (etcd gives its first object 2.)"""
+
+
+def _but_status(obj: Object) -> Object:
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in _OF_EACH_WRITE}
+    return {**obj, "metadata": metadata, "status": None}
+
+
+_OF_EACH_WRITE = ("resourceVersion", "managedFields")
 
 
 def _own(found: Object, wanted: Mapping[str, Any], *, owner_uid: str) -> Object:

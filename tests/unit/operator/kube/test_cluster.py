@@ -109,6 +109,26 @@ async def test_what_is_gone_again_is_left_to_the_next_look(cluster: CachedCluste
         await cluster.find_or_make(obj("Secret", owner=UID), owner_uid=UID)
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "told"), [({}, 0), ({"spec": {"suspend": True}}, 1), ({"metadata": {"annotations": {"a": "b"}}}, 1)]
+)
+async def test_our_own_status_makes_nobody_look_unless_more_has_changed(
+    server: ApiServer, meanwhile: dict[str, Any], told: int
+) -> None:
+    changed: list[object] = []
+    path, job = RLJOB.path("n", "x"), obj("RLJob") | {"apiVersion": RLJOB.api_version, "spec": {}}
+    async with server.client() as client:
+        cluster = CachedCluster(client, lambda key, _: changed.append(key))
+        cluster.job_watches[""].store.put(server.put(path, job))
+        changed.clear()
+        metadata = job["metadata"] | meanwhile.get("metadata", {})
+        server.put(path, {**job, **meanwhile, "metadata": metadata})
+        about = {name: job["metadata"][name] for name in ("name", "namespace", "uid")}
+        await cluster.apply({**job, "metadata": about, "status": {"step": 3}}, subresource="status")
+    assert len(changed) == told
+    assert (cluster.known(RLJOB, "n", "x") or {})["status"] == {"step": 3}
+
+
 async def test_what_waited_for_its_namespace_is_looked_at_when_all_of_it_is_known() -> None:
     changed: list[tuple[tuple[str, str], bool]] = []
     async with Client(RestConfig(server="http://127.0.0.1:1", tls=None)) as client:
