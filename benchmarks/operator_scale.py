@@ -172,19 +172,19 @@ async def jobs_ready(run: Run) -> bool:
     return sum(each.get("Ready") == "True" for each in conditions) >= run.load.jobs
 
 
-async def namespaces(run: Run) -> None:
+async def namespaces(load: Load, server: bare.Server) -> None:
     """Two namespaces with a volume for every claim that will be made in them."""
     for name in (OPERATED, BARE):
-        await run.server.ask("POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": name}}).encode())
+        await server.ask("POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": name}}).encode())
     claims = [
         volume
-        for namespace, count in ((OPERATED, run.load.jobs), (BARE, 2 * run.load.bare_jobs))
+        for namespace, count in ((OPERATED, load.jobs), (BARE, 2 * load.bare_jobs))
         for job in names_of(count)
         for volume in bare.volumes(job, namespace=namespace)
     ]
 
     async def create(volume: dict[str, Any]) -> None:
-        await run.server.ask("POST", "/api/v1/persistentvolumes", json.dumps(volume).encode())
+        await server.ask("POST", "/api/v1/persistentvolumes", json.dumps(volume).encode())
 
     await bare.each(claims, create)
 
@@ -351,9 +351,9 @@ async def measure(load: Load) -> None:
             keys.ENV_NUMBERS: load.numbers,
         }
         async with bare.connect(plane.kubeconfig) as server:
+            await namespaces(load, server)
             run = Run(load=load, plane=plane, operator=Operator(plane, OPERATED, **environ), server=server)
             try:
-                await namespaces(run)
                 await bare_loop(run, begin=0)
                 await operated(run)
                 await bare_loop(run, begin=load.bare_jobs)
