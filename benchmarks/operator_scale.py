@@ -4,7 +4,7 @@
   etcd, kube-apiserver, controller manager, scheduler, kwok ── all real but the nodes and what runs in the pods
     namespace `bare`      before and after: the objects of some jobs, applied by a bare loop        scale_bare.py
     namespace `operated`  the jobs, created at once, brought about by one operator process          tests/cluster/operators.py
-  the pods' addresses are this process's own network namespace: one server answers for every scheduler   scale_network.py
+  the pods' and Services' addresses are this process's own: one server answers for every scheduler       scale_network.py
 ```
 `python benchmarks/operator_scale.py --jobs 1000 --pools 4`. Needs the programs of `tests/cluster` (built at the first start), `unshare`
 and `ip`. Story: bare loop; create all jobs and wait until each says Ready; nothing for a while (the steady state); the operator is
@@ -67,6 +67,8 @@ class Load:
     steady_s: float
     nodes: int
     pods: network.Pods
+    numbers: str
+    """Where the operator asks for them."""
 
     @property
     def deadline_s(self) -> float:
@@ -170,19 +172,19 @@ async def jobs_ready(run: Run) -> bool:
     return sum(each.get("Ready") == "True" for each in conditions) >= run.load.jobs
 
 
-async def namespaces(run: Run) -> None:
+async def namespaces(load: Load, server: bare.Server) -> None:
     """Two namespaces with a volume for every claim that will be made in them."""
     for name in (OPERATED, BARE):
-        await run.server.ask("POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": name}}).encode())
+        await server.ask("POST", "/api/v1/namespaces", json.dumps({"metadata": {"name": name}}).encode())
     claims = [
         volume
-        for namespace, count in ((OPERATED, run.load.jobs), (BARE, 2 * run.load.bare_jobs))
+        for namespace, count in ((OPERATED, load.jobs), (BARE, 2 * load.bare_jobs))
         for job in names_of(count)
         for volume in bare.volumes(job, namespace=namespace)
     ]
 
     async def create(volume: dict[str, Any]) -> None:
-        await run.server.ask("POST", "/api/v1/persistentvolumes", json.dumps(volume).encode())
+        await server.ask("POST", "/api/v1/persistentvolumes", json.dumps(volume).encode())
 
     await bare.each(claims, create)
 
@@ -270,7 +272,8 @@ def report_created(run: Run, *, all_ready: bool = True) -> None:
     quarters = counts.rates([use.at for use in made], begin=marks["create"], parts=4)
     first, final = run.used["create"]["operator"], run.used["ready"]["operator"]
     print(
-        f"\n{load.jobs} jobs x {load.pools} pools, {run.bare_objects} objects a job, {load.nodes} nodes; pods {load.pods}"
+        f"\n{load.jobs} jobs x {load.pools} pools, {run.bare_objects} objects a job, {load.nodes} nodes;"
+        f" schedulers {load.pods}, asked at the {load.numbers}"
     )
     print(f"bare loops: {', '.join(f'{each:.0f}' for each in run.bare_rates)} applies/s")
     print(f"operator: {len(writes)} writes in {took_s:.0f} s = {rate:.0f} writes/s, ratio {rate / bare_rate:.2f}")
@@ -291,7 +294,8 @@ def report_steady(run: Run) -> None:
     """Print what the steady state took."""
     rest = run.used["steady ends"]["operator"]
     window = counts.between(run.plane.uses(USER), run.marks["steady"], run.marks["steady ends"])
-    _print_requests(f"steady state, {run.load.steady_s:g} s", window, jobs=run.load.jobs)
+    rate = len(window) / run.load.steady_s
+    _print_requests(f"steady state, {run.load.steady_s:g} s, {rate:.1f} requests/s", window, jobs=run.load.jobs)
     _print_looks(run, "steady", "steady ends")
     print(f"operator RSS: {rest.rss_mb:.0f} MB at rest, peak {rest.peak_mb:.0f} MB")
     _print_cpu(run)
@@ -341,11 +345,15 @@ async def measure(load: Load) -> None:
         plane.apply_crds()
         fakes = kwok.start(plane, nodes=load.nodes)
         plane.servers["kwok"] = fakes
-        environ = {keys.ENV_RESYNC_SECONDS: str(RESYNC_S), keys.ENV_LEASE_SECONDS: str(LEASE_S)}
+        environ = {
+            keys.ENV_RESYNC_SECONDS: str(RESYNC_S),
+            keys.ENV_LEASE_SECONDS: str(LEASE_S),
+            keys.ENV_NUMBERS: load.numbers,
+        }
         async with bare.connect(plane.kubeconfig) as server:
+            await namespaces(load, server)
             run = Run(load=load, plane=plane, operator=Operator(plane, OPERATED, **environ), server=server)
             try:
-                await namespaces(run)
                 await bare_loop(run, begin=0)
                 await operated(run)
                 await bare_loop(run, begin=load.bare_jobs)
@@ -366,6 +374,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, help="fake nodes (as many as the pods need)")
     parser.add_argument("--steady-s", type=float, default=300.0, help="seconds of the steady window")
     parser.add_argument("--pods", choices=("answer", "refuse", "silent"), default="answer", help="the fake schedulers")
+    parser.add_argument("--numbers", choices=("Service", "Proxy"), default="Service", help="where they are asked for")
     given = parser.parse_args()
     for name in _PROGRAMS:
         tools.tool(name)  # built before we leave the network from which they are made
@@ -379,6 +388,7 @@ def main() -> None:
         steady_s=given.steady_s,
         nodes=given.nodes or -(-pods // PODS_A_NODE),
         pods=given.pods,
+        numbers=given.numbers,
     )
     asyncio.run(measure(load))
 

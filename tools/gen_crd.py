@@ -69,11 +69,12 @@ def kinds() -> tuple[Kind, ...]:
     pool = Kind(
         kind="GeneratorPool",
         short=("rlgp",),
-        description="One generator pool of an RLJob; made by the operator, scaled through /scale.",
+        description="One pool of an RLJob: pods of one role, made by the operator, scaled through /scale.",
         spec=plain_schema(GeneratorPoolSpec),
         status=GeneratorPoolStatus,
         columns=(
             ("Job", "string", ".spec.jobName"),
+            ("Role", "string", ".spec.role"),
             ("Scaling", "string", ".spec.scaling"),
             ("Asked", "integer", ".spec.replicas"),
             ("Desired", "integer", ".status.desiredReplicas"),

@@ -1,7 +1,8 @@
-"""Pods that answer, refuse or keep silent: the fake pods' addresses, in a network namespace of the benchmark's own.
+"""Schedulers that answer, refuse or keep silent: addresses of Services and fake pods, in a network namespace of the benchmark's own.
 
-KWOK's pods have addresses and nothing behind them. Here all of these addresses are this machine's own, and one server behind them all
-gives the scheduler's /numbers page, with a step that goes on. The namespace is the process's and goes with it: no route is left.
+KWOK's pods have addresses and nothing behind them, and nothing leads from a Service to a pod. Here the addresses of both are this machine's own,
+and one server behind them all gives the scheduler's /numbers page, with a step that goes on: to the operator at the job's Service, or to the API
+server's proxy at the pod. The namespace is the process's and goes with it: no route is left.
 """
 
 import asyncio
@@ -15,10 +16,11 @@ from typing import Literal
 
 from aiohttp import web
 
+from cluster.harness.flags import Settings
 from streamrl import names
 
-PODS_CIDR = "10.244.0.0/16"
-"""As the control plane gives it to nodes."""
+CIDRS = (Settings().cluster_cidr, Settings().service_cidr)
+"""As the control plane gives them to nodes and to Services."""
 STEP_S = 10.0
 """Every fake job does a step in this time, so a refresh always has news."""
 _INSIDE = "STREAMRL_OPERATOR_SCALE_INSIDE"
@@ -42,13 +44,13 @@ def enter(pods: Pods) -> None:
 def _commands(pods: Pods) -> list[list[str]]:
     commands = [["ip", "link", "set", "lo", "up"]]
     if pods == "answer":
-        commands.append(["ip", "route", "add", "local", PODS_CIDR, "dev", "lo"])
+        commands += [["ip", "route", "add", "local", cidr, "dev", "lo"] for cidr in CIDRS]
     elif pods == "silent":
         # A cable into nothing; without ARP nobody notices that nobody is there.
         commands.append(["ip", "link", "add", "void", "type", "veth", "peer", "name", "nothing"])
         commands.append(["ip", "link", "set", "nothing", "up"])
         commands.append(["ip", "link", "set", "void", "arp", "off", "up"])
-        commands.append(["ip", "route", "add", PODS_CIDR, "dev", "void"])
+        commands += [["ip", "route", "add", cidr, "dev", "void"] for cidr in CIDRS]
     return commands
 
 

@@ -50,29 +50,24 @@ async def apply_objects(
         KubeError: a write failed; the next reconcile goes on from there.
     """
     reported, hindered = list(refused), {_WHOLE_JOB} if refused else set()
-    ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
-    there = await cluster.find_all(ordered, owner_uid=observed.metadata["uid"])
-    for obj, found in zip(ordered, there, strict=True):
+    uid = observed.metadata["uid"]
+    for obj in sorted(desired, key=lambda each: APPLIED.index(of(each))):
         part = str(obj["metadata"]["labels"].get(names.LABEL_POOL, _WHOLE_JOB))
         try:
-            if isinstance(found, NameTakenError):
-                raise found
             if of(obj) is STATEFUL_SET and obj["spec"]["replicas"] and hindered & {_WHOLE_JOB, part}:
-                await _shrink(cluster, found, replicas=obj["spec"]["replicas"])
+                await _shrink(cluster, cluster.find(obj, owner_uid=uid), replicas=obj["spec"]["replicas"])
             else:
-                await _apply(cluster, obj, found=found, observed=observed, requested=requested)
+                await _apply(cluster, obj, observed=observed, requested=requested)
         except (NameTakenError, RequestRefusedError) as error:
             reported.append(error)
             hindered.add(part)
     return reported
 
 
-async def _apply(
-    cluster: CachedCluster, obj: Object, *, found: Object | None, observed: Observed, requested: Mapping[str, int]
-) -> None:
+async def _apply(cluster: CachedCluster, obj: Object, *, observed: Observed, requested: Mapping[str, int]) -> None:
     if of(obj) is GENERATOR_POOL:
-        await _apply_replicas(cluster, obj, found=found, observed=observed, requested=requested)
-        found = await cluster.find(obj, owner_uid=observed.metadata["uid"])
+        await _apply_replicas(cluster, obj, observed=observed, requested=requested)
+    found = await cluster.find_or_make(obj, owner_uid=observed.metadata["uid"])
     obj = with_claim_kept(obj, found)
     if not differs(obj, found):
         return
@@ -85,21 +80,23 @@ async def _apply(
 
 
 async def _apply_replicas(
-    cluster: CachedCluster, obj: Object, *, found: Object | None, observed: Observed, requested: Mapping[str, int]
+    cluster: CachedCluster, obj: Object, *, observed: Observed, requested: Mapping[str, int]
 ) -> None:
     """Under their own manager. A pool comes into the world with its replicas: the default is nobody's wish."""
-    pool = obj["spec"]["poolName"]
+    pool, manager = obj["spec"]["poolName"], names.REPLICAS_MANAGER
     if pool not in requested:
         return
-    if found is None or _is_unfinished(found):
-        metadata = {name: value for name, value in obj["metadata"].items() if name != "annotations"}
-        born = {**obj, "metadata": metadata, "spec": obj["spec"] | {"replicas": requested[pool]}}
-        await cluster.apply(born, manager=names.REPLICAS_MANAGER)
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "annotations"}
+    born = {**obj, "metadata": metadata, "spec": obj["spec"] | {"replicas": requested[pool]}}
+    found = await cluster.find_or_make(born, owner_uid=observed.metadata["uid"], manager=manager)
+    if _is_unfinished(found):
+        if differs(born, found):
+            await cluster.apply(born, manager=manager)
         return
     assert observed.job is not None, "objects are planned of a valid job"
     namespace = obj["metadata"]["namespace"]
     least = pool_replicas(observed.job, namespace=namespace, pool=pool, replicas=requested[pool])
-    await cluster.apply(least, manager=names.REPLICAS_MANAGER)
+    await cluster.apply(least, manager=manager)
 
 
 def _is_unfinished(found: Object) -> bool:

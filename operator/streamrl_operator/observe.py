@@ -1,7 +1,7 @@
 """Puts together what is known of a job: from the caches, and the scheduler's numbers.
 
 Owns: when the numbers are asked for: of jobs with a running scheduler, at most once in `resync_s`, or as often as pools that we scale are
-looked at. Decides nothing.
+looked at; when a namespace's defaults are. Decides nothing.
 """
 
 import contextlib
@@ -39,6 +39,8 @@ from streamrl_operator.planning.values import Object, Observed, PlanningSettings
 log = logging.getLogger(__name__)
 
 NUMBERS_TIMEOUT_S = 3.0
+DEFAULTS_KEPT_S = 10.0
+"""The defaults of a namespace are read again after so long, as long as jobs there wait."""
 _SOON_S = 1.0
 """A job whose next reconcile is this close to the next reading is read now: two reconciles are not needed."""
 
@@ -49,6 +51,10 @@ class Memory:
 
     uid: str
     """Of the job; another one of the same name begins anew."""
+    generation: object = None
+    """Of the job, when it was looked at last."""
+    generation_s: float = 0.0
+    """Monotonic: when that generation was first looked at."""
     numbers: bytes | None = None
     """The page as it came (`client.read_page`)."""
     signals_unreachable: SignalsUnreachable | None = None
@@ -76,22 +82,37 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
         return None, str(error)
 
 
-async def defaults_of(cluster: CachedCluster, raw: Object, *, settings: PlanningSettings) -> str:
-    """What the job took when it began; of one that has not, what it would take now.
+@dataclass(slots=True)
+class NamespaceDefaults:
+    """The RLJobDefaults of each namespace as they were read last: jobs that wait are looked at often, and have the same."""
 
-    Raises:
-        KubeError: the namespace's defaults cannot be read.
-    """
-    namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
-    kept = _resolved(cluster, (namespace, name), uid=raw["metadata"]["uid"])
-    if keys.FILE_IMAGES in kept or pods.is_leaving(raw) or (raw.get("status") or {}).get("completionTime"):
-        return kept.get(keys.FILE_DEFAULTS, "")
-    try:
-        found = await cluster.client.get(JOB_DEFAULTS, namespace=namespace, name=DEFAULTS_NAME)
-    except NotFoundError:
-        found = {}
-    own = f"{JOB_DEFAULTS.kind} {namespace}/{DEFAULTS_NAME}"
-    return defaults.write_layers({defaults.OF_CLUSTER: settings.job_defaults, own: found.get("spec")})
+    _read: dict[str, tuple[float, Object]] = field(default_factory=dict)
+    """Namespace -> (monotonic: when it was asked for, what there was)."""
+
+    async def inherited(
+        self, cluster: CachedCluster, raw: Object, *, memory: Memory, clock: OperatorClock, settings: PlanningSettings
+    ) -> str:
+        """What the job took when it began; of one that has not, what it would take now, as of `DEFAULTS_KEPT_S` ago at the earliest. What
+        was read before somebody made or changed the job does not do: whoever changes the defaults first, and then that, means the new ones.
+
+        Raises:
+            KubeError: the namespace's defaults cannot be read.
+        """
+        namespace, name, now_s = raw["metadata"]["namespace"], raw["metadata"]["name"], clock.monotonic()
+        if memory.generation != raw["metadata"].get("generation"):
+            memory.generation, memory.generation_s = raw["metadata"].get("generation"), now_s
+        kept = _resolved(cluster, (namespace, name), uid=raw["metadata"]["uid"])
+        if keys.FILE_IMAGES in kept or pods.is_leaving(raw) or (raw.get("status") or {}).get("completionTime"):
+            return kept.get(keys.FILE_DEFAULTS, "")
+        asked_s, found = self._read.get(namespace, (float("-inf"), {}))
+        if asked_s < max(memory.generation_s, now_s - DEFAULTS_KEPT_S):
+            try:
+                found = await cluster.client.get(JOB_DEFAULTS, namespace=namespace, name=DEFAULTS_NAME)
+            except NotFoundError:
+                found = {}
+            self._read[namespace] = now_s, found
+        own = f"{JOB_DEFAULTS.kind} {namespace}/{DEFAULTS_NAME}"
+        return defaults.write_layers({defaults.OF_CLUSTER: settings.job_defaults, own: found.get("spec")})
 
 
 def observe(
@@ -103,7 +124,7 @@ def observe(
     settings: PlanningSettings,
     inherited: str = "",
 ) -> Observed:
-    """Everything of the job at this moment, with the numbers that were read last. `inherited`: as of `defaults_of`."""
+    """Everything of the job at this moment, with the numbers that were read last. `inherited`: as of `NamespaceDefaults`."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
     job, invalid = validated(raw)
     reason = "InvalidSpec"

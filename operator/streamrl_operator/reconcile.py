@@ -36,7 +36,7 @@ from streamrl_operator.kube.kinds import (
     of,
 )
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, defaults_of, look_up, observe, refresh
+from streamrl_operator.observe import Memory, NamespaceDefaults, look_up, observe, refresh
 from streamrl_operator.planning import job_status, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
@@ -47,6 +47,8 @@ from streamrl_operator.planning.values import JobDecision, JobEvent, Object, Obs
 
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
+REFRESHES_PER_S = 10.0
+"""Of all running jobs together. Each is a write of a job's status, and an API server with a core for itself does some hundred writes a second."""
 _MAX_ROUNDS = 8
 """A change of CA takes three rounds at most in one reconcile; more would be an error of ours."""
 
@@ -74,6 +76,7 @@ class Reconciler:
     """Entered while a reconcile waits for a pod (`controller.aside`)."""
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     _memories: dict[Key, Memory] = field(default_factory=dict)
+    _defaults: NamespaceDefaults = field(default_factory=NamespaceDefaults)
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         """One reconcile of a job.
@@ -106,12 +109,13 @@ class Reconciler:
         memory = self._memories.get(key)
         if memory is None or memory.uid != raw["metadata"]["uid"]:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
+        settings = replace(self.settings, resync_s=self._resync_s())
         await refresh(
             self.cluster,
             raw,
             memory=memory,
             clock=self.clock,
-            resync_s=self.settings.resync_s,
+            resync_s=settings.resync_s,
             by_proxy=self.settings.numbers_by_proxy,
             aside=self.aside,
         )
@@ -121,16 +125,21 @@ class Reconciler:
         leaving = pods.is_leaving(raw)
         if not leaving and not apply.holds_finalizer(raw):
             raw = await apply.add_finalizer(self.cluster, raw)
-        inherited = await defaults_of(self.cluster, raw, settings=self.settings)
-        observed = observe(
-            self.cluster, raw, memory=memory, clock=self.clock, settings=self.settings, inherited=inherited
+        inherited = await self._defaults.inherited(
+            self.cluster, raw, memory=memory, clock=self.clock, settings=settings
         )
+        observed = observe(self.cluster, raw, memory=memory, clock=self.clock, settings=settings, inherited=inherited)
         observed = await look_up(self.cluster, observed, memory=memory)
-        decision = decide(observed, settings=self.settings)
+        decision = decide(observed, settings=settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
         if leaving:
             return await self._leave(observed, decision)
         return await self._perform(observed, decision, memory)
+
+    def _resync_s(self) -> float:
+        """Between two refreshes of a job: longer where there are many, since each is a write."""
+        running = sum(memory.asked_s is not None for memory in self._memories.values())
+        return max(self.settings.resync_s, running / REFRESHES_PER_S)
 
     def unreachable(self) -> int:
         """Jobs of which it is told that their numbers cannot be read."""
@@ -175,7 +184,7 @@ class Reconciler:
             status = termination.with_blocked_condition(
                 observed.raw, reported, status=decision.status, now=observed.now
             )
-            delays_s = [each for each in (decision.requeue_after_s, self.settings.resync_s) if each is not None]
+            delays_s = [each for each in (decision.requeue_after_s, self._resync_s()) if each is not None]
             decision = replace(decision, status=status, requeue_after_s=min(delays_s))
         await self._write_statuses(observed, decision)
         if decision.delete_job:
@@ -258,14 +267,10 @@ class Reconciler:
             if not made:
                 self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known))
                 return next_check
-            found = [await self.cluster.find(secret, owner_uid=plan.uid) for secret in made]
-            if any(
-                secret is not None and each["metadata"]["name"] not in known
-                for each, secret in zip(made, found, strict=True)
-            ):
-                continue  # there was one that we did not know of: look at it first
-            for secret in made:
-                await self.cluster.apply(secret)
+            for secret in made:  # one that we did not know of is looked at in the next round
+                await self.cluster.find_or_make(secret, owner_uid=plan.uid)
+                if secret["metadata"]["name"] in known:
+                    await self.cluster.apply(secret)
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
@@ -273,18 +278,12 @@ class Reconciler:
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():
-            status = reported
-            found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
-            if found is not None and pool not in observed.pools:
-                status = _of_new(reported, generation=found["metadata"].get("generation"))
-            await apply.write_status(self.cluster, found, status)
+            if (
+                pool in observed.pools
+            ):  # one that was just made has its status with the next reconcile, which may tell of its pods too
+                found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
+                await apply.write_status(self.cluster, found, reported)
         await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
-
-
-def _of_new(status: Object, *, generation: object) -> Object:
-    """The status of a pool that was made in this reconcile: the next reconcile need not write it again for its generation alone."""
-    about = {"observedGeneration": generation}
-    return {**status, **about, "conditions": [{**condition, **about} for condition in status["conditions"]]}
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

@@ -246,6 +246,17 @@ def test_a_pool_is_scaled(control_plane: Cluster, namespace: str) -> None:
     assert (answer.code, "spec.replicas" in answer.message) == (422, True)
 
 
+def test_a_pool_has_a_role_that_there_is(control_plane: Cluster, namespace: str) -> None:
+    assert apply_pool(control_plane, namespace, POOL_SPEC)["role"] == "generator"
+    lines = control_plane.kubectl("get", "rlgp", "-n", namespace).stdout.splitlines()
+    assert lines[0].split() == ["NAME", "JOB", "ROLE", "SCALING", "ASKED", "DESIRED", "READY", "AGE"]
+    assert lines[1].split()[:-1] == ["j-g", "j", "generator", "external", "2"]
+    answer = control_plane.api.patch(
+        f"{GROUP}/namespaces/{namespace}/generatorpools/j-g", {"spec": {"role": "environment"}}
+    )
+    assert (answer.code, "spec.role" in answer.message) == (422, True)
+
+
 def test_replicas_keep_their_owner(control_plane: Cluster, namespace: str) -> None:
     """An apply of the rest leaves alone what another manager set; giving it up by omission resets it to the default."""
     rest = {name: value for name, value in POOL_SPEC.items() if name != "replicas"}

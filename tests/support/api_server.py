@@ -48,7 +48,10 @@ class ApiServer:
         self.page: Doc = {}
         """What the scheduler serves."""
         self.writes: list[str] = []
-        self._version = 0
+        self.reads: list[str] = []
+        """Paths."""
+        self._version = 1
+        """As in etcd: the first object has 2."""
 
     def client(self) -> AbstractAsyncContextManager[Client]:
         """A client of it, as long as the block lasts."""
@@ -83,9 +86,13 @@ class ApiServer:
 
     def _done(self, request: web.Request, path: str, document: Doc) -> web.Response:
         known = self.objects.get(path.removesuffix("/status"))
+        self.reads += [path] if request.method == "GET" else []
         if request.method == "POST":
             return web.json_response(self.put(f"{path}/{document['metadata']['name']}", document))
         if request.method == "PATCH" and request.content_type == _APPLY:
+            version = document["metadata"].pop("resourceVersion", None)
+            if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
+                return _status(409, "it has changed")
             return web.json_response(self._applied(path, document))
         if known is None:
             return _status(404, "not found")

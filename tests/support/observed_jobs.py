@@ -142,7 +142,7 @@ def pool_object(replicas: int | None, *, scaling: str, managers: Sequence[Doc] =
     """The GeneratorPool of pool `sim`."""
     return {
         "metadata": {"name": f"{JOB}-sim", "generation": 1, "managedFields": list(managers)},
-        "spec": {"jobName": JOB, "poolName": "sim", "scaling": scaling, "replicas": replicas},
+        "spec": {"jobName": JOB, "poolName": "sim", "role": "generator", "scaling": scaling, "replicas": replicas},
         "status": status,
     }
 

@@ -168,9 +168,15 @@ class GeneratorPoolSpec(SpecModel):
 
     job_name: JobName = Field(description="The RLJob that it belongs to.")
     pool_name: PoolName = Field(description="Name of the pool in the job.")
+    role: Literal["generator"] = Field(default="generator", description="What the pool's pods do in the job.")
     scaling: Annotated[str, StringConstraints(pattern=r"^(static|auto|external)$", max_length=8)] = Field(
         description="Who sets replicas: static (the job), auto (the operator), external (/scale)."
     )
     min_replicas: int = Field(default=1, ge=0, le=1024, description="Fewer are not made, whoever asks.")
     max_replicas: int = Field(default=1024, ge=1, le=1024, description="More are not made, whoever asks.")
-    replicas: int = Field(default=1, ge=0, le=1024, description="Generator pods that are asked for.")
+    replicas: int = Field(default=1, ge=0, le=1024, description="Pods that are asked for.")
+
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """A pool's pods are found by what they do, so that stays."""
+        return (*super().all_cel_rules(), ("self.role == oldSelf.role", "role cannot be changed"))

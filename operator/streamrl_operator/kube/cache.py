@@ -110,8 +110,8 @@ class Store:
         self._epoch += 1
         return self._epoch
 
-    def put(self, obj: Mapping[str, Any], *, epoch: int = 0) -> Key:
-        """Keep an object unless we know of a newer version; `epoch`: of the list that has it."""
+    def put(self, obj: Mapping[str, Any], *, epoch: int = 0, quietly: bool = False) -> Key:
+        """Keep an object unless we know of a newer version; `epoch`: of the list that has it. `quietly`: nobody need look at it."""
         key, version = _key(obj), version_of(obj)
         known, (gone_version, gone_epoch) = self._kept.get(key), self._gone.get(key, (0, 0))
         is_newer = known is None or version > known.version or (version != known.version and known.epoch < epoch)
@@ -123,7 +123,8 @@ class Store:
         self._kept[key] = _CachedObject(version, self._epoch, generation, metadata["uid"], job, _pack(obj))
         self._by_job.setdefault((key[0], job), set()).add(key)
         is_asked = obj.get("kind") == RLJOB.kind and (known is None or known.generation != generation)
-        self._tell(key[0], {job, known.job if known else job}, is_asked=is_asked)
+        if not quietly:
+            self._tell(key[0], {job, known.job if known else job}, is_asked=is_asked)
         return key
 
     def remove(self, obj: Mapping[str, Any]) -> None:

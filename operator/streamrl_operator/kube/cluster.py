@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import names
-from streamrl_operator.kube.answers import NotFoundError
+from streamrl_operator.kube.answers import ConflictError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.job_watch import JobWatch
@@ -126,40 +126,45 @@ class CachedCluster:
     async def apply(
         self, obj: Mapping[str, Any], *, manager: str = names.FIELD_MANAGER, subresource: str = ""
     ) -> Object:
-        """Server-side apply."""
-        return self._learn(await self.client.apply(of(obj), obj, manager=manager, subresource=subresource))
+        """Server-side apply. A status of ours makes nobody look at the job again: what it says was just decided."""
+        answer = await self.client.apply(of(obj), obj, manager=manager, subresource=subresource)
+        known = self.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
+        # The answer may have somebody else's change too, which then no watch tells.
+        is_ours_alone = subresource == "status" and known is not None and _but_status(known) == _but_status(answer)
+        return self._learn(answer, quietly=is_ours_alone)
 
-    async def find(self, obj: Mapping[str, Any], *, owner_uid: str) -> Object | None:
-        """The object of this name, asked for if we know of none: it may be there without our label, or newer than our caches.
+    def find(self, obj: Mapping[str, Any], *, owner_uid: str) -> Object | None:
+        """The object of this name, if we know of one.
+
+        Raises:
+            NameTakenError: it belongs to somebody else.
+        """
+        found = self.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
+        return None if found is None else _own(found, obj, owner_uid=owner_uid)
+
+    async def find_or_make(
+        self, obj: Mapping[str, Any], *, owner_uid: str, manager: str = names.FIELD_MANAGER
+    ) -> Object:
+        """The object of this name as it is; where we know of none it is made in one request.
+
+        One may be there all the same, without our label or newer than our caches: the API server says so and leaves it as it is.
 
         Raises:
             NameTakenError: it belongs to somebody else. It is left as it is.
-        """
-        kind, metadata = of(obj), obj["metadata"]
-        known = self.known(kind, metadata["namespace"], metadata["name"])
-        try:
-            found = known or await self.client.get(kind, namespace=metadata["namespace"], name=metadata["name"])
-        except NotFoundError:
-            return None
-        if not _belongs(found, obj, owner_uid=owner_uid):
-            raise NameTakenError(found)  # not kept: no watch would tell us when it goes
-        return self._learn(found)
-
-    async def find_all(
-        self, objs: Iterable[Mapping[str, Any]], *, owner_uid: str
-    ) -> list[Object | NameTakenError | None]:
-        """`find` for each of them, asked for at once: a new job has dozens, and each answer would be waited for in turn.
-
-        Raises:
             KubeError: a request failed.
         """
-        finds = (self.find(obj, owner_uid=owner_uid) for obj in objs)
-        found: list[Object | NameTakenError | None] = []
-        for answer in await asyncio.gather(*finds, return_exceptions=True):
-            if isinstance(answer, BaseException) and not isinstance(answer, NameTakenError):
-                raise answer
-            found.append(answer)
-        return found
+        known = self.find(obj, owner_uid=owner_uid)
+        if known is not None:
+            return known
+        kind, metadata = of(obj), obj["metadata"]
+        try:
+            return await self.apply({**obj, "metadata": {**metadata, "resourceVersion": _OF_NONE}}, manager=manager)
+        except ConflictError as conflict:
+            try:
+                found = await self.client.get(kind, namespace=metadata["namespace"], name=metadata["name"])
+            except NotFoundError:
+                raise conflict from None
+        return self._learn(_own(found, obj, owner_uid=owner_uid))
 
     async def delete(self, obj: Mapping[str, Any], *, propagation: str = "Background") -> None:
         """Delete this very object; it may be gone already."""
@@ -193,13 +198,31 @@ class CachedCluster:
         )
         return self._learn(answer)
 
-    def _learn(self, answer: Object) -> Object:
+    def _learn(self, answer: Object, *, quietly: bool = False) -> Object:
         store, metadata = self._stores[of(answer)], answer["metadata"]
         if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and of(answer) is not POD:
             store.remove(answer)
         else:
-            store.put(answer)
+            store.put(answer, quietly=quietly)
         return answer
+
+
+_OF_NONE = "1"
+"""No object has this resourceVersion: an apply with it makes one, or is refused. (etcd gives its first object 2.)"""
+
+
+def _but_status(obj: Object) -> Object:
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in _OF_EACH_WRITE}
+    return {**obj, "metadata": metadata, "status": None}
+
+
+_OF_EACH_WRITE = ("resourceVersion", "managedFields")
+
+
+def _own(found: Object, wanted: Mapping[str, Any], *, owner_uid: str) -> Object:
+    if not _belongs(found, wanted, owner_uid=owner_uid):
+        raise NameTakenError(found)  # not kept: no watch would tell us when it goes
+    return found
 
 
 def _belongs(found: Mapping[str, Any], wanted: Mapping[str, Any], *, owner_uid: str) -> bool:

@@ -47,7 +47,12 @@ def label(pod: Object, key: str) -> str:
 
 def is_generator(pod: Object, *, pool: str | None = None) -> bool:
     """Whether it is a generator; `pool`: of that pool."""
-    return label(pod, LABEL_ROLE) == ROLE_GENERATOR and pool in (None, label(pod, LABEL_POOL))
+    return label(pod, LABEL_ROLE) == ROLE_GENERATOR and (pool is None or is_of_pool(pod, pool))
+
+
+def is_of_pool(pod: Object, pool: str) -> bool:
+    """Whether it is one of a pool's pods, whatever they do: a job has no two pools of one name."""
+    return label(pod, LABEL_POOL) == pool
 
 
 def is_trainer(pod: Object) -> bool:

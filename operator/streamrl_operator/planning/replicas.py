@@ -1,4 +1,4 @@
-"""How many generators each pool should have, and who says so; and which of its pods are replaced after a change of their template.
+"""How many pods each pool should have, whatever they do, and who says so; and which of its pods are replaced after a change of their template.
 
     static    the job: scaling.static.replicas
     auto      the autoscaler's policy; its memory is made again of what the pool has
@@ -210,7 +210,7 @@ def _pool_plan(
 def _missing_pods(
     name: str, before: GeneratorPoolStatus, history: Sequence[Scaled], *, observed: Observed, desired: int
 ) -> str:
-    if sum(pods.is_generator(pod, pool=name) for pod in observed.pods) >= desired:
+    if sum(pods.is_of_pool(pod, name) for pod in observed.pods) >= desired:
         return ""
     since = (
         job_status.read_job_status(observed.raw).start_time,
@@ -238,7 +238,7 @@ def _status(
     name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, reported: str
 ) -> GeneratorPoolStatus:
     found = observed.pools.get(name) or {}
-    mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=name)]
+    mine = [pod for pod in observed.pods if pods.is_of_pool(pod, name)]
     staying = [pod for pod in mine if not pods.is_leaving(pod)]
     ready = sum(pods.is_ready(pod) for pod in staying)
     generation = (found.get("metadata") or {}).get("generation")
@@ -288,7 +288,7 @@ def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
     revision = _newest_revision(found)
     if found is None or not revision:
         return
-    mine = [pod for pod in observed.pods if pods.is_generator(pod, pool=pool)]
+    mine = [pod for pod in observed.pods if pods.is_of_pool(pod, pool)]
     ready = sum(pods.is_ready(pod) for pod in mine)
     left = most_away - max(pods.asked(found) - ready, 0)
     outdated = [pod for pod in mine if pods.label(pod, pods.LABEL_REVISION) != revision and not pods.is_leaving(pod)]

@@ -30,7 +30,7 @@ class PlanningSettings:
     namespaces: tuple[str, ...] = ()
     """That it watches; empty = all."""
     resync_s: float = 30.0
-    """Least time between two readings of a running job's numbers."""
+    """Least time between two readings of a running job's numbers; longer where there are very many (`reconcile.py`)."""
     numbers_by_proxy: bool = False
     """They are read through the API server's proxy, not at the scheduler's Service."""
     job_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """Looks at one job of which something is refused: what is held up, what goes on, and what is said."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamrl import names
+from streamrl_operator import reconcile
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.events import Events
 from streamrl_operator.kube.answers import KubeError, RequestRefusedError
@@ -17,11 +19,13 @@ from streamrl_operator.kube.kinds import (
     CONFIG_MAP,
     EVENT,
     GENERATOR_POOL,
+    JOB_DEFAULTS,
     NETWORK_POLICY,
     POD,
     RLJOB,
     STATEFUL_SET,
 )
+from streamrl_operator.observe import DEFAULTS_KEPT_S
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import Reconciler, ReconcileResult
@@ -45,6 +49,7 @@ class World:
     server: ApiServer
     cluster: CachedCluster
     reconciler: Reconciler
+    ticks: "Ticks"
 
     @property
     def job(self) -> Doc:
@@ -119,10 +124,10 @@ def _main(template: Doc) -> object:
 class Ticks:
     """Half a minute goes by between two readings: every look is due for everything."""
 
-    seconds = 0.0
+    seconds, each_s = 0.0, 30.0
 
     def __call__(self) -> float:
-        self.seconds += 30.0
+        self.seconds += self.each_s
         return self.seconds
 
     def now(self) -> datetime:
@@ -145,7 +150,7 @@ async def world() -> AsyncIterator[World]:
         reconciler = Reconciler(
             cluster=cluster, events=events, settings=replace(SETTINGS, numbers_by_proxy=True), lives=LIVES, clock=clock
         )
-        made = World(server=server, cluster=cluster, reconciler=reconciler)
+        made = World(server=server, cluster=cluster, reconciler=reconciler, ticks=ticks)
         made.put(document)
         yield made
 
@@ -401,6 +406,40 @@ async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> No
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []
+
+
+async def test_a_job_begins_without_a_read_of_what_it_makes(world: World) -> None:
+    await world.look()
+    assert world.sizes() == RUNNING
+    assert world.server.reads == [JOB_DEFAULTS.path(LAB, "default")]
+    written = Counter(line.split()[1] for line in world.server.writes)
+    pools = {GENERATOR_POOL.path(LAB, names.pool(JOB, name)) for name in ("one", "two", "three")}
+    assert {path for path, times in written.items() if times > 1} == pools, "their replicas have a manager of their own"
+
+
+async def test_the_defaults_that_a_job_waits_with_are_read_seldom(world: World) -> None:
+    world.ticks.each_s = DEFAULTS_KEPT_S / 1000
+    world.edit(suspend=True)
+    await world.look(9)
+    assert world.server.reads == [JOB_DEFAULTS.path(LAB, "default")]
+    world.edit(failurePolicy={"maxRestarts": 7})
+    await world.look(9)
+    assert len(world.server.reads) == 2, "somebody may have changed both"
+    world.ticks.seconds += DEFAULTS_KEPT_S
+    await world.look(9)
+    assert len(world.server.reads) == 3
+
+
+async def test_where_many_jobs_run_each_is_refreshed_less_often(
+    running: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "REFRESHES_PER_S", 0.01)
+    running.ticks.each_s = 1.0
+    for after_s, step in ((200.0, 4), (60.0, 4), (60.0, 5)):
+        running.server.page = page(step=running.status["step"] + 1)
+        running.ticks.seconds += after_s
+        assert (await running.look()).again_s == 100.0
+        assert running.status["step"] == step
 
 
 # ---- a spec that is changed

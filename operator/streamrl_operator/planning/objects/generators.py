@@ -21,6 +21,7 @@ def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     spec = {
         "jobName": plan.name,
         "poolName": pool.name,
+        "role": ROLE_GENERATOR,
         "scaling": pool.scaling.key,
         "minReplicas": least,
         "maxReplicas": most,

@@ -1,19 +1,17 @@
 """Whose an object is: found under a name that a job would use, by HTTP, before anything of it is written."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from streamrl import names
-from streamrl_operator.kube.answers import KubeError
+from streamrl_operator.kube.answers import ConflictError
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import CHILDREN, RLJOB
 from streamrl_operator.kube.rest_config import RestConfig
-from support.api_server import client_of
+from support.api_server import ApiServer
 
 UID = "u-2"
 
@@ -26,18 +24,25 @@ def obj(kind: str, *, uid: str = UID, owner: str | None = None, job: str | None 
     return {"apiVersion": "v1", "kind": kind, "metadata": metadata | ({"ownerReferences": owners} if owners else {})}
 
 
-@pytest.fixture
-async def there() -> dict[str, Any]:
-    return {}
+PATH = "/api/v1/namespaces/n/{}/x"
+PLURALS = {"Secret": "secrets", "PersistentVolumeClaim": "persistentvolumeclaims"}
 
 
 @pytest.fixture
-async def cluster(there: dict[str, Any]) -> AsyncIterator[CachedCluster]:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(there)
+def server() -> ApiServer:
+    return ApiServer()
 
-    async with client_of(answer) as client:
+
+@pytest.fixture
+async def cluster(server: ApiServer) -> AsyncIterator[CachedCluster]:
+    async with server.client() as client:
         yield CachedCluster(client, changed=lambda *_: None)
+
+
+def there(server: ApiServer, found: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Put an object there that the operator does not know of; its path, and as it is kept."""
+    path = PATH.format(PLURALS[found["kind"]])
+    return path, server.put(path, found)
 
 
 KEEPS, LOSES = None, UID
@@ -55,10 +60,11 @@ KEEPS, LOSES = None, UID
     ids=["owned", "without our label", "somebody took the owner", "kept by an earlier job"],
 )
 async def test_takes_what_is_its_own(
-    cluster: CachedCluster, there: dict[str, Any], found: dict[str, Any], wanted: dict[str, Any]
+    cluster: CachedCluster, server: ApiServer, found: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    there |= found
-    assert await cluster.find(wanted, owner_uid=UID) == found
+    path, kept = there(server, found)
+    assert await cluster.find_or_make(wanted, owner_uid=UID) == kept == server.objects[path]
+    assert cluster.find(wanted, owner_uid=UID) == kept, "it is known from now on"
 
 
 @pytest.mark.parametrize(
@@ -79,59 +85,48 @@ async def test_takes_what_is_its_own(
     ],
 )
 async def test_leaves_the_rest_alone(
-    cluster: CachedCluster, there: dict[str, Any], found: dict[str, Any], wanted: dict[str, Any]
+    cluster: CachedCluster, server: ApiServer, found: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
-    there |= found
-    with pytest.raises(NameTakenError):
-        await cluster.find(wanted, owner_uid=UID)
+    path, kept = there(server, found)
+    for _ in range(2):
+        with pytest.raises(NameTakenError):
+            await cluster.find_or_make(wanted, owner_uid=UID)
+    assert server.objects[path] == kept
+    assert cluster.find(wanted, owner_uid=UID) is None, "no watch tells when it goes"
 
 
-def named(name: str, *, owner: str = UID) -> dict[str, Any]:
-    """A Secret of that name."""
-    made = obj("Secret", owner=owner)
-    return made | {"metadata": made["metadata"] | {"name": name}}
+async def test_what_nobody_has_is_made_without_asking(cluster: CachedCluster, server: ApiServer) -> None:
+    wanted = obj("Secret", owner=UID)
+    made = await cluster.find_or_make(wanted, owner_uid=UID)
+    assert (made, server.reads) == (server.objects[PATH.format("secrets")], [])
+    assert await cluster.find_or_make(wanted, owner_uid=UID) == made, "it is known"
+    assert len(server.writes) == 1
 
 
-ANSWERS = {"ours": named("ours"), "foreign": named("foreign", owner="u-1"), "absent": None}
+async def test_what_is_gone_again_is_left_to_the_next_look(cluster: CachedCluster, server: ApiServer) -> None:
+    server.refuse = lambda *_: (409, "it exists")
+    with pytest.raises(ConflictError):
+        await cluster.find_or_make(obj("Secret", owner=UID), owner_uid=UID)
 
 
-async def answered(request: web.Request, asked: asyncio.Semaphore, all_asked: asyncio.Event) -> web.Response:
-    """Only when all that is asked for at once has arrived."""
-    await asked.acquire()
-    if asked.locked():
-        all_asked.set()
-    await all_asked.wait()
-    name = request.path.rpartition("/")[2]
-    if name == "broken":
-        return web.json_response({"code": 500, "reason": "InternalError"}, status=500)
-    found = ANSWERS[name]
-    refusal = {"code": 404, "reason": "NotFound"}
-    return web.json_response(found or refusal, status=200 if found else 404)
-
-
-@pytest.fixture
-async def waiting(request: pytest.FixtureRequest) -> AsyncIterator[CachedCluster]:
-    """A cluster whose API server answers no read before so many have come."""
-    asked, all_asked = asyncio.Semaphore(request.param), asyncio.Event()
-
-    async def answer(each: web.Request) -> web.Response:
-        return await answered(each, asked, all_asked)
-
-    async with client_of(answer, timeout_s=60.0) as client:
-        yield CachedCluster(client, changed=lambda *_: None)
-
-
-@pytest.mark.parametrize("waiting", [3], indirect=True)
-async def test_what_is_not_known_is_asked_for_at_once(waiting: CachedCluster) -> None:
-    ours, foreign, absent = await waiting.find_all([named(name) for name in ANSWERS], owner_uid=UID)
-    assert (ours, absent) == (named("ours"), None)
-    assert isinstance(foreign, NameTakenError)
-
-
-@pytest.mark.parametrize("waiting", [2], indirect=True)
-async def test_a_read_that_fails_ends_it(waiting: CachedCluster) -> None:
-    with pytest.raises(KubeError):
-        await waiting.find_all([named("ours"), named("broken")], owner_uid=UID)
+@pytest.mark.parametrize(
+    ("meanwhile", "told"), [({}, 0), ({"spec": {"suspend": True}}, 1), ({"metadata": {"annotations": {"a": "b"}}}, 1)]
+)
+async def test_our_own_status_makes_nobody_look_unless_more_has_changed(
+    server: ApiServer, meanwhile: dict[str, Any], told: int
+) -> None:
+    changed: list[object] = []
+    path, job = RLJOB.path("n", "x"), obj("RLJob") | {"apiVersion": RLJOB.api_version, "spec": {}}
+    async with server.client() as client:
+        cluster = CachedCluster(client, lambda key, _: changed.append(key))
+        cluster.job_watches[""].store.put(server.put(path, job))
+        changed.clear()
+        metadata = job["metadata"] | meanwhile.get("metadata", {})
+        server.put(path, {**job, **meanwhile, "metadata": metadata})
+        about = {name: job["metadata"][name] for name in ("name", "namespace", "uid")}
+        await cluster.apply({**job, "metadata": about, "status": {"step": 3}}, subresource="status")
+    assert len(changed) == told
+    assert (cluster.known(RLJOB, "n", "x") or {})["status"] == {"step": 3}
 
 
 async def test_what_waited_for_its_namespace_is_looked_at_when_all_of_it_is_known() -> None:

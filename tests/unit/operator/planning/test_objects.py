@@ -12,7 +12,9 @@ from ruamel.yaml import YAML
 
 from streamrl import keys, names
 from streamrl.spec import RLJob, parse_job
+from streamrl.spec.rljob import GeneratorPoolSpec
 from streamrl_operator.autoscaler.values import generator_name
+from streamrl_operator.planning import pods
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import DesiredRun
 from support.jobs import simulated_job
@@ -174,6 +176,12 @@ def test_replicas_of_a_pool_are_an_object_of_their_own() -> None:
         "metadata": {"name": "full-auto", "namespace": NAMESPACE},
         "spec": {"replicas": 4},
     }
+
+
+@pytest.mark.parametrize("pool", ["fixed", "auto", "free"])
+def test_a_pool_is_as_the_contract_says(pool: str) -> None:
+    spec = find(planned(full_job()), "GeneratorPool", f"full-{pool}")["spec"]
+    assert GeneratorPoolSpec.model_validate_json(json.dumps(spec)).role == pods.ROLE_GENERATOR
 
 
 def test_workers_read_the_validated_job_without_what_may_change() -> None:

@@ -1,4 +1,4 @@
-"""How many generators a pool should have, by static, auto and external, and who writes the number."""
+"""How many pods a pool should have, by static, auto and external, and who writes the number."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamrl import names
 from streamrl.spec.generators import Scaling
 from streamrl.status import PoolSummary, RLJobStatus
 from streamrl_operator.autoscaler.values import ScalingState, generator_name
 from streamrl_operator.planning import job_status, replicas
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.values import Observed
-from support.observed_jobs import BY_AN_HPA, NOW, OURS, generator, observed, page, pool_object
+from support.observed_jobs import BY_AN_HPA, JOB, NOW, OURS, generator, observed, page, pod, pool_object
 
 AUTO = {"auto": {"initialReplicas": 2, "minReplicas": 1, "maxReplicas": 4, "cooldownSeconds": 0.0}}
 EXTERNAL = {"external": {"initialReplicas": 3}}
@@ -71,6 +72,14 @@ def test_what_is_asked_and_who_writes_it(
     assert (halted.desired, halted.status.desired_replicas, halted.status.reason) == (0, 0, "the job is suspended")
     if found is None or scaling is not AUTO:
         assert halted.requested == requested  # what is asked is the same; the override is not written
+
+
+def test_a_pools_pods_are_counted_whatever_they_do() -> None:
+    found = [generator(0), generator(1, ready=False), pod(f"{JOB}-other-0")]
+    for each in found:
+        each["metadata"]["labels"][names.LABEL_ROLE] = "environment"
+    reported = plan(look(static(3), held(3, "static"), pods=found))
+    assert (reported.desired, reported.status.replicas, reported.status.ready_replicas) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("scaling", [AUTO, EXTERNAL], ids=["auto", "external"])
