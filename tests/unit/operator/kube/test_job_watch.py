@@ -108,6 +108,13 @@ class ApiServer:
             if kind == "ERROR":
                 return reply
 
+    def happens(self, watch: asyncio.Queue[tuple[str, Any]], kind: str, obj: dict[str, Any]) -> None:
+        """A change that the watch tells of, and that every later list has."""
+        others = [one for one in self.objects if one["metadata"]["name"] != obj["metadata"]["name"]]
+        self.objects = others if kind == "DELETED" else [*others, obj]
+        self.version = int(obj["metadata"]["resourceVersion"])
+        watch.put_nowait((kind, obj))
+
     async def watched(self, count: int) -> asyncio.Queue[tuple[str, Any]]:
         """The watch of this number, once it is there."""
         await until(lambda: len(self.watches) >= count, what=f"watch {count}; {self.asked}")
@@ -172,7 +179,7 @@ async def test_what_is_there_and_what_changes(api: ApiServer) -> None:
         await holds(store, a=1, b=2)
         watch = await api.watched(1)
         for event in (("MODIFIED", job("a", 6)), ("DELETED", job("b", 7)), ("ADDED", job("c", 8))):
-            watch.put_nowait(event)
+            api.happens(watch, *event)
         await holds(store, a=6, c=8)
 
 
@@ -208,7 +215,7 @@ async def test_an_error_that_ends_kopf_begins_it_again(api: ApiServer) -> None:
         api.objects, api.version = [job("c", 8)], 9
         watch.put_nowait(("ERROR", BROKEN))
         await holds(store, c=8)
-        (await api.watched(2)).put_nowait(("MODIFIED", job("c", 10)))
+        api.happens(await api.watched(2), "MODIFIED", job("c", 10))
         await holds(store, c=10)
 
 
@@ -218,7 +225,7 @@ async def test_jobs_that_are_large_together_are_listed_and_followed(api: ApiServ
     for each in api.objects:
         each["metadata"]["annotations"] = {"a": "x" * (256 * 1024 - 1)}
     async with following(api) as store:
-        (await api.watched(1)).put_nowait(("ADDED", job("new", 8)))
+        api.happens(await api.watched(1), "ADDED", job("new", 8))
         await holds(store, **dict.fromkeys(names, 1), new=8)
 
 
@@ -229,7 +236,7 @@ async def test_an_event_that_is_too_long_for_kopf_is_told(api: ApiServer, caplog
         endless["spec"] = {"a": "x" * 17 * 2**20}
         api.objects, api.version = [job("c", 8)], 9
         watch.put_nowait(("ADDED", endless))
-        (await api.watched(2)).put_nowait(("MODIFIED", job("c", 10)))
+        api.happens(await api.watched(2), "MODIFIED", job("c", 10))
         await holds(store, c=10)
     reported = [each.__dict__["error"] for each in caplog.records if each.message == "watch failed"]
     assert len(reported) == 1
@@ -244,7 +251,7 @@ async def test_a_kind_that_is_not_served_yet_is_waited_for(api: ApiServer) -> No
         assert not store.jobs()
         api.served = True
         await holds(store, a=1)
-        (await api.watched(1)).put_nowait(("MODIFIED", job("a", 6)))
+        api.happens(await api.watched(1), "MODIFIED", job("a", 6))
         await holds(store, a=6)
 
 
@@ -278,7 +285,7 @@ async def test_a_namespace_that_is_lost_is_left_and_the_others_go_on(api: ApiSer
         api.refused = {"m"}
         api.watches[1 - theirs].put_nowait(("ERROR", EXPIRED))
         await until(lambda: not api.cache_sync.is_whole("m"), what="the loss to be seen")
-        api.watches[theirs].put_nowait(("ADDED", job("c", 8, namespace="n")))
+        api.happens(api.watches[theirs], "ADDED", job("c", 8, namespace="n"))
         await holds(store, a=1, b=2, c=8)
         assert sorted(api.watched_namespaces) == ["m", "n"], "nobody began the other's watch again"
 
@@ -320,7 +327,7 @@ async def test_a_kopf_that_does_not_end_keeps_no_other_from_its_work(
         api.job_watches[0].doubt()
         await until(lambda: not deaf, what="the end of the first kopf")
         api.refused, api.served = set(), True
-        (await api.watched(2)).put_nowait(("ADDED", job("c", 8)))
+        api.happens(await api.watched(2), "ADDED", job("c", 8))
         await holds(store, a=1, c=8)
 
 
