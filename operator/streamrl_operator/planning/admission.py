@@ -246,7 +246,8 @@ def _asks(template: Object) -> Object:
     asked: dict[str, Any] = {key: spec[key] for key in ("runtimeClassName", "resourceClaims") if key in spec}
     for kind in ("initContainers", "containers"):
         asked[kind] = [
-            {key: each.get(key) for key in ("name", "restartPolicy", "resources")} for each in spec.get(kind) or ()
+            {key: each[key] for key in ("name", "restartPolicy", "resources") if each.get(key)}
+            for each in spec.get(kind) or ()
         ]
     return asked
 

@@ -1,5 +1,6 @@
 """Jobs in queues: what is asked of Kueue, what follows from its answers, and what it is told."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +219,18 @@ def test_what_costs_no_quota_changes_in_place(pod: dict[str, Any]) -> None:
     document["spec"]["generators"][0]["pod"] = {"resources": {"requests": {"cpu": "1"}}}
     job = admitted(QueuedJob(look=replace(observed(document), kueue=True)))
     with_pod(job, **{"resources": {"requests": {"cpu": "1"}}, **pod})
+    assert job.settle().wanted.generators == {"sim": 2}
+
+
+def test_what_kueue_writes_out_is_no_change() -> None:
+    """Its webhook stores a container without resources with empty ones."""
+    document = queued_document()
+    document["spec"]["generators"][0]["pod"] = {"containers": [{"name": "helper", "image": "helper:1"}]}
+    job = admitted(QueuedJob(look=replace(observed(document), kueue=True)))
+    workload = copy.deepcopy(job.look.workloads[GANG])
+    helpers = [one for each in workload["spec"]["podSets"] for one in each["template"]["spec"]["containers"]]
+    assert [one.setdefault("resources", {}) for one in helpers if one["name"] == "helper"] == [{}]
+    job.look = replace(job.look, workloads={GANG: workload})
     assert job.settle().wanted.generators == {"sim": 2}
 
 

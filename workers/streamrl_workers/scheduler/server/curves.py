@@ -35,7 +35,7 @@ def _points(path: Path, keys: tuple[str, ...]) -> list[dict[str, Any]]:
         while points and points[-1]["step"] >= line["step"]:
             points.pop()
         points.append({key: line[key] for key in keys if key in line})
-    stride = -(-len(points) // MOST_POINTS) or 1
+    stride = -((1 - len(points)) // (MOST_POINTS - 1)) or 1
     return points[:-1:stride] + points[-1:]
 
 
@@ -51,8 +51,8 @@ def _spread_lines(path: Path) -> Iterator[Mapping[str, Any]]:
             for line in file.read(_WHOLE_BYTES).splitlines():
                 yield from _parsed(line)
             return
-        for number in range(MOST_POINTS):
-            file.seek(size * number // MOST_POINTS)
+        for number in range(MOST_POINTS - 1):
+            file.seek(size * number // (MOST_POINTS - 1))
             if number:
                 file.readline(_LINE_BYTES)  # the rest of the line in which this place is
             yield from _parsed(file.readline(_LINE_BYTES))
