@@ -44,7 +44,7 @@ def job() -> dict[str, Any]:
 
 def job_beside() -> dict[str, Any]:
     """With two pools; its engines and trainer only count time."""
-    engine = {"meanTokens": 30.0, "sigma": 0.8, "latency": [{"batch": 1, "milliseconds": 20.0}]}
+    engine = {"meanTokens": 30.0, "sigma": 0.8, "latency": [{"batch": 1, "milliseconds": 20.0}], "kvCacheTokens": 4096}
     made = simulated_job(steps=ENDLESS, staleness=2, **engine)
     near = made["spec"]["generators"][0]
     far = {
