@@ -79,8 +79,8 @@ def _list_rule(path: str, field: FieldInfo) -> tuple[str, str]:
     """Of a list of which some parts of each item may always change."""
     parts = [part.rpartition(".")[2] for part in _parts(path)]
     item = field.annotation.__args__[0]  # type: ignore[union-attr] # a tuple of models
-    kept = [own for name in item.model_fields if (own := _alias(item, name)) not in parts]
-    equal = " && ".join(f"o.{own} == g.{own}" for own in kept)
+    kept = [(own, of) for name, of in item.model_fields.items() if (own := _alias(item, name)) not in parts]
+    equal = " && ".join(_same_field(own, of, new="g", old="o") for own, of in kept)
     same = f"self.{path}.size() == oldSelf.{path}.size() && self.{path}.all(g, oldSelf.{path}.exists(o, {equal}))"
     message = f"{path} can be changed only while the job is suspended, but for {' and '.join(parts)}: {_HOW}"
     return f"{_SUSPENDED} || ({same})", message
@@ -107,10 +107,10 @@ def _same(fields: Iterable[tuple[str, FieldInfo]]) -> str:
     return " && ".join(_same_field(path, field) for path, field in fields)
 
 
-def _same_field(path: str, field: FieldInfo) -> str:
-    same = f"self.{path} == oldSelf.{path}"
+def _same_field(path: str, field: FieldInfo, *, new: str = "self", old: str = "oldSelf") -> str:
+    same = f"{new}.{path} == {old}.{path}"
     is_optional = not field.is_required() and field.get_default(call_default_factory=True, validated_data={}) is None
-    return f"has(self.{path}) == has(oldSelf.{path}) && (!has(self.{path}) || {same})" if is_optional else same
+    return f"has({new}.{path}) == has({old}.{path}) && (!has({new}.{path}) || {same})" if is_optional else same
 
 
 def _alias(model: type[BaseModel], name: str) -> str:
