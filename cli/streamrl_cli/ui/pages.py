@@ -130,9 +130,11 @@ class RunPages(TemplatePages):
         )
 
     def _compare(self, asked: Asked, state: str) -> str:
-        if not asked.chosen:
-            raise UserError(field="run", rule="must name at least one run", fix="choose some in the list of runs")
-        found = compare([self._catalog.data(key) for key in dict.fromkeys(asked.chosen[:_DRAWN_RUNS])])
+        chosen = tuple(dict.fromkeys(asked.chosen))
+        if not 1 <= len(chosen) <= _DRAWN_RUNS:
+            rule = f"must name 1 to {_DRAWN_RUNS} runs"
+            raise UserError(field="run", rule=rule, got=str(len(chosen)), fix="choose them in the list of runs")
+        found = compare([self._catalog.data(key) for key in chosen])
         return self.page("compare.html", state=state, **comparing.shown(found))
 
     # ---- one run

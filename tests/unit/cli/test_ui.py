@@ -150,6 +150,15 @@ def test_all_runs_are_reached_page_by_page_and_chosen_ones_stay(tmp_path: Path) 
     assert f"/?page=3&run={keys[0]}&run={keys[25]}" in html.unescape(page)
 
 
+@pytest.mark.parametrize("count", [0, 9])
+def test_as_many_runs_are_compared_as_can_be_drawn(tmp_path: Path, count: int) -> None:
+    for number in range(count):
+        foreign_folder(tmp_path / f"run-{number}", text="text")
+    catalog = Catalog(tmp_path)
+    with pytest.raises(UserError, match=f"run: must name 1 to 8 runs.*{count}"):
+        RunPages(catalog).html("/compare", Asked(parts={}, query={}, chosen=tuple(catalog.paths())), state="")
+
+
 def test_a_run_is_not_reached_by_a_path(tmp_path: Path) -> None:
     foreign_folder(tmp_path / "runs" / "one", text="text")
     foreign_folder(tmp_path / "other", text="text")
