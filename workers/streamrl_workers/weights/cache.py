@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, MutableSequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Full, Queue
 from typing import Any
 
 from streamrl.errors import UserError
@@ -72,7 +72,7 @@ class WeightCache:
         self._left_s = self._charged_s = 0.0  # of this pull's time, and when it was counted last
         self._reads = 0  # that are waited for
         self._left_behind: list[threading.Thread] = []  # reads that nobody waits for any more
-        self._waiting: SimpleQueue[tuple[int, str, Callable[[], None]] | None] = SimpleQueue()
+        self._waiting: Queue[tuple[int, str, Callable[[], None]] | None] = Queue(_MOST_FILES)
         self._writes_for: int | None = None  # the pull for which the thread is at work
         self._has_room = False  # known and used in the thread alone
         self._told: set[str] = set()
@@ -87,7 +87,7 @@ class WeightCache:
         self._pull += 1
         self._left_s = wait_s
         sizes = {entry.hash.hex(): entry.size_bytes for entry in entries}
-        self._waiting.put((self._pull, "prepared", lambda: self._make_room(sizes)))
+        self._waiting.put_nowait((self._pull, "prepared", lambda: self._make_room(sizes)))
 
     def shuffle(self, tensors: MutableSequence[Any]) -> None:
         """Bring them into an order of this process's own: of several that pull at once each finds what others have written."""
@@ -120,12 +120,13 @@ class WeightCache:
         """Keep these verified bytes, later."""
         if self._writes_for in (None, self._pull) and self._answers():
             path = self._files / entry.hash.hex()
-            self._waiting.put((self._pull, "written", lambda: self._write(path, data)))
+            with suppress(Full):  # more than there would be files
+                self._waiting.put_nowait((self._pull, "written", lambda: self._write(path, data)))
 
     def close(self) -> None:
         """Begin nothing any more. If the process ends while a file is written, that is a file of a dead writer."""
         self._forget()
-        self._waiting.put(None)
+        self._waiting.put_nowait(None)
 
     def _answers(self) -> bool:
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
