@@ -46,12 +46,14 @@ def serving(pipe: Connection, size_bytes: int) -> None:
     asyncio.run(serve_weights(pipe, size_bytes))
 
 
-async def pulled(target: pb.WeightsAvailable, cache: WeightCache | None) -> int:
-    """Bytes that came from the server."""
+async def pulled(target: pb.WeightsAvailable, cache: WeightCache | None) -> tuple[int, int]:
+    """(tensors, bytes that came from the server)."""
     arrived: list[int] = []
     nearby = Nearby(cache=cache)
-    await pull(target, timeout_s=600, chunk_bytes=CHUNK_BYTES, token=TOKEN, arrived=arrived.append, nearby=nearby)
-    return sum(arrived)
+    tensors = await pull(
+        target, timeout_s=600, chunk_bytes=CHUNK_BYTES, token=TOKEN, arrived=arrived.append, nearby=nearby
+    )
+    return len(tensors), sum(arrived)
 
 
 def generator(number: int, target: bytes, directory: str | None, start: Barrier, pipe: Connection) -> None:
@@ -60,8 +62,10 @@ def generator(number: int, target: bytes, directory: str | None, start: Barrier,
         cache = WeightCache(Path(directory), most_bytes=2**40, name=str(number), was_read=lambda _: None)
     start.wait()
     begun_s = time.perf_counter()
-    arrived_bytes = asyncio.run(pulled(pb.WeightsAvailable.FromString(target), cache))
+    tensors, arrived_bytes = asyncio.run(pulled(pb.WeightsAvailable.FromString(target), cache))
     pipe.send((time.perf_counter() - begun_s, arrived_bytes))
+    while directory is not None and len(list(Path(directory).glob("blake3/[!.]*"))) < tensors:
+        time.sleep(0.05)  # nothing is written any more when the process has ended
 
 
 def at_once(generators: int, target: bytes, directory: str | None) -> tuple[float, int]:

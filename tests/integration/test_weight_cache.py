@@ -9,15 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import cache as cache_module
+from streamrl_workers.weights import pull as pull_module
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import describe, tensors_hash
 from streamrl_workers.weights.pull import Nearby, pull
@@ -180,15 +183,157 @@ async def test_a_disk_that_does_not_answer_is_left_alone(
 ) -> None:
     await warm(tmp_path, address)
     healed = threading.Event()
-    monkeypatch.setattr(cache_module, "open_regular", lambda *_, **__: healed.wait(DEADLINE_S))
-    monkeypatch.setattr(cache_module, "_STALL_S", 0.01)
+    opened = cache_module.open_regular
+
+    def hang(path: Path, *, beneath: Path) -> Any:
+        healed.wait(DEADLINE_S)
+        return opened(path, beneath=beneath)
+
+    monkeypatch.setattr(cache_module, "open_regular", hang)
+    monkeypatch.setattr(pull_module, "_CACHE_SHARE", 1e-4)
     generator = Generator(tmp_path)
     with closing(generator.cache):
         try:
             assert await generator.pulled(address) == (TOTAL, 0)
+            stuck = reading_threads()
+            assert stuck
+            assert await generator.pulled(address) == (TOTAL, 0)
+            assert reading_threads() == stuck
         finally:
             healed.set()
-    assert sum("does not answer" in record.message for record in caplog.records) == 1
+        monkeypatch.setattr(pull_module, "_CACHE_SHARE", 1.0)
+        await asyncio.to_thread(wait_for, lambda: not reading_threads(), what="the end of its reads")
+        assert await generator.pulled(address) == (0, TOTAL)
+    assert [record.message for record in caplog.records] == [
+        f"weight cache {tmp_path}: has not answered yet; it is not asked until it has. "
+        "Weights come from the trainer instead"
+    ]
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "weight-cache-read"]
+
+
+async def test_a_read_that_the_end_of_its_pull_cut_off_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healed, asked = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: Path, **__: Path) -> None:
+        asked.release()
+        healed.wait(DEADLINE_S)
+
+    monkeypatch.setattr(cache_module, "open_regular", hang)
+    entries = describe(make_tensors())
+    with closing(Generator(tmp_path).cache) as cache:
+        try:
+            cache.begin(entries, wait_s=DEADLINE_S)
+            read = asyncio.create_task(cache.read(entries[0]))
+            await asyncio.to_thread(asked.acquire, timeout=DEADLINE_S)
+            read.cancel()
+            await asyncio.wait([read])
+            cache.begin(entries, wait_s=DEADLINE_S)
+            assert [await cache.read(entry) for entry in entries] == [None] * len(entries)
+            assert not asked.acquire(blocking=False)
+        finally:
+            healed.set()
+
+
+async def test_a_slow_disk_has_one_time_for_each_pull(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await warm(tmp_path, address)
+    now_s = 1000.0
+    opened = cache_module.open_regular
+
+    def crawl(path: Path, *, beneath: Path) -> Any:
+        nonlocal now_s
+        now_s += 15
+        return opened(path, beneath=beneath)
+
+    monkeypatch.setattr(cache_module, "open_regular", crawl)
+    entries = describe(make_tensors())
+    slow = WeightCache(tmp_path, most_bytes=2 * TOTAL, name="a", was_read=lambda _: None, clock=lambda: now_s)
+    with closing(slow):
+        for _ in range(2):
+            slow.begin(entries, wait_s=30)
+            read = [await slow.read(entry) for entry in entries]
+            assert [data is not None for data in read] == [True, True, False, False]
+            now_s += 1000  # while nothing is read
+
+
+async def test_a_disk_that_does_not_write_keeps_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healed, asked = threading.Event(), threading.Event()
+    made = cache_module.tempfile.mkstemp
+
+    def hang(**options: Any) -> tuple[int, str]:
+        asked.set()
+        healed.wait(DEADLINE_S)
+        return made(**options)
+
+    monkeypatch.setattr(cache_module.tempfile, "mkstemp", hang)
+    tensors = make_tensors()
+    entries = {entry.name: entry for entry in describe(tensors)}
+
+    def write(name: str) -> "weakref.ref[memoryview]":
+        data = memoryview(bytes(tensors[name].data))
+        cache.write(entries[name], data)
+        return weakref.ref(data)
+
+    with closing(Generator(tmp_path).cache) as cache:
+        try:
+            cache.begin(entries.values(), wait_s=DEADLINE_S)
+            stuck = write("big")
+            await asyncio.to_thread(asked.wait, DEADLINE_S)
+            waiting = write("odd")
+            assert waiting() is not None
+            cache.begin(entries.values(), wait_s=DEADLINE_S)
+            assert waiting() is None
+            assert write("odd")() is None
+            assert stuck() is not None
+        finally:
+            healed.set()
+        await until_written(tmp_path, {"big"})
+        await asyncio.to_thread(wait_for, lambda: stuck() is None, what="the end of the write")
+        cache.begin(entries.values(), wait_s=DEADLINE_S)
+        await asyncio.to_thread(wait_for, lambda: write("odd") and files(tmp_path).keys() >= {"odd"}, what="a write")
+
+
+_HANGS = """
+import asyncio, sys, threading
+from pathlib import Path
+from streamrl_workers.weights import cache
+from streamrl_workers.weights.hashing import describe
+from support.weight_servers import make_tensors
+
+asked = threading.Semaphore(0)
+def hang(*_, **__):
+    asked.release()
+    threading.Event().wait()
+
+async def work():
+    cache.open_regular = cache.tempfile.mkstemp = hang
+    tensors = make_tensors()
+    entries = describe(tensors)
+    one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
+    one.begin(entries, wait_s=1000)
+    one.write(entries[0], tensors[entries[0].name].data)
+    reading = asyncio.create_task(one.read(entries[0]))
+    await asyncio.sleep(0)
+    asked.acquire(), asked.acquire()
+    reading.cancel()
+    one.close()
+
+asyncio.run(work())
+sys.exit(75)
+"""
+
+
+async def test_a_process_ends_while_its_disk_hangs(tmp_path: Path) -> None:
+    ended = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", _HANGS, str(tmp_path)], cwd=Path(__file__).parents[1], timeout=DEADLINE_S
+    )
+    assert ended.returncode == 75
 
 
 _DIES = """
@@ -212,8 +357,9 @@ cache.os.fdopen = lambda handle, mode: Dying(opened(handle, mode))
 tensors = make_tensors()
 entries = [entry for entry in describe(tensors) if entry.name == "big"]
 one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
-one.begin(entries)
+one.begin(entries, wait_s=1)
 one.write(entries[0], tensors["big"].data)
+signal.pause()
 """
 
 
@@ -313,9 +459,10 @@ def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: P
     try:
         workers.start_all()
         wait_for(lambda: list((tmp_path / "cache").glob("blake3/????*")), what="the weights in the cache")
-        before = served(workers)
+        wait_for(
+            lambda: served(workers) == WEIGHT_BYTES, what="the count of what was sent"
+        )  # a chunk counts once it is gone
         assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "cache": 0}
-        assert before == WEIGHT_BYTES
         workers.start("generator-sim-1")
         workers.endpoint("generator-sim-1")
         wait_for(lambda: by_source(workers, "generator-sim-1")["cache"], what="weights from the cache")
@@ -323,6 +470,6 @@ def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: P
             lambda: workers.page("healthz", process="generator-sim-1").strip() == "ok", what="weights in the engine"
         )
         assert by_source(workers, "generator-sim-1") == {"trainer": 0, "cache": WEIGHT_BYTES}
-        assert served(workers) == before
+        assert served(workers) == WEIGHT_BYTES
     finally:
         workers.close()

@@ -8,8 +8,11 @@ wanted (`pull.py`). There are no locks: equal names have equal bytes, so it does
 
 Invariants:
 - What `read` gives hashes to its name and lies in memory of its own: nobody who writes to the directory can change it afterwards.
-- No pull fails by this directory: errors are told in one line each, a disk that does not answer is asked no more.
-- Writing is behind the pull, in one thread; what is not written when the next pull begins is left out.
+- A pull waits for this directory no longer than it gives time for; errors are told in one line each. While a read hangs that is not waited for
+  any more, nothing is read or written.
+- Writing is behind the pull, in one thread; what is not written when the next pull begins is left out, and so is what comes while that thread
+  still writes for an earlier pull. No buffer is kept longer, but the one that is being written.
+- Nothing joins a thread of this file: a disk that hangs keeps no process from its end.
 - At the beginning of a pull the files and what it will write have `most_bytes` at most, unless other writers have other bounds.
 """
 
@@ -19,10 +22,13 @@ import os
 import random
 import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, MutableSequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Full, Queue
 from typing import Any
 
 from streamrl.errors import UserError
@@ -37,9 +43,8 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_PARTIAL)}\w+")
 """Of files that are ours to remove."""
 _FORSAKEN_S = 3600.0
 """A partial file so much older than the newest file has no writer any more. By the times of the volume itself: clocks of nodes differ."""
-_STALL_S, _SLOWEST_BYTES_S = 20.0, 16 * 2**20
-"""A file that is not read in this time and at this pace is not worth to wait for."""
 _READABLE = 0o644
+_SILENT = "has not answered yet; it is not asked until it has"
 
 _log = logging.getLogger(__name__)
 
@@ -47,24 +52,42 @@ _log = logging.getLogger(__name__)
 class WeightCache:
     """The tensors in one directory. All methods are called in one event loop."""
 
-    def __init__(self, directory: Path, *, most_bytes: int, name: str, was_read: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        most_bytes: int,
+        name: str,
+        was_read: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`name`: of this process, by which its order differs from others'. `was_read` is told of bytes that came from here."""
         self._directory = directory
         self._files = directory / HASH_ALGORITHM
         self._most_bytes = most_bytes
         self._was_read = was_read
         self._random = random.Random(name)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-cache")
-        self._waiting: list[Future[None]] = []
-        self._answers = True
+        self._clock = clock
+        self._pull = 0
+        self._left_s = self._charged_s = 0.0  # of this pull's time, and when it was counted last
+        self._reads = 0  # that are waited for
+        self._left_behind: list[threading.Thread] = []  # reads that nobody waits for any more
+        self._waiting: Queue[tuple[int, str, Callable[[], None]] | None] = Queue(_MOST_FILES)
+        self._writes_for: int | None = None  # the pull for which the thread is at work
         self._has_room = False  # known and used in the thread alone
         self._told: set[str] = set()
+        threading.Thread(target=self._write_all, name="weight-cache", daemon=True).start()
 
-    def begin(self, entries: Iterable[pb.TensorEntry]) -> None:
-        """A pull of these begins: what an earlier one has not written is forgotten, and what is too much is removed."""
+    def begin(self, entries: Iterable[pb.TensorEntry], *, wait_s: float) -> None:
+        """A pull of these begins: what an earlier one has not written is forgotten, and what is too much is removed.
+
+        `wait_s`: for which it waits for reads, all in all. Reads at once count once.
+        """
         self._forget()
+        self._pull += 1
+        self._left_s = wait_s
         sizes = {entry.hash.hex(): entry.size_bytes for entry in entries}
-        self._later("prepared", lambda: self._make_room(sizes))
+        self._waiting.put_nowait((self._pull, "prepared", lambda: self._make_room(sizes)))
 
     def shuffle(self, tensors: MutableSequence[Any]) -> None:
         """Bring them into an order of this process's own: of several that pull at once each finds what others have written."""
@@ -72,37 +95,71 @@ class WeightCache:
 
     async def read(self, entry: pb.TensorEntry) -> memoryview | None:
         """The verified bytes of a tensor; None: they are to be had elsewhere."""
-        if not self._answers:
+        if self._left_s <= 0 or not self._answers():
             return None
+        done: Future[memoryview | None] = Future()
+        done.set_running_or_notify_cancel()  # who stops to wait does not stop it
+        thread = threading.Thread(target=self._read_into, args=(done, entry), name="weight-cache-read", daemon=True)
+        self._charge(reads=1)
         try:
-            async with asyncio.timeout(_STALL_S + entry.size_bytes / _SLOWEST_BYTES_S):
-                data = await asyncio.to_thread(self._read, entry)
+            thread.start()
+            async with asyncio.timeout(self._left_s):
+                data = await asyncio.wrap_future(done)
         except TimeoutError:
-            self._answers = False
-            self._tell("does not answer; it is not asked again")
+            self._tell(_SILENT)
             return None
+        finally:
+            self._charge(reads=-1)
+            if not done.done():
+                self._left_behind.append(thread)
         if data is not None:
             self._was_read(len(data))
         return data
 
     def write(self, entry: pb.TensorEntry, data: memoryview) -> None:
         """Keep these verified bytes, later."""
-        self._later("written", lambda: self._write(self._files / entry.hash.hex(), data))
+        if self._writes_for in (None, self._pull) and self._answers():
+            path = self._files / entry.hash.hex()
+            with suppress(Full):  # more than there would be files
+                self._waiting.put_nowait((self._pull, "written", lambda: self._write(path, data)))
 
     def close(self) -> None:
-        """Begin nothing any more; what is being written is finished."""
+        """Begin nothing any more. If the process ends while a file is written, that is a file of a dead writer."""
         self._forget()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._waiting.put_nowait(None)
+
+    def _answers(self) -> bool:
+        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        if self._left_behind:
+            self._tell(_SILENT)
+        return not self._left_behind
+
+    def _charge(self, *, reads: int) -> None:
+        """So many more are waited for; until now it was for as many as before."""
+        now_s = self._clock()
+        self._left_s -= (now_s - self._charged_s) if self._reads else 0.0
+        self._charged_s = now_s
+        self._reads += reads
 
     def _forget(self) -> None:
-        for one in self._waiting:
-            one.cancel()
-        self._waiting.clear()
-
-    def _later(self, what: str, call: Callable[[], None]) -> None:
-        self._waiting.append(self._thread.submit(self._tried, what, call))
+        with suppress(Empty):
+            while True:
+                self._waiting.get_nowait()
 
     # ---- in threads
+
+    def _write_all(self) -> None:
+        for one in iter(self._waiting.get, None):
+            self._writes_for, what, call = one
+            self._tried(what, call)
+            del one, call  # and with them the bytes
+            self._writes_for = None
+
+    def _read_into(self, done: "Future[memoryview | None]", entry: pb.TensorEntry) -> None:
+        try:
+            done.set_result(self._read(entry))
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            done.set_exception(error)
 
     def _tried(self, what: str, call: Callable[[], None]) -> None:
         try:

@@ -52,6 +52,8 @@ _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt; attempts go on until the overall deadline."""
 _STALL_TIMEOUT_S = 20.0
 """Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
+_CACHE_SHARE = 0.25
+"""Of a pull's time, for which it waits for a cache; in the rest the service sends what the cache did not give."""
 _ALIGNMENT_BYTES = 64
 """Of a tensor in memory."""
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
@@ -93,7 +95,15 @@ async def pull(
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
     nearby = Nearby() if nearby is None else nearby
-    state = _Pull(target=target, chunk_bytes=chunk_bytes, token=token, tls=tls, arrived=arrived, nearby=nearby)
+    state = _Pull(
+        target=target,
+        chunk_bytes=chunk_bytes,
+        token=token,
+        tls=tls,
+        arrived=arrived,
+        nearby=nearby,
+        cache_s=timeout_s * _CACHE_SHARE,
+    )
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
@@ -158,6 +168,7 @@ class _Pull:
     tls: Tls | None
     arrived: Callable[[int], None]
     nearby: Nearby
+    cache_s: float
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     last_break: str = "none"
 
@@ -219,7 +230,7 @@ async def _over(service: Client, state: _Pull) -> None:
         if state.tensors is None:
             state.tensors = _arriving(manifest, state)
             if state.cache is not None:
-                state.cache.begin(manifest.tensors)
+                state.cache.begin(manifest.tensors, wait_s=state.cache_s)
         pending = deque(t for t in state.tensors if not t.verified)
         if state.cache is not None:
             state.cache.shuffle(pending)
