@@ -26,6 +26,8 @@ ANNOTATION_ATTEMPT = f"{API_GROUP}/restarted-at"
 """On the trainer's pod template: changes when the trainer's pods are to be made again."""
 ANNOTATION_KEEP_CHECKPOINTS = f"{API_GROUP}/keep-checkpoints"
 """On an RLJob, `true`: the claim of its checkpoints outlives it, whatever `storage` says. `streamrl cancel` sets it."""
+ANNOTATION_PLACEMENT = f"{API_GROUP}/placement"
+"""On a StatefulSet: what the job's admission by Kueue adds to its pods, as it was when the quota was reserved."""
 FINALIZER = f"{API_GROUP}/cleanup"
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"

@@ -202,14 +202,20 @@ def _settings(objects: Objects) -> OperatorSettings:
     """As the operator reads what the chart gives it."""
     (deployment,) = _of(objects, "Deployment", "streamrl")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    return from_environment({one["name"]: one.get("value", "") for one in container["env"]})
+    given: dict[str, str] = {}
+    for one in container["env"]:  # as the kubelet does it: $(NAME) of what stands before, and $$ is a dollar
+        known = {"$$": "$"} | {f"$({name})": value for name, value in given.items()}
+        value = one.get("value", "the operator's own")
+        given[one["name"]] = re.sub(r"\$\$|\$\([^)]*\)", lambda found: known.get(found[0], found[0]), value)  # noqa: B023
+    return from_environment(given)
 
 
 def test_the_operator_reads_what_an_administrator_says(objects: Callable[..., Objects], tmp_path: Path) -> None:
     plain = _settings(objects())
     assert (plain.planning.job_defaults, plain.planning.rdma_namespaces) == ({}, ())
     assert (plain.planning.sets_user, plain.planning.isolates_jobs, plain.lives) == (True, True, Lives())
-    spec = {"pod": {"env": [{"name": "A", "value": 'a "b" {{ c }} ü'}], "resources": {"limits": {"cpu": 2}}}}
+    env = [{"name": "A", "value": 'a "b" {{ c }} ü $(POD_NAME) $$ $'}]
+    spec = {"pod": {"env": env, "resources": {"limits": {"cpu": 2}}}}
     file = tmp_path / "values.yaml"
     file.write_text(json.dumps({"jobDefaults": spec, "rdmaNamespaces": ["b", "a", "b"]}))
     switches = "security.setUser=false,networkPolicy.jobs=false,certificates.caDays=90,certificates.leafDays=7"

@@ -125,6 +125,18 @@ def test_a_run_whose_disk_lost_its_checkpoints_goes_on_from_the_copies(server: S
     assert copied.child("checkpoints").folders() == ["step-00000008"]
 
 
+def test_copies_of_an_earlier_run_in_a_folder_of_this_name_are_told(server: S3Server, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job(steps=2)
+    job["spec"]["storage"] = {"checkpoints": {"intervalSteps": 2, "url": URL}}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 0, run.logs()
+    shutil.rmtree(tmp_path / "run")
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 2, run.logs()
+    assert f"the copies in {URL} may be of an earlier run" in run.logs()
+
+
 def test_a_place_that_cannot_be_used_is_a_line(server: S3Server, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"spec.storage.checkpoints.url: cannot write s3://nowhere/x/run"):
         store(tmp_path, url="s3://nowhere/x").newest()

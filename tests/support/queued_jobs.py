@@ -8,7 +8,7 @@ from streamrl import names
 from streamrl_operator.planning.admission import lookups
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.shared import JobPlan
-from streamrl_operator.planning.values import JobDecision, Observed
+from streamrl_operator.planning.values import JobDecision, Observed, stamp
 from support.job_lives import reported
 from support.observed_jobs import JOB, SETTINGS, Doc, carried_out, generator, job_document, observed, trainer
 
@@ -78,12 +78,19 @@ class QueuedJob:
         return self.decide()
 
     def say(self, name: str, **conditions: str | bool) -> None:
-        """Kueue writes conditions: a reason says True."""
+        """Kueue writes conditions, as of now: a reason says True."""
         found = self.look.workloads[name]
         status = found.get("status", {})
         kept = [one for one in status.get("conditions", ()) if one["type"] not in conditions]
+        now = stamp(self.look.now)
         made = [
-            {"type": kind, "status": str(bool(said)), "reason": str(said), "message": f"{kind} {said}"}
+            {
+                "type": kind,
+                "status": str(bool(said)),
+                "reason": str(said),
+                "message": f"{kind} {said}",
+                "lastTransitionTime": now,
+            }
             for kind, said in conditions.items()
         ]
         changed = {**found, "status": {**status, "conditions": [*kept, *made]}}

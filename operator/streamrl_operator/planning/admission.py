@@ -11,9 +11,12 @@ A Workload cannot change while it holds quota. So it is planned from the job whi
 Where the job's pods are to have other resources than it was admitted with, they end as in a suspension, and the job queues anew.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from streamrl import names
 from streamrl_operator.planning import compare, job_status, pods
@@ -37,6 +40,7 @@ _PREEMPTED = ("Preempted", "NodeFailures")
 """Reasons of an eviction after which Kueue looks at the Workload again at once."""
 _TRAINER, _TRAINER_WORKERS = "trainer", "trainer-workers"
 """Pod sets beside the pools, which have their names. A StatefulSet is called after the job and the pod set."""
+_PLACEMENT = TypeAdapter(PodPlacement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,11 @@ class _Workload:
     def is_reserved(self) -> bool:
         """Whether it holds quota: then it cannot change."""
         return self.holds("QuotaReserved")
+
+    @property
+    def reserved_at(self) -> str:
+        """Tells its admissions apart."""
+        return str(self.condition("QuotaReserved").get("lastTransitionTime") or "")
 
     @property
     def is_admitted(self) -> bool:
@@ -161,12 +170,14 @@ def _gang_count(base: _Workload, pod_set: str) -> int:
 
 
 def lookups(observed: Observed) -> list[tuple[str, str]]:
-    """(kind, name) of what has no namespace and must be known now: flavours of an admission, else the priority of a Workload to come."""
+    """(kind, name) of what has no namespace and must be known now: flavours of a new admission, else the priority of a Workload to come."""
     if not queue(observed) or not observed.kueue:
         return []
     base = _base(observed)
     if base is not None and base.is_admitted:
-        flavors = {str(one) for each in base.assignments.values() for one in (each.get("flavors") or {}).values()}
+        kept = _kept_placements(observed, base)
+        new = (assigned for name, assigned in base.assignments.items() if name not in kept)
+        flavors = {str(one) for each in new for one in (each.get("flavors") or {}).values()}
         return [("ResourceFlavor", one) for one in sorted(flavors)]
     if base is not None and base.is_reserved:
         return []
@@ -277,23 +288,34 @@ def _priority(observed: Observed) -> dict[str, Any]:
 def _placements(observed: Observed, base: _Workload) -> dict[str, PodPlacement]:
     """Pod set -> what its admission adds to the pods: from flavours, and from admission checks."""
     updates = [one for check in base.status.get("admissionChecks") or () for one in check.get("podSetUpdates") or ()]
-    return {
-        name: _placement(
-            [
-                *(_flavor_update(observed, flavor) for flavor in sorted(set((assigned.get("flavors") or {}).values()))),
-                *(one for one in updates if one.get("name") == name),
-            ]
-        )
-        for name, assigned in base.assignments.items()
-    }
+    placements = _kept_placements(observed, base)
+    for name, assigned in base.assignments.items():
+        flavors = [("ResourceFlavor", one) for one in sorted(set((assigned.get("flavors") or {}).values()))]
+        if name not in placements and observed.looked_up.keys() >= set(flavors):
+            of_flavors = (_flavor_update(observed.looked_up[one]) for one in flavors)
+            of_checks = (one for one in updates if one.get("name") == name)
+            placements[name] = _placement([*of_flavors, *of_checks], reserved_at=base.reserved_at)
+    return placements
 
 
-def _flavor_update(observed: Observed, flavor: str) -> Object:
-    spec = (observed.looked_up.get(("ResourceFlavor", flavor)) or {}).get("spec") or {}
+def _kept_placements(observed: Observed, base: _Workload) -> dict[str, PodPlacement]:
+    """Pod set -> its placement since this admission, where its StatefulSet has it."""
+    kept: dict[str, PodPlacement] = {}
+    for name in base.assignments:
+        found = observed.sets.get(f"{observed.name}-{name}") or {"metadata": {}}
+        text = (found["metadata"].get("annotations") or {}).get(names.ANNOTATION_PLACEMENT, "")
+        with contextlib.suppress(ValidationError):  # none, or somebody's own
+            placement = _PLACEMENT.validate_json(text)
+            kept |= {name: placement} if placement.reserved_at == base.reserved_at else {}
+    return kept
+
+
+def _flavor_update(flavor: Object) -> Object:
+    spec = flavor.get("spec") or {}
     return {"nodeSelector": spec.get("nodeLabels") or {}, "tolerations": spec.get("tolerations") or ()}
 
 
-def _placement(updates: Iterable[Object]) -> PodPlacement:
+def _placement(updates: Iterable[Object], *, reserved_at: str) -> PodPlacement:
     merged: dict[str, dict[str, str]] = {"nodeSelector": {}, "labels": {}, "annotations": {}}
     tolerations: list[Object] = []
     for one in updates:
@@ -301,6 +323,7 @@ def _placement(updates: Iterable[Object]) -> PodPlacement:
             there.update(one.get(key) or {})
         tolerations += [each for each in one.get("tolerations") or () if each not in tolerations]
     return PodPlacement(
+        reserved_at=reserved_at,
         node_selector=merged["nodeSelector"],
         labels=merged["labels"],
         annotations=merged["annotations"],

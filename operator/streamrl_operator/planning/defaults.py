@@ -23,6 +23,8 @@ from streamrl_operator.planning.values import PlanningSettings
 OF_JOB, OF_CLUSTER = "the job", "the chart's jobDefaults"
 Path = tuple[str, ...]
 _FIELDS = children(plain_schema(TrainerPod))
+_FOLLOWS = {"image": "tasksImage"}
+"""Enforced field -> the job's own word that goes too: both images are of one release."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +162,8 @@ def _merged(own: dict[str, Any], layers: Sequence[tuple[Layer, dict[str, Any]]])
         for field in layer.spec.enforced:
             theirs = {path: (value, layer.source) for path, value in said.items() if path[0] == field}
             if not _has_keys(field):
-                gone = {path for path in found if path[0] == field and path not in theirs}
+                fields = (field, _FOLLOWS.get(field))
+                gone = {path for path in found if path[0] in fields and path not in theirs}
                 theirs |= dict.fromkeys(gone, (None, layer.source))
             found |= theirs
             enforced |= theirs.keys()

@@ -115,8 +115,10 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlacement:
-    """What an admission adds to the pods of a pod set."""
+    """What an admission adds to the pods of a pod set; kept in an annotation of its StatefulSet."""
 
+    reserved_at: str = ""
+    """When Kueue reserved the quota. For as long as it holds, flavours that change or go touch no pod."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Object] = ()
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -77,6 +77,8 @@ class SchedulerSettings:
     """Share of the groups whose texts are stored with their samples, for the archive."""
     max_turns: int | None = None
     """Turns of the model with the environment; None: there is none."""
+    copies_url: str | None = None
+    """Object store that the trainer's checkpoint may be from."""
 
     @classmethod
     def from_job(cls, spec: RLJobSpec) -> "SchedulerSettings":
@@ -106,6 +108,7 @@ class SchedulerSettings:
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
+            copies_url=spec.storage.checkpoints.url,
         )
 
 

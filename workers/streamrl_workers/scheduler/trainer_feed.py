@@ -274,7 +274,7 @@ class TrainerFeed:
         if not self.checkpoint_step <= hello.step <= self._window.step:
             raise HistoryError(
                 f"the trainer's checkpoint is of step {hello.step}, but the journal can go on from steps "
-                f"{self.checkpoint_step} to {self._window.step} only"
+                f"{self.checkpoint_step} to {self._window.step} only{self._cause(hello.step)}"
             )
         self._roll_back(hello.step)
         self.newest_checkpoint = None
@@ -287,6 +287,13 @@ class TrainerFeed:
             AttemptStarted(attempt=attempt, instance=hello.instance, step=hello.step),
             then=lambda: self._attempt_durable(attempt),
         )
+
+    def _cause(self, step: int) -> str:
+        url = self._settings.copies_url
+        if url is None or step < self._window.step:
+            return ""
+        fix = "start anew in a folder of another name, or delete those copies and this folder first"
+        return f": the copies in {url} may be of an earlier run whose folder had the same name; {fix}"
 
     def _attempt_durable(self, attempt: int) -> None:
         if attempt == self.attempt:

@@ -1,10 +1,11 @@
 """Pod templates: our containers and volumes, the job's changes merged over them, what must not be changed over both."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from streamrl import API_GROUP
+from streamrl import API_GROUP, names
 from streamrl.spec.pod import Pod
+from streamrl_operator.planning.job_file import canonical
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.shared import Built, JobPlan
 from streamrl_operator.planning.values import PodPlacement
@@ -52,7 +53,8 @@ class Template:
 def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
     """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/replicas.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
-    placement = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"), PodPlacement())
+    admitted = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"))
+    placement = admitted or PodPlacement()
     spec = {
         "replicas": replicas,
         "serviceName": name,
@@ -65,7 +67,10 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
             "spec": _pod_spec(plan, template, selector=selector, placement=placement),
         },
     }
-    return plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
+    built = plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
+    kept = {} if admitted is None else {"annotations": {names.ANNOTATION_PLACEMENT: canonical(asdict(admitted))}}
+    built["metadata"] |= kept
+    return built
 
 
 def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str], placement: PodPlacement) -> Built:

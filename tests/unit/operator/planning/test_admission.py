@@ -9,7 +9,7 @@ import pytest
 from streamrl import names
 from support.job_lives import conditions, edited, message, reasons
 from support.observed_jobs import JOB, generator, observed, page, pool_object, trainer
-from support.queued_jobs import FLAVORS, GANG, QUEUE, QueuedJob, more, queued_document
+from support.queued_jobs import FLAVOR, FLAVORS, GANG, QUEUE, QueuedJob, more, queued_document
 
 
 def of_document(**changes: Any) -> QueuedJob:
@@ -57,6 +57,42 @@ def test_an_admitted_job_runs_where_its_flavour_says() -> None:
     for name in (f"{JOB}-trainer", f"{JOB}-sim"):
         spec = job.planned(decision)["StatefulSet", name]["spec"]["template"]["spec"]
         assert (spec["nodeSelector"], spec["tolerations"]) == (FLAVORS["nodeLabels"], FLAVORS["tolerations"])
+
+
+@pytest.mark.parametrize("edited_to", [None, {"nodeLabels": {"gpu": "b200"}}], ids=["deleted", "edited"])
+def test_a_flavour_that_changed_touches_no_job_that_it_was_admitted_with(edited_to: dict[str, Any] | None) -> None:
+    """Also where the operator began anew, or the pods are made again."""
+    job = admitted()
+    was = job.planned(job.decide())
+    job.known = {} if edited_to is None else {("ResourceFlavor", FLAVOR): {"spec": edited_to}}
+    job.look = replace(job.look, looked_up={})
+    decision = job.settle()
+    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 2})
+    planned = job.planned(decision)
+    for key in (("StatefulSet", f"{JOB}-trainer"), ("StatefulSet", f"{JOB}-sim")):
+        assert planned[key]["spec"]["template"] == was[key]["spec"]["template"]
+    job.look = replace(job.look, pods=[])  # they are made again
+    assert job.settle().wanted.any_pods
+    with_pod(job, nodeSelector={"zone": "z"})  # the owner's own change counts as ever
+    spec = job.planned(job.settle())["StatefulSet", f"{JOB}-sim"]["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"zone": "z", "gpu": "h100"}
+
+
+def test_an_admission_takes_flavours_as_they_are_then() -> None:
+    job = admitted()
+    job.say(GANG, Evicted="Preempted")
+    job.settle()
+    job.known = {("ResourceFlavor", FLAVOR): {"spec": {"nodeLabels": {"gpu": "b200"}}}}
+    job.admit()
+    template = job.planned(job.settle())["StatefulSet", f"{JOB}-sim"]["spec"]["template"]
+    assert template["spec"]["nodeSelector"] == {"gpu": "b200"}
+
+
+def test_a_job_waits_for_a_flavour_that_is_not_there() -> None:
+    job = QueuedJob(known={})
+    job.settle()
+    job.admit()
+    assert message(job.settle(), "Ready") == f"queue team: ResourceFlavor {FLAVOR} is not there"
 
 
 def test_a_check_may_add_to_the_pods_of_a_role() -> None:

@@ -95,6 +95,18 @@ def test_enforced_fields_are_the_farthest_administrators() -> None:
     assert (left_out.value, left_out.source, left_out.is_enforced) == (None, CLUSTER, True)
 
 
+def test_an_enforced_image_is_that_of_all_our_containers() -> None:
+    own = {"image": "mine:1", "tasksImage": "mine:2"}
+    document = full_document()
+    document["spec"]["trainer"]["pod"] = own
+    given = parse_job(document)
+    pod, origins = inherited(given, {"images": {"trainer": "t:9"}, "enforced": ["image"]})
+    assert pod == {"image": "t:9"}
+    left_out = origins["tasksImage"]
+    assert (left_out.value, left_out.source, left_out.is_enforced) == (None, CLUSTER, True)
+    assert inherited(given, {"images": {"trainer": "t:9"}})[0] == own
+
+
 def test_images_are_by_role_and_claims_have_a_class() -> None:
     default = {"images": {"trainer": "t:9", "generator": "g:9"}, "pod": {"image": "x:9"}, "storageClassName": "fast"}
     layers = read_layers(write_layers({NAMESPACE: default}))

@@ -255,6 +255,14 @@ def test_a_history_that_does_not_fit_is_refused(hello, answer):
     assert answer in reasons[0]
 
 
+@pytest.mark.parametrize(("step", "told"), [(3, True), (1, False)], ids=["ahead", "behind"])
+def test_a_checkpoint_ahead_of_the_journal_may_be_of_copies_of_an_earlier_run(step, told):
+    core = Core(settings(copies_url="s3://runs/jobs"), Recovered(step=2, checkpoint_step=2))
+    core.start(0.0)
+    (failed,) = core.trainer_joined(pb.TrainerHello(instance="t", step=step, checkpoint_step=step))
+    assert ("the copies in s3://runs/jobs may be of an earlier run" in failed.reason) == told
+
+
 def test_a_step_with_other_groups_than_given_sends_the_trainer_back():
     run = world()
     (restart,) = commands(run.core.step_done(pb.StepDone(step=0, group_ids=[1, 2, 3])), "restart")
