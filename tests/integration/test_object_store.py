@@ -12,6 +12,7 @@ from streamrl.errors import UserError
 from streamrl.spec.task import JsonlDataset
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError, local_directory, local_file
 from streamrl_workers.tasks.jsonl import open_jsonl
+from streamrl_workers.trainer.checkpoint import discard_export
 from streamrl_workers.trainer.engines.engine import RetryError
 from support.copied_checkpoints import FIELD, STEPS, URL, copies, store, write
 from support.held_runs import Hold
@@ -163,7 +164,7 @@ def test_data_in_a_store_that_is_away_is_no_mistake_of_the_job(tmp_path: Path, m
         environment = server.environment
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(StoreUnavailableError, match="cannot list s3://runs/data"):
+    with pytest.raises(StoreUnavailableError, match="cannot read s3://runs/data"):
         open_jsonl(JsonlDataset(path="s3://runs/data/prompts.jsonl"), seed=0, base_dir=tmp_path)
 
 
@@ -192,5 +193,52 @@ def test_models_and_data_are_copied_once_for_what_the_store_holds(
     assert file.read_text() == "config.json"
     folder.files.pipe_file(f"{folder.path}/config.json", b"another")
     assert local_file(f"{url}/config.json", base_dir=tmp_path, field=FIELD).read_text() == "another"
-    with pytest.raises(UserError, match="holds nothing that could be read"):
+    with pytest.raises(UserError, match=r"cannot read s3://runs/data: FileNotFoundError: .*missing\.json"):
         local_file(f"{url}/missing.json", base_dir=tmp_path, field=FIELD)
+    with pytest.raises(UserError, match="holds nothing that could be read"):
+        local_directory(f"{url}/missing", cache_dir=models, field=FIELD, patterns=patterns)
+
+
+def test_one_file_of_a_large_bucket_is_copied_by_its_own_name_alone(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    files = ObjectFolder.at("s3://runs", field=FIELD).files
+    for name in ("rows[1].jsonl", "rows1.jsonl", "runs/other.jsonl"):
+        files.pipe_file(f"runs/{name}", name.encode())
+    server.lists = 0
+    assert local_file("s3://runs/rows[1].jsonl", base_dir=tmp_path, field=FIELD).read_text() == "rows[1].jsonl"
+    assert server.lists == 0
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_store(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copies()
+    copy.files.pipe_file(f"{copy.path}/model", b"weights")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/model").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as full:
+        copy.download(tmp_path / "full")
+    write(store(tmp_path / "lost"), 2)
+
+    def download(*_: object) -> None:
+        raise full.value
+
+    monkeypatch.setattr(ObjectFolder, "download", download)
+    with pytest.raises(UserError, match="a checkpoint cannot be written: No space left on device; free the disk"):
+        store(tmp_path / "new").newest()
+    monkeypatch.setenv("HF_HOME", "/dev/full")
+    with pytest.raises(UserError, match=r"spec.task.dataset.jsonl.path: cannot be copied: .*/dev/full"):
+        open_jsonl(JsonlDataset(path=f"{copy.url}/model"), seed=0, base_dir=tmp_path)
+
+
+def test_the_copy_of_a_model_goes_though_the_disk_has_lost_it(server: S3Server, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text(name)
+    copies().child("model").upload(tmp_path / "model", commit="config.json")
+    shutil.rmtree(tmp_path / "model")
+    for _ in range(2):  # where there is none it is as good
+        discard_export(tmp_path / "model", copies=copies())
+        assert copies().folders() == []

@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +89,33 @@ async def test_scores_come_from_processes_of_the_host_and_none_is_left(tmp_path:
         assert len(family) > 2, "fork server, worker, helper of the module"
     await wait_ended(family)
     assert host.process.is_running()
+
+
+def test_a_config_that_comes_late_is_waited_for(tmp_path: Path, host: Host) -> None:
+    write_lines(tmp_path / "lines.jsonl", count=60)
+    job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[{"name": "it", "exactMatch": {}}])
+    config = {
+        "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
+        "seed": 0,
+        "base_dir": str(tmp_path),
+        "model_path": "",
+        "memory_limit_bytes": 1 << 30,
+        "start_timeout_s": WAIT_S,
+    }
+    data = framing.encode(config)
+    wait_for(lambda: _listens(host.socket), what="the host to listen")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(str(host.socket))
+        connection.sendall(data[:1])
+        wait_for(lambda: not _unread_bytes(connection), what="the fork server to read")
+        connection.sendall(data[1:])
+        assert framing.receive(connection) == {"ready": {"held_out_size": 6}}
+
+
+def _unread_bytes(connection: socket.socket) -> int:
+    """Of what was sent; what the peer holds it in counts too."""
+    return int(struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0])
 
 
 async def test_a_container_that_ends_is_waited_for_and_asked_again(tmp_path: Path, host: Host) -> None:

@@ -32,6 +32,8 @@ class S3Server:
     port: int = 0
     kill: Kill | None = None
     kills: int = 0
+    lists: int = 0
+    """Requests for the names below a prefix."""
     refusal: str = ""
     """Code of S3 that each write is refused with; empty = none is."""
     _app: Callable[..., Any] = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
@@ -42,6 +44,7 @@ class S3Server:
         self.kill, self._writes = kill, itertools.count(1)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        self.lists += "list-type=" in environ["QUERY_STRING"]
         if self.refusal and environ["REQUEST_METHOD"] in _WRITES:
             start_response("503 Slow Down" if self.refusal == "SlowDown" else "403 Forbidden", [])
             return [f"<Error><Code>{self.refusal}</Code><Message>no</Message></Error>".encode()]

@@ -5,8 +5,9 @@ Owns the format, its digests and the bound of its bytes. Does not own which grou
     segment-00000007   | "SRLARCH1" | number, 8 bytes | chain of the segment before | frame | frame | ...
     frame              | head bytes, body bytes, raw bytes: 4 bytes each | digest of the body | chain | head | body |
 
-Numbers are little-endian. The head is an `ArchivedGroup`, the body an `ArchivedSamples` under zlib, `raw bytes` its size before;
-a body of the same size is as it was: it is small, or does not shrink.
+Numbers are little-endian. The head is an `ArchivedGroup`, the body an `ArchivedSamples` under zlib, `raw bytes` its size before.
+A body without zlib's first byte, which no `ArchivedSamples` begins with, is as it was: it is small, or does not shrink.
+Earlier releases compressed every body, also those that grew by it.
 A digest is BLAKE2b of 16 bytes. The chain is the digest of the chain before, the sizes, the body's digest and the head: so
 whoever reads the heads alone knows that no group is missing, changed, or at another position, and reads only the bodies that it wants.
 
@@ -41,6 +42,8 @@ _NAME = re.compile(r"segment-(\d{8})")
 MOST_HEAD_BYTES = 2**20
 MOST_RAW_BYTES = 128 * 2**20
 """Of one group's samples; a larger group is left out. Whoever reads a foreign archive needs no more memory than this."""
+_MOST_GROWTH_BYTES = 2**16
+"""What zlib may have added to bytes that do not shrink."""
 _SEGMENTS = 16
 """So many segments make up `max_bytes`: what goes at a time is a sixteenth."""
 _MOST_SEGMENT_BYTES = 64 * 2**20
@@ -49,6 +52,7 @@ _SPREAD = 2654435769
 """2**32 over the golden ratio: multiples of it fall evenly (Knuth, The Art of Computer Programming, 6.4)."""
 _LEVEL = 1
 """Of zlib: log-probs hardly shrink at any level, and texts do at this one."""
+_ZLIB = b"\x78"
 _LEAST_SHRUNK_BYTES = 2**12
 """Below, zlib takes a third of all that the archive takes, and a group saves less than a block of the disk."""
 
@@ -181,7 +185,7 @@ class ArchivedEntry:
             data = file.read(body_bytes)
         if _digest(data) == self.digest:
             with contextlib.suppress(zlib.error, DecodeError):
-                shrunk = body_bytes < raw_bytes
+                shrunk = data.startswith(_ZLIB)
                 raw = zlib.decompressobj().decompress(data, raw_bytes + 1) if shrunk else data
                 if len(raw) == raw_bytes:
                     return pb.ArchivedSamples.FromString(raw)
@@ -281,7 +285,7 @@ class _Segment:
                 if may_be_cut:
                     return
                 raise _damaged(self._path, f"it is cut off behind byte {offset}")
-            if head_bytes > MOST_HEAD_BYTES or not body_bytes <= raw_bytes <= MOST_RAW_BYTES:
+            if head_bytes > MOST_HEAD_BYTES or max(raw_bytes, body_bytes - _MOST_GROWTH_BYTES) > MOST_RAW_BYTES:
                 raise _damaged(self._path, f"what stands at byte {offset} is not what was written")
             data = self._file.read(head_bytes)
             self.chain = _digest(self.chain, frame[: _SIZES.size], body_digest, data)

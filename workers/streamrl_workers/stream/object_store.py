@@ -8,6 +8,7 @@ Waits for: the store, with the deadlines and retries of its library. Credentials
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -25,6 +26,8 @@ _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCred
 """Of botocore and google-auth."""
 _PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
 """Codes of S3 that s3fs tells as a right that is missing."""
+_OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES))
+"""No library here tells these numbers of its store."""
 _PROBE = ".streamrl-probe"
 _HASH_CHARACTERS = 16
 
@@ -89,12 +92,19 @@ class ObjectFolder:
             for name in (*(name for name in names if name != commit), commit):
                 self.files.put_file(str(directory / name), f"{self.path}/{name}")
 
-    def download(self, directory: Path, *, patterns: tuple[str, ...] = ("*",)) -> None:
-        """Copy what matches a pattern into a directory."""
-        for path, name in self._objects(patterns):
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            with self._door("read"):
-                self.files.get_file(path, str(directory / name))
+    def download(self, directory: Path) -> None:
+        """Copy it into a directory. Raises `OSError` where the disk does not take it."""
+        self._get(self.names(), directory)
+
+    def copy(self, cache_dir: Path, *, names: list[str]) -> Path:
+        """A directory with these objects, made once for what they hold now: whole or not there at all. Raises `OSError` as `download`."""
+        with self._door("read"):
+            versions = [(name, self.files.ukey(f"{self.path}/{name}")) for name in names]
+        key = hashlib.sha256(repr((self.url, versions)).encode()).hexdigest()[:_HASH_CHARACTERS]
+        target = cache_dir.resolve() / key
+        if not target.is_dir():
+            make_directory(target, lambda beside: self._get(names, beside))
+        return target
 
     def remove(self, *, commit: str) -> None:
         """Delete it, the file `commit` first."""
@@ -108,30 +118,30 @@ class ObjectFolder:
             self.files.pipe_file(f"{self.path}/{_PROBE}", b"")
             self.files.rm_file(f"{self.path}/{_PROBE}")
 
-    def key(self, patterns: tuple[str, ...] = ("*",)) -> str:
-        """A hash of its URL and of what tells that an object has changed; equal as long as nothing has."""
-        with self._door("read"):
-            versions = [(name, self.files.ukey(path)) for path, name in self._objects(patterns)]
-        return hashlib.sha256(repr((self.url, versions)).encode()).hexdigest()[:_HASH_CHARACTERS]
-
-    def _uncommit(self, commit: str) -> None:
-        if self.holds(commit):
-            with self._door("delete"):
-                self.files.rm_file(f"{self.path}/{commit}")
-
-    def _objects(self, patterns: tuple[str, ...]) -> list[tuple[str, str]]:
-        """(path in the store, name below this folder) of what matches; a name that leaves the folder is refused."""
+    def names(self, patterns: tuple[str, ...] = ("*",)) -> list[str]:
+        """Of the objects below it that match; one that leaves the folder is refused."""
         with self._door("list"):
             paths = sorted(self.files.find(self.path))
-        found = [(path, str(PurePosixPath(path).relative_to(self.path))) for path in paths]
-        found = [(path, name) for path, name in found if any(fnmatch(name, pattern) for pattern in patterns)]
-        if bad := [name for _, name in found if ".." in PurePosixPath(name).parts]:
+        found = [str(PurePosixPath(path).relative_to(self.path)) for path in paths]
+        found = [name for name in found if any(fnmatch(name, pattern) for pattern in patterns)]
+        if bad := [name for name in found if ".." in PurePosixPath(name).parts]:
             raise UserError(field=self.field, rule="must hold no name with '..'", got=bad[0])
         if not found:
             raise UserError(
                 field=self.field, rule="holds nothing that could be read", got=self.url, fix="check the URL"
             )
         return found
+
+    def _uncommit(self, commit: str) -> None:
+        if self.holds(commit):
+            with self._door("delete"):
+                self.files.rm_file(f"{self.path}/{commit}")
+
+    def _get(self, names: list[str], directory: Path) -> None:
+        for name in names:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with self._door("read"):
+                self.files.get_file(f"{self.path}/{name}", str(directory / name))
 
     @contextlib.contextmanager
     def _door(self, verb: str) -> Iterator[None]:
@@ -140,6 +150,8 @@ class ObjectFolder:
         except (UserError, StoreUnavailableError):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+                raise
             told = f"cannot {verb} {self.url}: {type(error).__name__}: {shorten(str(error))}"
             if _is_final(error):
                 raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
@@ -159,20 +171,18 @@ def local_file(path: str, *, base_dir: Path, field: str) -> Path:
     Raises:
         UserError: the URL cannot be read.
         StoreUnavailableError: not this time.
+        OSError: the disk does not take the copy.
     """
     if not is_url(path):
         return base_dir / path
     url, _, name = path.rpartition("/")
-    return local_directory(url, cache_dir=_cache_dir(), field=field, patterns=(name,)) / name
+    return ObjectFolder.at(url, field=field).copy(_cache_dir(), names=[name]) / name
 
 
 def local_directory(url: str, *, cache_dir: Path, field: str, patterns: tuple[str, ...]) -> Path:
-    """A copy of what matches in the folder at a URL, made once for what it holds now: whole or not there at all."""
+    """A copy of what matches in the folder at a URL. Errors as of `local_file`."""
     folder = ObjectFolder.at(url, field=field)
-    target = cache_dir.resolve() / folder.key(patterns)
-    if not target.is_dir():
-        make_directory(target, lambda beside: folder.download(beside, patterns=patterns))
-    return target
+    return folder.copy(cache_dir, names=folder.names(patterns))
 
 
 def make_directory(target: Path, fill: Callable[[Path], None]) -> None:

@@ -59,6 +59,7 @@ async def _serve_all(listener: socket.socket) -> None:
 
 async def _serve(connection: socket.socket) -> None:
     """A fork server that has this connection, until its end; then nothing that it has started is left."""
+    connection.setblocking(True)  # noqa: FBT003 - the fork server's socket is this one, and its Python takes it for one that blocks
     heartbeat = child_environment("fork-server", environ=os.environ, watched_at_once=False)
     try:
         with connection:

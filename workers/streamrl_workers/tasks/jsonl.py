@@ -1,6 +1,7 @@
 """`jsonl`: one JSON object a line. Keeps only the place of each line in memory; lines are read when asked for.
 
-Split and order are those of `dataset.py`. Every line is checked when the file is opened. The file must not change during a run.
+Split and order are those of `dataset.py`. Every line is checked when the file is opened. The file must not change during a run; nor what
+a URL holds, which is asked again at each start, and nobody notices.
 """
 
 import json
@@ -29,6 +30,10 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource
         file = open_regular(path)
     except UserError as error:
         raise UserError(field=f"{FIELD}.path", rule=error.rule, got=options.path) from None
+    except OSError as error:
+        raise UserError(
+            field=f"{FIELD}.path", rule=f"cannot be copied: {error}", got=options.path, fix="free the disk"
+        ) from error
     with file:
         lines = _Lines(file, path=path, options=options)
     train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")

@@ -32,6 +32,7 @@ from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
+_MODEL_COMMIT = "config.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _DIGESTS: dict[str, Callable[[], Any]] = {HASH_ALGORITHM: new_digest, "": lambda: hashlib.blake2b(digest_size=16)}
 """By the name before the colon of a hash in `meta.json`; earlier releases wrote none."""
@@ -100,11 +101,11 @@ class CheckpointStore:
             partial = self._fill(meta, save)
             sync()
             target = self._publish(partial, step=meta.step)
+            if self._copies is not None:
+                with _retried():
+                    self._copy(target, copies=self._copies)
         except OSError as error:
             raise _unwritable(self._root, error) from error
-        if self._copies is not None:
-            with _retried():
-                self._copy(target, copies=self._copies)
         return target
 
     def path_of(self, step: int) -> Path:
@@ -119,14 +120,17 @@ class CheckpointStore:
         """The newest good checkpoint; damaged ones are named in the log and passed over. None: there is none yet.
 
         Raises:
-            UserError: there are checkpoints, but all are damaged; or the object store cannot be used.
+            UserError: there are checkpoints, but all are damaged; or the object store cannot be used, or the disk does not take a copy.
             RetryError: the object store did not answer this time.
         """
         damage: list[str] = []
         found = self._newest_on_disk(damage)
         if self._copies is not None:
-            with _retried():
-                found = self._fetch(self._copies, known=found)
+            try:
+                with _retried():
+                    found = self._fetch(self._copies, known=found)
+            except OSError as error:
+                raise _unwritable(self._root, error) from error
         if found is None and damage:
             raise UserError(
                 field=str(self._root),
@@ -240,34 +244,33 @@ def export_once(engine: TrainEngine, *, directory: Path, copies: ObjectFolder | 
             engine.export(partial)
             sync_tree(partial)
             partial.rename(directory)
+        if copies is not None:
+            with _retried():
+                copies.child(directory.name).upload(directory, commit=_commit_of_model(directory))
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
-    if copies is not None:
-        with _retried():
-            copies.child(directory.name).upload(directory, commit=_commit_of_model(directory))
     return directory
 
 
 def _commit_of_model(directory: Path) -> str:
     """Nothing loads a model without its config; what a simulated engine leaves is one file."""
     names = [path.name for path in _files(directory)]
-    return "config.json" if "config.json" in names else names[0]
+    return _MODEL_COMMIT if _MODEL_COMMIT in names else names[0]
 
 
 def discard_export(directory: Path, *, copies: ObjectFolder | None = None) -> None:
-    """Of a run that goes on: what was exported is no longer its result, nor is its copy.
+    """Of a run that goes on: what was exported is no longer its result, nor is its copy, also where the disk has lost the original.
 
     Raises:
         UserError: disk or object store do not take it.
         RetryError: the object store did not take it this time.
     """
-    if not directory.exists():
-        return
     if copies is not None:
         with _retried():
-            copies.child(directory.name).remove(commit=_commit_of_model(directory))
+            copies.child(directory.name).remove(commit=_MODEL_COMMIT)
     try:
-        shutil.rmtree(directory)
+        if directory.exists():
+            shutil.rmtree(directory)
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
 

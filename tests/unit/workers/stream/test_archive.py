@@ -187,6 +187,30 @@ def forged(folder: Path, *, head: bytes, body: bytes, raw_bytes: int) -> None:
     segment_path(folder, 0).write_bytes(b"".join((header, sizes, digest, chain, head, body)))
 
 
+@pytest.mark.parametrize("size_bytes", [0, 1, 300, 10_000])
+def test_a_body_that_an_earlier_release_has_compressed_is_read_though_it_grew(size_bytes: int, tmp_path: Path) -> None:
+    head, samples = group(1, size_bytes=size_bytes)
+    raw = samples.SerializeToString()
+    body = zlib.compress(raw, 1)
+    assert len(body) > len(raw)
+    forged(tmp_path / "archive", head=head.SerializeToString(), body=body, raw_bytes=len(raw))
+    assert read(tmp_path / "archive") == [1]
+
+
+def test_a_body_that_an_earlier_release_has_compressed_to_its_own_size_is_read(tmp_path: Path) -> None:
+    head, _ = group(1)
+    for zeros in range(100):
+        raw = pb.ArchivedSamples(samples=[pb.Sample(group_id=1, tokens=bytes(zeros))]).SerializeToString()
+        body = zlib.compress(raw, 1)
+        if len(body) == len(raw):
+            break
+    else:
+        pytest.fail("no such size")
+    forged(tmp_path / "archive", head=head.SerializeToString(), body=body, raw_bytes=len(raw))
+    (entry,) = read_archive(tmp_path / "archive", beneath=tmp_path)
+    assert entry.samples().SerializeToString() == raw
+
+
 def test_a_body_that_grows_beyond_what_its_frame_says_is_refused(tmp_path: Path) -> None:
     head, _ = group(1)
     forged(tmp_path / "archive", head=head.SerializeToString(), body=zlib.compress(bytes(2**24)), raw_bytes=2**20)
