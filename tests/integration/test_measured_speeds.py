@@ -37,9 +37,9 @@ def test_a_batch_that_falls_all_the_time_tells_the_whole_curve(tmp_path: Path, *
         workers.close()
     found = {int(batch): seconds for batch, seconds in speeds[0].items()}
     assert list(found.values()) == sorted(found.values())
-    # Its own steps take at least what they are to take; a busy machine adds to them.
+    # A busy machine makes steps longer, and an engine that was late makes up for it in steps of other batches: half of the time is always there.
     low, high = (STEP_MS[batch] / 1e3 for batch in (1, SLOTS))
     measured = [batch for batch in found if 1 < batch < SLOTS]
     assert measured
     for batch in measured:
-        assert found[batch] > 0.7 * (low + (high - low) * (batch - 1) / (SLOTS - 1)), found
+        assert found[batch] > 0.5 * (low + (high - low) * (batch - 1) / (SLOTS - 1)), found
