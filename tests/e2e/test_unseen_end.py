@@ -43,8 +43,8 @@ def idles(stage: Stage, *, restarts: int) -> bool:
 
 @pytest.mark.usefixtures("closed")
 def test_the_end_is_found_with_the_pod_when_an_operator_comes(release: Release, stage: Stage) -> None:
-    asked = ("auth", "can-i", "get", "services/proxy", "--namespace", stage.namespace, "--as", release.account)
-    assert release.cluster.kubectl(*asked, check=False).stdout.strip() == "no"
+    asked = ("auth", "can-i", "get", "services", "--subresource", "proxy", "--namespace", stage.namespace)
+    assert release.cluster.kubectl(*asked, "--as", release.account, check=False).stdout.strip() == "no"
     stage.apply(simulated(JOB, steps=STEPS, step_s=STEP_S, replicas=1))
     stage.wait_step(JOB, 1)
     unreachable = "NumbersUnreachable"
