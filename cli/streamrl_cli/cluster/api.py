@@ -236,7 +236,8 @@ class ApiClient:
         out: Callable[[str], None],
         err: Callable[[str], None],
     ) -> int:
-        """Run a command in a container, as `kubectl exec` does, and return its exit code. `out` and `err` are given its lines.
+        """Run a command in a container, as `kubectl exec` does, and return its exit code. `out` and `err` are given its lines. Afterwards nothing
+        can be asked any more.
 
         A user needs `create` of `pods/exec`, before Kubernetes 1.35 `get` instead.
         """
@@ -244,32 +245,40 @@ class ApiClient:
 
         call = self._call("exec", POD, pod, "exec")
         query = [("container", container), ("stdout", "1"), ("stderr", "1"), *(("command", word) for word in command)]
-        pieces = {_STDOUT: bytearray(), _STDERR: bytearray(), _STATUS: bytearray()}
+        pieces = {_STDOUT: b"", _STDERR: b"", _STATUS: b""}
         told = {_STDOUT: out, _STDERR: err}
         with self._reaching(call):
+            headers = await self.access.headers(now_s=monotonic())
             try:
-                async with self._session.ws_connect(
+                socket = await self._session.ws_connect(
                     self.access.server + call.kind.path(call.namespace, call.name, call.subresource),
                     params=query,
-                    headers=await self.access.headers(now_s=monotonic()),
+                    headers=headers,
                     protocols=(_EXEC_PROTOCOL,),
                     timeout=aiohttp.ClientWSTimeout(ws_receive=REQUEST_TIMEOUT_S),
-                ) as socket:
-                    async for message in socket:
-                        if message.type is not aiohttp.WSMsgType.BINARY or message.data[0] not in pieces:
-                            continue
-                        piece = pieces[channel := message.data[0]]
-                        piece += message.data[1:]
-                        if channel in told:
-                            *lines, rest = piece.split(b"\n") if len(piece) < _LINE_BYTES else (piece, bytearray())
-                            told[channel](*(line.decode("utf-8", errors="replace") for line in lines))
-                            pieces[channel] = rest
+                    autoclose=False,
+                )
             except aiohttp.WSServerHandshakeError as error:
                 raise _no_exec(call, code=error.status) from None
+            try:
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                        raise answers.MalformedError("it is no output of a command")
+                    channel, piece = message.data[0], message.data[1:]
+                    if channel in told:
+                        *lines, pieces[channel] = _split(pieces[channel] + piece)
+                        told[channel](*(line.decode("utf-8", errors="replace") for line in lines))
+                    elif channel == _STATUS:
+                        pieces[channel] += piece
+            finally:
+                await (
+                    self._session.close()
+                )  # waits for the end of connections in use, which closing the socket first does not
+                await socket.close()
             for channel, tell in told.items():
                 if rest := pieces[channel]:
                     tell(rest.decode("utf-8", errors="replace"))
-            return answers.read_exit_code(bytes(pieces[_STATUS]))
+            return answers.read_exit_code(pieces[_STATUS])
 
     def _call(self, verb: str, kind: Kind, name: str = "", subresource: str = "") -> Call:
         return Call(
@@ -369,6 +378,11 @@ def refusal(call: Call, *, code: int, body: bytes) -> UserError | UserErrors:
     if code == HTTPStatus.CONFLICT and causes:
         return UserErrors(list(_conflicts(call, causes)))
     return UserError(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
+
+
+def _split(text: bytes) -> list[bytes]:
+    """Lines, and what stands behind the last one's end, unless that is too long to be kept."""
+    return text.split(b"\n") if len(text) < _LINE_BYTES else [text, b""]
 
 
 def _no_exec(call: Call, *, code: int) -> UserError | UserErrors:
