@@ -247,3 +247,15 @@ async def test_a_pull_can_be_cancelled():
         with pytest.raises(asyncio.CancelledError):
             async with asyncio.timeout(TIMEOUT_S):
                 await task
+
+
+async def test_a_server_of_something_else_is_refused_at_once():
+    async def greets(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail at your service\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greets, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WeightsError, match=r"refused: this is no server of weights: 220 mail"):
+            await pulled(f"127.0.0.1:{port}")

@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -132,6 +132,12 @@ class Tls:
     def ssl_context(self, *, server: bool) -> ssl.SSLContext:
         """Of a new connection: the files of this moment, and peers with a certificate only. Who the peer is remains to be asked."""
         return _ssl_context(self.material(), server=server)
+
+
+def peer_names(connection: ssl.SSLSocket) -> list[str]:
+    """Alternative names of the other side's leaf, of whatever kind; the handshake has shown that it is of our authority."""
+    leaf: Any = connection.getpeercert() or {}
+    return [name for _, name in leaf.get("subjectAltName", ())]
 
 
 @lru_cache(maxsize=2)

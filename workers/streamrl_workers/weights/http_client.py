@@ -13,8 +13,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead, NotConnected
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -22,7 +21,7 @@ from google.protobuf.message import DecodeError
 from streamrl.names import scheduler
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
-from streamrl_workers.stream.tls import Tls
+from streamrl_workers.stream.tls import Tls, peer_names
 from streamrl_workers.weights.http_server import content_path, keep_alive, versions_path
 from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
 
@@ -77,7 +76,7 @@ class HttpSource:
         return await self._in_thread(self._manifest, version)
 
     async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
-        await self._in_thread(self._fetch, piece, partial(self._loop.call_soon_threadsafe, arrived))
+        await self._in_thread(self._fetch, piece, lambda size: self._loop.call_soon_threadsafe(arrived, size))
 
     async def close(self) -> None:
         self._http.close()
@@ -88,8 +87,10 @@ class HttpSource:
         future = self._loop.run_in_executor(self._thread, call, *args)
         try:
             return await asyncio.shield(future)
-        except (OSError, HTTPException) as error:
+        except (OSError, NotConnected, IncompleteRead) as error:
             raise SourceBrokenError(_reason(error)) from None
+        except HTTPException as error:
+            raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
             with suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -214,8 +215,7 @@ async def _first_of(host: str, port: str) -> socket.socket:
 
 
 def _check_role(connection: ssl.SSLSocket, *, role: Role, tls: Tls) -> None:
-    names = [name for _, name in (connection.getpeercert() or {}).get("subjectAltName", ())]
-    peer, me = identity_in(map(str, names)), tls.identity
+    peer, me = identity_in(peer_names(connection)), tls.identity
     if peer is None or (peer.namespace, peer.job, peer.role) != (me.namespace, me.job, role):
         raise ConnectionError(
             f"its certificate is of {peer or 'no role'}, not of the {role} of {me.namespace}/{me.job}"

@@ -29,7 +29,7 @@ import grpc
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import LOOPBACK, WEIGHTS_PATH, Refusal, RoleDoor, TokenDoor
 from streamrl_workers.stream.channel import PEER_LOST_S, port_in_use
-from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls
+from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls, peer_names
 from streamrl_workers.weights.hashing import HASH_ALGORITHM
 from streamrl_workers.weights.store import WeightStore
 
@@ -80,8 +80,8 @@ class HttpWeightServer:
             self._server = _Server(self, host=host, port=port, token=token, tls=tls)
         except OSError:
             raise port_in_use(port, host=host) from None
-        name, bound = self._server.server_address[:2]
-        self.address = f"[{name}]:{bound}" if ":" in str(name) else f"{name}:{bound}"
+        bound = self._server.server_address[1]
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         """host:port."""
         threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="weights-server", daemon=True).start()
 
@@ -127,7 +127,7 @@ class _Server(ThreadingMixIn, TCPServer):
         if self._role_door is None:
             kind, _, token = handler.headers.get("Authorization", "").partition(" ")
             return self._token_door.refusal(token if kind == "Bearer" else "")
-        names = [name for _, name in handler.connection.getpeercert().get("subjectAltName", ())]
+        names = peer_names(handler.connection)
         return self._role_door.refusal(names, method=WEIGHTS_PATH, address=handler.client_address[0])
 
     def let_in(self, connection: socket.socket, *, begun_s: float) -> None:
