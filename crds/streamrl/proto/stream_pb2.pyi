@@ -24,14 +24,6 @@ class VersionName(_message.Message):
     hash: bytes
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
-class ManifestRequest(_message.Message):
-    __slots__ = ("version", "hash_algorithm")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    hash_algorithm: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
-
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -55,24 +47,6 @@ class Manifest(_message.Message):
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
     hash_algorithm: str
     def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
-
-class FetchRequest(_message.Message):
-    __slots__ = ("version", "tensor", "offset", "chunk_bytes")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    tensor: str
-    offset: int
-    chunk_bytes: int
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensor: _Optional[str] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
-
-class Chunk(_message.Message):
-    __slots__ = ("data",)
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
     __slots__ = ()

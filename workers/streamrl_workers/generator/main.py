@@ -1,7 +1,7 @@
 """The generator process.
 
-                        WeightsAvailable        pull (chunks, verified)
-      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's Weights service
+                        WeightsAvailable        pull (pieces, verified)
+      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's server of weights
           ▲  │ commands       │                │ ready
    events │  ▼                ▼                ▼
         LINK reader ───▶ ENGINE LOOP ── one worker thread ──▶ ENGINE
@@ -54,6 +54,7 @@ from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
+from streamrl_workers.weights.transports import TRANSPORTS
 
 _ROLE = "generator"
 
@@ -111,7 +112,7 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
         model_path = await _model_path(settings)
         failure = EngineFailure(asyncio.get_running_loop())
         engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
-        write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
+        write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{port}")
         try:
             return await _serve(
                 settings, engine=engine, failure=failure, status=status, recorder=recorder, instance=instance
@@ -185,23 +186,22 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cach
 
     Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
     """
-    transport = settings.spec.weights.value
+    transport, variables = settings.spec.weights, settings.variables
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
     held: dict[str, FetchedTensor] = {}
 
-    async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+    async def pulled(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+        connect = TRANSPORTS[transport.key].connect
         tensors = await pull(
             target,
-            timeout_s=transport.timeout_seconds,
-            chunk_bytes=parse_bytes(transport.chunk_bytes),
-            token=settings.variables.token,
-            tls=settings.variables.tls,
+            timeout_s=transport.value.timeout_seconds,
+            connect=partial(connect, target.address, tls=variables.tls, token=variables.token, role="trainer"),
             arrived=arrived,
             nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
         )
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 
-    return over_grpc
+    return pulled
 
 
 def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:

@@ -1,7 +1,7 @@
-"""The Weights service of the trainer: keeps the newest published versions and serves them to generators.
+"""The newest published versions, for a server of weights to serve.
 
-Owns the bytes of a few versions, which of them are kept, and the RPCs' checks and status codes. Does not own the server's
-port, who may call, announcing. `WeightStore` is thread-safe: the trainer publishes from its thread, the service reads from its loop.
+Owns the bytes of a few versions, and which of them are kept. Does not own how they travel, nor announcing.
+Thread-safe: the trainer publishes from its thread, a server reads from many.
 
 Invariants:
 - Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
@@ -9,23 +9,14 @@ Invariants:
 - The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while somebody pulls them.
 """
 
-import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import grpc
-import grpc.aio
-
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.messages import frames
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash
-
-_MAX_CHUNK_BYTES = 3 * 2**20
-"""gRPC refuses messages above 4 MiB; the rest is room for framing."""
-
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
@@ -45,6 +36,7 @@ class _KeptTensor(NamedTuple):
 class _KeptVersion:
     manifest: pb.Manifest
     tensors: dict[str, _KeptTensor]
+    contents: dict[bytes, memoryview]  # by hash
     pulls: int = 0
 
 
@@ -66,7 +58,8 @@ class WeightStore:
         entries = [tensor.entry for tensor in owned.values()]
         version = pb.VersionName(attempt=attempt, step=step, hash=manifest_hash(entries))
         manifest = pb.Manifest(version=version, tensors=entries, hash_algorithm=HASH_ALGORITHM)
-        kept = _KeptVersion(manifest=manifest, tensors=owned)
+        contents = {tensor.entry.hash: tensor.data for tensor in owned.values()}
+        kept = _KeptVersion(manifest=manifest, tensors=owned, contents=contents)
         with self._lock:
             self._kept.pop(_key(version), None)  # published again: it is the newest now
             self._kept[_key(version)] = kept
@@ -79,12 +72,13 @@ class WeightStore:
         with self._lock:
             return [kept.manifest.version for kept in self._kept.values()]
 
-    def chunk(self, version: pb.VersionName, *, tensor: str, offset: int, limit_bytes: int) -> bytes | None:
-        """Up to `limit_bytes` of `tensor` from `offset`; None when version or tensor is not kept."""
+    def content(self, content_hash: bytes) -> memoryview | None:
+        """The bytes of this hash; None when no version is kept that has them."""
         with self._lock:
-            kept = self._kept.get(_key(version))
-            found = kept.tensors.get(tensor) if kept else None
-        return None if found is None else bytes(found.data[offset : offset + limit_bytes])
+            for kept in self._kept.values():
+                if content_hash in kept.contents:
+                    return kept.contents[content_hash]
+        return None
 
     @contextmanager
     def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
@@ -125,56 +119,3 @@ def _frozen(data: memoryview) -> memoryview:
     if data.readonly and data.c_contiguous:
         return data.cast("B") if data.nbytes else memoryview(b"")
     return memoryview(data.tobytes())
-
-
-class WeightsService:
-    """GetManifest and Fetch over a `WeightStore`."""
-
-    def __init__(self, store: WeightStore) -> None:
-        self._store = store
-        self.served_bytes = 0
-        """Of tensors, since the process began."""
-
-    async def GetManifest(  # noqa: N802 - the RPC's name
-        self, request: pb.ManifestRequest, context: "grpc.aio.ServicerContext[pb.ManifestRequest, pb.Frame]"
-    ) -> AsyncIterator[pb.Frame]:
-        if request.hash_algorithm != HASH_ALGORITHM:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"this trainer hashes weights by {HASH_ALGORITHM}, the generator verifies "
-                f"{request.hash_algorithm or 'blake2b'}; run one release everywhere",
-            )
-        with self._store.pulling(request.version) as manifest:
-            if manifest is None:
-                await context.abort(grpc.StatusCode.NOT_FOUND, self._gone(request.version))
-                raise AssertionError("abort raises")
-            for frame in frames(manifest.SerializeToString()):
-                yield frame
-            await asyncio.get_running_loop().create_future()  # for ever: the puller ends the call
-
-    async def Fetch(  # noqa: N802 - the RPC's name
-        self, request: pb.FetchRequest, context: "grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]"
-    ) -> AsyncIterator[pb.Chunk]:
-        if not 1 <= request.chunk_bytes <= _MAX_CHUNK_BYTES:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"chunk_bytes must be 1 to {_MAX_CHUNK_BYTES}, got {request.chunk_bytes}",
-            )
-        offset = request.offset
-        while True:  # looked up again for each chunk: a stalled reader holds no bytes
-            data = self._store.chunk(
-                request.version, tensor=request.tensor, offset=offset, limit_bytes=request.chunk_bytes
-            )
-            if data is None:
-                await context.abort(
-                    grpc.StatusCode.NOT_FOUND, f"tensor {request.tensor}: {self._gone(request.version)}"
-                )
-            if not data:
-                return
-            yield pb.Chunk(data=data)
-            self.served_bytes += len(data)
-            offset += len(data)
-
-    def _gone(self, version: pb.VersionName) -> str:
-        kept = ", ".join(f"({v.attempt}, {v.step})" for v in self._store.versions()) or "none"
-        return f"version ({version.attempt}, {version.step}) is not kept; kept: {kept}"
