@@ -171,11 +171,11 @@ class Reconciler:
         if observed.job is not None and not decision.stops_first:
             certificates_at, refused = await self._bring_about(observed, decision, memory)
         elif not decision.wanted.any_pods:
-            refused = await apply.stop(self.cluster, observed=observed)
+            refused = await apply.stop(self.cluster, owner=apply.ownership_of(observed.raw))
         if refused and not self._has_begun(observed, decision):
             raise refused[0]
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
-        await apply.delete_pods(self.cluster, decision.delete_pods, observed=observed)
+        await apply.delete_pods(self.cluster, decision.delete_pods, among=observed.pods)
         for name, change in decision.workload_statuses.items():
             await self.cluster.merge(observed.workloads[name], {"status": change}, subresource="status")
         if refused:
@@ -228,15 +228,16 @@ class Reconciler:
             except (NameTakenError, RequestRefusedError) as error:
                 refused = [error]
         desired = plan_objects(plan)
-        requested = decision.wanted.requested
+        requested, owner = decision.wanted.requested, apply.ownership_of(observed.raw)
         refused = await apply.apply_objects(
             self.cluster,
             [obj for obj in desired if not decision.has_ended or self._outlives_the_end(obj)],
-            observed=observed,
+            owner=owner,
             requested=requested,
             refused=refused,
         )
-        refused += await apply.prune(self.cluster, desired, observed=observed)
+        certificates = tls_secrets.secret_names(observed.name)
+        refused += await apply.prune(self.cluster, desired, owner=owner, certificates=certificates)
         is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused
