@@ -237,13 +237,15 @@ async def add_finalizer(cluster: CachedCluster, raw: dict[str, Any]) -> dict[str
 
 
 async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the next step; what it waits for, which tells us when it is gone. Nothing: the job is let go."""
+    """Take the next step at home; what it waits for, which tells us when it is gone. Nothing: `let_go`, if nothing is left elsewhere."""
     await _keep(cluster, raw)
-    if left := await remove(cluster, owner=ownership_of(raw)):
-        return left
+    return await remove(cluster, owner=ownership_of(raw))
+
+
+async def let_go(cluster: CachedCluster, raw: dict[str, Any]) -> None:
+    """Step 3."""
     finalizers = [name for name in raw["metadata"]["finalizers"] if name != names.FINALIZER]
     await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
-    return []
 
 
 async def remove(cluster: CachedCluster, *, owner: Ownership) -> list[dict[str, Any]]:

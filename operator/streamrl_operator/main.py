@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl.text import say
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.controller import WORKERS, Controller, WorkQueue, aside
+from streamrl_operator.clusters.registry import Members
+from streamrl_operator.controller import WORKERS, Controller, aside
 from streamrl_operator.events import Events
 from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.client import Client
@@ -26,6 +27,7 @@ from streamrl_operator.leader import Leader, LeaseLostError
 from streamrl_operator.metrics import OperatorMetrics, serve_endpoints
 from streamrl_operator.reconcile import Reconciler
 from streamrl_operator.settings import OperatorSettings, from_environment
+from streamrl_operator.work_queue import WorkQueue
 
 LEASE_NAME = "streamrl-operator"
 
@@ -92,8 +94,15 @@ def _controller(
     metrics.read("operator_objects", lambda: sum(cluster.counts().values()))
     metrics.read("operator_cache_stale_seconds", cluster.stale_s)
     metrics.read("operator_kopf_restarts", lambda: sum(watch.restarts for watch in cluster.job_watches.values()))
+    members = None
+    if settings.clusters:
+        members = Members(
+            home=cluster, queue=queue, namespace=settings.planning.namespace, clock=clock, count=metrics.requested
+        )
+        metrics.read("operator_cluster_connected", members.connected)
     reconciler = Reconciler(
         cluster=cluster,
+        members=members,
         events=Events(client=client, clock=clock, instance=settings.identity),
         settings=settings.planning,
         lives=settings.lives,
@@ -102,7 +111,9 @@ def _controller(
         metrics=metrics,
     )
     metrics.read("operator_unreachable_jobs", reconciler.unreachable)
-    return Controller(cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics)
+    return Controller(
+        members=members, cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics
+    )
 
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
-from streamrl_operator.kube.kinds import LEASE, Kind
+from streamrl_operator.kube.kinds import CLUSTER, LEASE, Kind
 
 _MOST_VALUES = 1_000_000
 """Of an answer of an API server: a full page of its largest objects has a fifth of it. A value takes up to 90 bytes once it is made."""
@@ -82,6 +82,28 @@ class _ClusterMetadata(_Shape):
 class _ClusterObject(_Shape):
     metadata: _ClusterMetadata
     spec: dict[str, Any] | None = None
+
+
+class _FollowedClusterMetadata(_ClusterMetadata):
+    resourceVersion: Version
+    generation: int | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    deletionTimestamp: str | None = None
+
+
+class _FollowedClusterObject(_ClusterObject):
+    metadata: _FollowedClusterMetadata
+    status: dict[str, Any] | None = None
+
+
+class _AccessReviewStatus(_Shape):
+    allowed: bool
+
+
+class _AccessReview(_Shape):
+    status: _AccessReviewStatus
 
 
 class _LeaseSpec(_Shape):
@@ -224,6 +246,16 @@ def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
     return event, obj
 
 
+def read_access_review(body: bytes, kind: Kind) -> bool:
+    """Whether we may.
+
+    Raises:
+        MalformedError: it does not say.
+    """
+    del kind
+    return _fits(_AccessReview, _mapping(body, most=_MOST_VALUES)).status.allowed
+
+
 def read_page(body: bytes) -> Mapping[str, Any]:
     """A page that a pod serves.
 
@@ -241,9 +273,12 @@ def check(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
     """
     if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
         raise MalformedError(f"it is no {kind.kind}")
-    shape = _Lease if kind is LEASE else _Object
-    _fits(shape if kind.namespaced else _ClusterObject, obj)
+    _fits(_SHAPES.get(kind, _Object if kind.namespaced else _ClusterObject), obj)
     return obj
+
+
+_SHAPES: Mapping[Kind, type[_Shape]] = {LEASE: _Lease, CLUSTER: _FollowedClusterObject}
+"""Of kinds of which more is relied on."""
 
 
 def _mapping(body: bytes, *, most: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
     return Container(
         name=names.CONTAINER_GENERATOR,
         module="streamrl_workers.generator",
-        variables=containers.generator_variables(plan.job, pool=pool),
+        variables=containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place),
         mounts={
             names.DIR_JOB: template.VOLUME_JOB,
             names.DIR_TLS: template.VOLUME_TLS,
