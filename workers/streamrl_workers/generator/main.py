@@ -190,12 +190,15 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cach
     held: dict[str, FetchedTensor] = {}
 
     async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+        if settings.weights_address is not None:  # our way to it is another one
+            target = pb.WeightsAvailable.FromString(target.SerializeToString())
+            target.address = settings.weights_address
         tensors = await pull(
             target,
             timeout_s=transport.timeout_seconds,
             chunk_bytes=parse_bytes(transport.chunk_bytes),
             token=settings.variables.token,
-            tls=settings.variables.tls,
+            tls=settings.weights_tls,
             arrived=arrived,
             nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
         )
