@@ -379,6 +379,7 @@ OPERATOR = MetricTable(
             _operator(
                 "histogram", "api_request_seconds", "Time of a request that is no watch.", unit="seconds", by="verb"
             ),
+            _operator("gauge", "cluster_connected", "1 for a member cluster that answers.", by="cluster"),
             _operator("counter", "kopf_restarts", "Times that kopf's watch of jobs had to be begun again."),
             _operator("gauge", "leader", "1 while this process acts."),
             _operator(

@@ -13,11 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from streamrl import keys, names
-from streamrl.errors import UserErrors
+from streamrl.errors import UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.pod import DEFAULTS_NAME
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
+from streamrl_operator.clusters.registry import NOT_ENABLED, Members
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import Key
@@ -31,10 +32,13 @@ from streamrl_operator.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
     WORKLOAD,
+    Kind,
 )
 from streamrl_operator.planning import admission, defaults, pods
+from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.values import Object, Observed, PlanningSettings, SignalsUnreachable
+from streamrl_operator.planning.members import NOT_ALLOWED, refused
+from streamrl_operator.planning.values import MemberView, Object, Observed, PlanningSettings, SignalsUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +127,7 @@ def observe(
     clock: OperatorClock,
     settings: PlanningSettings,
     inherited: str = "",
+    members: Members | None = None,
 ) -> Observed:
     """Everything of the job at this moment, with the numbers that were read last. `inherited`: as of `NamespaceDefaults`."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
@@ -135,6 +140,9 @@ def observe(
             job, invalid, reason = None, str(error), "InvalidDefaults"
     if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
         job, invalid = None, str(UserErrors(problems))
+    views = _views(raw, job, members=members)
+    if job is not None and (problems := _not_allowed(job, raw, views=views)):
+        job, invalid, reason = None, str(UserErrors(problems)), NOT_ALLOWED
     workers = _workers(cluster, key)
     told = _told(workers, uid=raw["metadata"]["uid"])
     return Observed(
@@ -145,8 +153,19 @@ def observe(
         invalid_reason=reason,
         defaults=inherited,
         pools=_pools(cluster, key),
-        sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
-        pods=workers,
+        sets={
+            each["metadata"]["name"]: each
+            for each in (
+                *cluster.of_job(STATEFUL_SET, key),
+                *_in_members(STATEFUL_SET, key, views=views, members=members),
+            )
+        },
+        pods=[
+            *workers,
+            *(pod for pod in _in_members(POD, key, views=views, members=members) if not pods.is_foreign(pod)),
+        ],
+        exposed=cluster.known(SERVICE, key[0], names.exposed(key[1])),
+        members=views,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
@@ -155,6 +174,29 @@ def observe(
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[str, MemberView]:
+    """Of every member that the job's pools name, or that it has been in."""
+    entries = read_job_status(raw).clusters
+    there = {entry.name for entry in entries}
+    named = there | ({pool.cluster_name for pool in job.spec.generators if pool.cluster_name} if job else set())
+    key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
+    if members is None:
+        return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
+    return {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+
+
+def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:
+    queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE, "")
+    return refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
+
+
+def _in_members(
+    kind: Kind, key: Key, *, views: Mapping[str, MemberView], members: Members | None
+) -> list[dict[str, Any]]:
+    """Objects of the job, in all members that it has to do with, as they were known last."""
+    return [] if members is None else [obj for name in views for obj in members.objects(kind, name, key)]
 
 
 async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:

@@ -53,11 +53,18 @@ class Operator:
     """One process of the operator that looks after one namespace, with the rights that the chart gives it; another `user` has its own."""
 
     def __init__(
-        self, cluster: ControlPlane, namespace: str, *, name: str = "operator", user: str = USER, **environ: str
+        self,
+        cluster: ControlPlane,
+        namespace: str,
+        *,
+        name: str = "operator",
+        user: str = USER,
+        chart: Mapping[str, str] | None = None,
+        **environ: str,
     ) -> None:
         self.user = user
         if user == USER:
-            rights.grant(cluster.api, user, home=namespace)
+            rights.grant(cluster.api, user, home=namespace, **(chart or {}))
         self.port = free_port()
         self.log = cluster.folder / f"{namespace}-{name}.log"
         self._environ = reaper.environment(cluster.mark) | {

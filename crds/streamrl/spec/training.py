@@ -1,5 +1,6 @@
 """How the policy learns: algorithm, pipeline, trainer, weights; what follows a failure."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -302,6 +303,10 @@ class LogprobDiffBound(SpecModel):
 
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "clusterName": "the trainer's pod has the scheduler, which members dial: it is in the job's own cluster; use generators[].clusterName",
+    }
 
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."

@@ -68,6 +68,20 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   verbs: [get]
 {{- end -}}
 
+{{/* Member clusters: which there are, what is known of them, and which cluster this one is. */}}
+{{- define "streamrl.membersClusterRules" -}}
+- apiGroups: [streamrl.io]
+  resources: [rlclusters]
+  verbs: [list, watch, patch]
+- apiGroups: [streamrl.io]
+  resources: [rlclusters/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [namespaces]
+  resourceNames: [kube-system]
+  verbs: [get]
+{{- end -}}
+
 {{/* What the page of jobs reads: nothing is written, and no Secret seen. */}}
 {{- define "streamrl.uiRules" -}}
 - apiGroups: [streamrl.io]

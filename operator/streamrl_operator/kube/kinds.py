@@ -60,6 +60,14 @@ WORKLOAD_PRIORITY = Kind(
 PRIORITY = Kind(api_version="scheduling.k8s.io/v1", kind="PriorityClass", plural="priorityclasses", namespaced=False)
 CLUSTER_KINDS = {kind.kind: kind for kind in (RESOURCE_FLAVOR, WORKLOAD_PRIORITY, PRIORITY)}
 """What has no namespace and is asked for by name."""
+CLUSTER = Kind(api_version=API_VERSION, kind="RLCluster", plural="rlclusters", namespaced=False)
+NAMESPACE = Kind(api_version="v1", kind="Namespace", plural="namespaces", namespaced=False)
+ACCESS_REVIEW = Kind(
+    api_version="authorization.k8s.io/v1",
+    kind="SelfSubjectAccessReview",
+    plural="selfsubjectaccessreviews",
+    namespaced=False,
+)
 LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
@@ -79,7 +87,18 @@ APPLIED: tuple[Kind, ...] = (
 CHILDREN: tuple[Kind, ...] = (*(kind for kind in APPLIED if not kind.optional), POD)
 """All that carries the label of a job; watched with that label. Workloads are too, where Kueue is."""
 
-_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, LEASE, EVENT)}
+IN_MEMBERS: tuple[Kind, ...] = (
+    SERVICE_ACCOUNT,
+    CONFIG_MAP,
+    SECRET,
+    SERVICE,
+    NETWORK_POLICY,
+    DISRUPTION_BUDGET,
+    STATEFUL_SET,
+)
+"""What the operator makes for a job in a member cluster; pods are followed there too."""
+
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, LEASE, EVENT, CLUSTER)}
 
 
 def of(obj: Mapping[str, Any]) -> Kind:

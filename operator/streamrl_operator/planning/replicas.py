@@ -23,8 +23,8 @@ from streamrl.spec.generators import GeneratorPool, Scaling
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
 from streamrl_operator.autoscaler import POLICIES
 from streamrl_operator.autoscaler.values import Decision, ScalingState, observe, resized
-from streamrl_operator.planning import conditions, job_status, pods
-from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning import conditions, job_status, members, pods
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, READY, Aspect
 from streamrl_operator.planning.values import JobEvent, Object, Observed, stamp
 
 MOST_REPLICAS = 1024
@@ -133,6 +133,7 @@ def _decide(
     pool: GeneratorPool, *, observed: Observed, have: int, halted: bool, most: int | None
 ) -> tuple[Decision, ScalingState]:
     kind, state = pool.scaling.key, ScalingState(wanted=have)
+    halted = halted or bool(observed.unreachable_of(pool.name))
     if kind == "external":
         return Decision(replicas=have, reason=f"set to {have} through /scale"), state
     if kind == "auto":
@@ -188,7 +189,8 @@ def _pool_plan(
         history, events = _reported(name, asked, history, now=stamp(observed.now))
     wanted = 0 if halted or asked is None else asked.replicas
     desired = wanted if most is None else min(wanted, most)
-    reported = _missing_pods(name, before, history, observed=observed, desired=desired)
+    lost = observed.unreachable_of(name)
+    reported = "" if lost else _missing_pods(name, before, history, observed=observed, desired=desired)
     held = "" if asked is None else asked.held[:1024]
     held = f"the queue admits {desired} of {wanted} generators" if desired < wanted else held
     # No pods are wanted, it is held at its size, or its last change: it stays while nothing changes.
@@ -199,9 +201,11 @@ def _pool_plan(
         asked=wanted,
         requested=None if asked is None else asked.requested,
         state=None if asked is None else asked.state,
-        status=_status(name, before, observed=observed, desired=desired, reported=reported).model_copy(
-            update={"reason": reason, "scaling_history": history}
-        ),
+        status=(
+            _frozen(name, before, observed=observed, desired=desired, lost=lost)
+            if lost
+            else _status(name, before, observed=observed, desired=desired, reported=reported)
+        ).model_copy(update={"reason": reason, "scaling_history": history}),
         events=events,
         missing_pods=reported,
     )
@@ -254,6 +258,25 @@ def _status(
         ready_replicas=ready,
         desired_replicas=desired,
         selector=f"{LABEL_JOB}={observed.name},{LABEL_POOL}={name}",
+    )
+
+
+def _frozen(
+    name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, lost: str
+) -> GeneratorPoolStatus:
+    """Of a pool of whose pods nothing newer is known: they are taken to be there, and to be ready where the scheduler hears them."""
+    hears = members.connected(observed, name)
+    heard = "" if hears is None else f"; the scheduler hears {hears} generators"
+    unknown = Aspect(type=READY, holds=None, reason=CLUSTER_UNREACHABLE, message=f"{lost}{heard}")
+    generation = ((observed.pools.get(name) or {}).get("metadata") or {}).get("generation")
+    return before.model_copy(
+        update={
+            "observed_generation": generation,
+            "conditions": conditions.renewed(before.conditions, [unknown], now=observed.now, generation=generation),
+            "ready_replicas": before.ready_replicas if hears is None else hears,
+            "desired_replicas": desired,
+            "selector": before.selector or f"{LABEL_JOB}={observed.name},{LABEL_POOL}={name}",
+        }
     )
 
 

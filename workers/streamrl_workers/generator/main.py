@@ -191,11 +191,12 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cach
     held: dict[str, FetchedTensor] = {}
 
     async def pulled(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+        address = settings.weights_address or target.address  # our way to it may be another one
         connect = TRANSPORTS[transport.key].connect
         tensors = await pull(
             target,
             timeout_s=transport.value.timeout_seconds,
-            connect=partial(connect, target.address, tls=variables.tls, token=variables.token, role="trainer"),
+            connect=partial(connect, address, tls=settings.weights_tls, token=variables.token, role="trainer"),
             arrived=arrived,
             nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
         )

@@ -17,6 +17,8 @@ from streamrl.keys import (
     ENV_SCHEDULER_ADDRESS,
     ENV_SIGNALS_PORT,
     ENV_THREADS,
+    ENV_WEIGHTS_ADDRESS,
+    ENV_WEIGHTS_TLS_NAME,
 )
 from streamrl.metrics import worker_labels
 from streamrl.spec import RLJobSpec, read_job
@@ -24,6 +26,7 @@ from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.rljob import Metadata
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
+    certificates,
     integer,
     job_file,
     port,
@@ -31,6 +34,7 @@ from streamrl_workers.process.environment_variables import (
     worker_variables,
 )
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
+from streamrl_workers.stream.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,8 @@ class GeneratorSettings:
     signals_port: int  # 0 = any
     model_path: str | None
     threads: int | None
+    weights_address: str | None = None  # host:port; None: as the scheduler announces it
+    weights_tls: Tls | None = None  # of the pull: in another cluster its server has a name of its own
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
@@ -80,6 +86,8 @@ def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
         variables=worker_variables(environ),
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
+        weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
+        weights_tls=certificates(environ, name_key=ENV_WEIGHTS_TLS_NAME),
     )
 
 

@@ -1,7 +1,7 @@
 """Who may call a server of this run, decided before a handler sees the call.
 
     on one machine   holders of the run's token, a secret that every call carries as metadata; never logged
-    in a cluster     roles of the job's certificates: streamrl://<namespace>/<job>/<role>, a URI in every leaf; `ROLES` says which method is whose
+    in a cluster     roles of the job's certificates: streamrl://<namespace>/<job>/<role>, a URI in every leaf (of a generator in a member `…/generator/<cluster>`); `ROLES` says which method is whose
 
 Owns the guard around handlers, the table of roles, the refusals. Does not own certificates (`tls.py`): the handshake has
 shown that the peer's leaf is of our authority. A refusal is one line for the peer, and one in our log for each peer.
@@ -155,7 +155,7 @@ ROLES: Mapping[str, Role] = {
 }
 """Method, or root of a path -> the one role that has business with it; what is not here is nobody's."""
 
-_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/([^/]+)")
+_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/([^/]+)(?:/([^/]+))?")
 _SAN = "x509_subject_alternative_name"
 """Key of gRPC's authentication context: every alternative name of the peer's leaf, of whatever kind."""
 _MOST_TOLD = 1024
@@ -171,15 +171,19 @@ class PeerIdentity:
     namespace: str
     job: str
     role: str
+    cluster: str = ""
+    """Member that a generator is in; empty: the scheduler's own."""
 
     def __str__(self) -> str:
-        return role_uri(self.namespace, self.job, self.role)
+        return role_uri(self.namespace, self.job, f"{self.role}/{self.cluster}" if self.cluster else self.role)
 
 
 def parse_identity(uri: str) -> PeerIdentity | None:
     """The identity that a URI names; None: it is none of ours."""
     found = _URI.fullmatch(uri)
-    return None if found is None else PeerIdentity(namespace=found[1], job=found[2], role=found[3])
+    return (
+        None if found is None else PeerIdentity(namespace=found[1], job=found[2], role=found[3], cluster=found[4] or "")
+    )
 
 
 def identity_in(names: Iterable[str]) -> PeerIdentity | None:

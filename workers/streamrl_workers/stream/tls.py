@@ -6,8 +6,9 @@
 
 Owns the files and what the two are made to do with them: servers demand a certificate of every peer and take the files of the
 moment at each handshake; a new channel takes those of its moment. Addresses differ from cluster to cluster, so the name
-that a gRPC server's leaf must have is always that of the scheduler's Service: only scheduler and trainer have it, a
-generator's leaf has no host at all. Over `ssl` both sides ask for the role (`auth.py`), whatever the host. Connections live `age_s` at most, so that no leaf is relied on for longer than that
+that a gRPC server's leaf must have is always that of the scheduler's Service, or from another cluster one with the job's UID: only scheduler
+and trainer have these, a generator's leaf has no host at all. Over `ssl` both sides ask for the role (`auth.py`), whatever the host, which is only sent as
+SNI. Connections live `age_s` at most, so that no leaf is relied on for longer than that
 after it was taken away.
 
 Invariant: files that do not fit together (a swap seen half-way, a key of another leaf) are never used; what was good
@@ -60,13 +61,14 @@ class Material:
 class Tls:
     """The files of one directory."""
 
-    def __init__(self, directory: Path, *, age_s: float = AGE_S) -> None:
-        """Read them.
+    def __init__(self, directory: Path, *, age_s: float = AGE_S, server_name: str = "") -> None:
+        """Read them. `server_name`: that a server's leaf must have, and SNI; empty: of the scheduler's Service.
 
         Raises:
             UserError: they are missing, or do not fit together.
         """
         self.age_s = age_s
+        self._server_name = server_name
         self._directory = directory
         self._lock = threading.Lock()  # gRPC asks from threads of its own
         try:
@@ -83,6 +85,11 @@ class Tls:
     def identity(self) -> PeerIdentity:
         """Who we are."""
         return self._material.identity
+
+    @property
+    def server_name(self) -> str:
+        """That a server's leaf must have."""
+        return self._server_name or scheduler(self.identity.job)
 
     def material(self) -> Material:
         """The newest files that are good."""
@@ -127,7 +134,7 @@ class Tls:
 
     def channel_options(self) -> Options:
         """The name that a server's leaf must have."""
-        return (("grpc.ssl_target_name_override", scheduler(self.identity.job)),)
+        return (("grpc.ssl_target_name_override", self.server_name),)
 
     def ssl_context(self, *, server: bool) -> ssl.SSLContext:
         """Of a new connection: the files of this moment, and peers with a certificate only. Who the peer is remains to be asked."""

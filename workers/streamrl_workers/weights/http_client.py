@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from streamrl.names import scheduler
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
@@ -52,7 +51,7 @@ class HttpSource:
         keep_alive(connection)
         if tls is not None:
             connection = tls.ssl_context(server=False).wrap_socket(
-                connection, server_hostname=scheduler(tls.identity.job), do_handshake_on_connect=False
+                connection, server_hostname=tls.server_name, do_handshake_on_connect=False
             )
         self._socket = connection
         self._http = _Http(address, connection)

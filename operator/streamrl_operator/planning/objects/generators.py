@@ -1,7 +1,6 @@
 """A generator pool: GeneratorPool, StatefulSet, headless Service, PodDisruptionBudget."""
 
 from streamrl import API_VERSION, names
-from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container
@@ -29,14 +28,10 @@ def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     return plan.object(API_VERSION, "GeneratorPool", names.pool(plan.name, pool.name), pool=pool.name, spec=spec)
 
 
-def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Built:
+def pool_replicas(pool: Built, *, replicas: int) -> Built:
     """The least object that sets a pool's `replicas`: for `names.REPLICAS_MANAGER`, after the GeneratorPool exists."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "GeneratorPool",
-        "metadata": {"name": names.pool(job.metadata.name, pool), "namespace": namespace},
-        "spec": {"replicas": replicas},
-    }
+    metadata = {key: pool["metadata"][key] for key in ("name", "namespace")}
+    return {key: pool[key] for key in ("apiVersion", "kind")} | {"metadata": metadata, "spec": {"replicas": replicas}}
 
 
 def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
@@ -101,7 +96,7 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
     return Container(
         name=names.CONTAINER_GENERATOR,
         module="streamrl_workers.generator",
-        variables=containers.generator_variables(plan.job, pool=pool),
+        variables=containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place),
         mounts={
             names.DIR_JOB: template.VOLUME_JOB,
             names.DIR_TLS: template.VOLUME_TLS,

@@ -168,8 +168,8 @@ def test_pods_that_are_wanted() -> None:
 
 
 def test_replicas_of_a_pool_are_an_object_of_their_own() -> None:
-    built = pool_replicas(full_job(), namespace=NAMESPACE, pool="auto", replicas=4)
     pool = find(planned(full_job()), "GeneratorPool", "full-auto")
+    built = pool_replicas(pool, replicas=4)
     assert built == {
         "apiVersion": pool["apiVersion"],
         "kind": "GeneratorPool",
