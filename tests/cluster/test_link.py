@@ -44,11 +44,11 @@ with socket.socket(type=socket.SOCK_DGRAM) as one:
 
 
 @pytest.fixture
-def ends(node_possible: None, tmp_path: Path) -> Iterator[list[End]]:
-    made = [End(sandbox=Sandbox(tmp_path / address, name="end"), address=address) for address in (HERE, THERE)]
-    made[1].sandbox.start("echo", [sys.executable, "-c", ECHO])
-    yield made
-    for end in made:
+def ends(node_possible: None, tmp_path: Path) -> Iterator[tuple[End, End]]:
+    first, second = (End(sandbox=Sandbox(tmp_path / address, name="end"), address=address) for address in (HERE, THERE))
+    second.sandbox.start("echo", [sys.executable, "-c", ECHO])
+    yield first, second
+    for end in (first, second):
         end.sandbox.close()
 
 
@@ -62,19 +62,19 @@ def mark(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def link(ends: list[End], mark: str, tmp_path: Path) -> Iterator[LaidLink]:
+def link(ends: tuple[End, End], mark: str, tmp_path: Path) -> Iterator[LaidLink]:
     made = LaidLink(*ends, Shape(delay_s=0.02), folder=tmp_path, mark=mark)
     wait_until(lambda: ask(ends) == "100", what="an echo over the link", deadline_s=SOON_S)
     yield made
     made.close()
 
 
-def ask(ends: list[End], *, number: int = 1, length: int = 100, patience_s: int = 1) -> str:
+def ask(ends: tuple[End, End], *, number: int = 1, length: int = 100, patience_s: int = 1) -> str:
     words = (THERE, str(number), str(length), str(patience_s))
     return ends[0].sandbox.run(sys.executable, "-c", ASK, *words).stdout.strip()
 
 
-def test_what_passes_is_late_and_counted(link: LaidLink, ends: list[End]) -> None:
+def test_what_passes_is_late_and_counted(link: LaidLink, ends: tuple[End, End]) -> None:
     before, begun = link.shape(), time.monotonic()
     assert ask(ends, number=10, length=1000, patience_s=60) == "10000"
     assert time.monotonic() - begun > 2 * 0.02
@@ -84,7 +84,7 @@ def test_what_passes_is_late_and_counted(link: LaidLink, ends: list[End]) -> Non
     assert (after.there.lost, after.back.lost) == (0, 0)
 
 
-def test_nothing_passes_a_cut_until_it_heals(link: LaidLink, ends: list[End]) -> None:
+def test_nothing_passes_a_cut_until_it_heals(link: LaidLink, ends: tuple[End, End]) -> None:
     before = link.cut()
     assert ask(ends) == "nobody"
     after = link.heal()
@@ -92,7 +92,7 @@ def test_nothing_passes_a_cut_until_it_heals(link: LaidLink, ends: list[End]) ->
     assert ask(ends, patience_s=60) == "100"
 
 
-def test_a_slow_line_takes_its_time_and_heals_too(link: LaidLink, ends: list[End]) -> None:
+def test_a_slow_line_takes_its_time_and_heals_too(link: LaidLink, ends: tuple[End, End]) -> None:
     link.slow(rate_bps=(1000 + HEADERS) * 8 * 20)
     begun = time.monotonic()
     assert ask(ends, number=3, length=1000, patience_s=60) == "3000"
@@ -100,7 +100,7 @@ def test_a_slow_line_takes_its_time_and_heals_too(link: LaidLink, ends: list[End
     assert link.heal().shape == Shape(delay_s=0.02)
 
 
-def test_a_lossy_line_loses_and_says_how_much(link: LaidLink, ends: list[End]) -> None:
+def test_a_lossy_line_loses_and_says_how_much(link: LaidLink, ends: tuple[End, End]) -> None:
     link.lossy(1.0)
     assert ask(ends, number=5) == "nobody"
     assert link.heal().there.lost == 5
@@ -113,7 +113,7 @@ def test_a_wrong_request_changes_nothing(link: LaidLink) -> None:
     assert link.shape() == before
 
 
-def test_no_end_of_it_is_left_and_it_can_be_laid_again(link: LaidLink, ends: list[End], mark: str) -> None:
+def test_no_end_of_it_is_left_and_it_can_be_laid_again(link: LaidLink, ends: tuple[End, End], mark: str) -> None:
     link.close()
     for end in ends:
         assert end.sandbox.run("ip", "link", "show", DEVICE, check=False).returncode

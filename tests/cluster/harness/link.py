@@ -95,7 +95,7 @@ class LaidLink(Link):
         super().__init__(folder / "link.sock")
         ends = [word for end in (first, second) for word in (str(end.sandbox.pid), end.address)]
         program = Path(__file__).with_name("delay_line.py")
-        command = [sys.executable, "-I", program, self.path, *ends, json.dumps(asdict(shape))]
+        command: list[str | Path] = [sys.executable, "-I", program, self.path, *ends, json.dumps(asdict(shape))]
         self._server = Server("link", command, log=folder / "link.log", mark=mark)
         self.path.unlink(missing_ok=True)
         for end in (first, second):
