@@ -170,7 +170,7 @@ def _coded(pair: tuple[_Elements, _Elements]) -> bytes:
     else:
         places = np.flatnonzero(is_changed)
         gaps = _gaps(places)
-        differences = new[places] - base[places]
+        differences = new.take(places) - base.take(places)
     planes = _signs_last(differences).view(np.uint8).reshape(count, new.itemsize).T
     packed = [zstd.compress(part, options=_PACKING) if part else b"" for part in (gaps, *(p.tobytes() for p in planes))]
     return b"".join((_sizes(new.itemsize).pack(count, len(gaps), *map(len, packed)), *packed))
@@ -232,11 +232,11 @@ def _unpacked(part: memoryview, size: int) -> _Elements:
 
 
 def _gaps(places: _Elements) -> bytes:
-    gaps = np.diff(places, prepend=-1) - 1
-    escapes = gaps // _ESCAPE
-    coded = np.full(len(gaps) + int(escapes.sum()), _ESCAPE, dtype=np.uint8)
-    coded[np.cumsum(escapes + 1) - 1] = gaps - escapes * _ESCAPE
-    return coded.tobytes()
+    gaps = np.diff(places.astype(np.int32), prepend=np.int32(-1)) - np.int32(1)
+    long = np.flatnonzero(gaps >= _ESCAPE)  # few where there are many gaps
+    escapes = gaps[long] // _ESCAPE
+    gaps[long] -= escapes * _ESCAPE
+    return np.insert(gaps.astype(np.uint8), np.repeat(long, escapes), _ESCAPE).tobytes()
 
 
 def _places(gaps: _Elements, *, count: int, elements: int) -> _Elements:
