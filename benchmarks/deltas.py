@@ -31,6 +31,9 @@ MODEL = "model."
 SETTLED_STEPS = 5
 """Of the example: its learning rate rises before."""
 
+WARM_UP_STEPS = 300
+"""Of the example's model, before the run: enough for rewards that differ."""
+
 Version = Mapping[str, TensorBytes]
 
 
@@ -110,6 +113,7 @@ def real(rate: float, *, scratch: Path, steps: int) -> Iterator[dict[str, torch.
         "storage.checkpoints.intervalSteps": 1,
         "storage.checkpoints.keepLast": steps,
         "task.evaluation.intervalSteps": 1_000_000,
+        "model.scratch.warmUp.steps": WARM_UP_STEPS,
     }
     start(
         EXAMPLE,
@@ -144,7 +148,7 @@ def report(what: str, rate: float, versions: Iterable[Mapping[str, torch.Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=64, help="of the synthetic weights in bfloat16")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 3e-6, 1e-5])
+    parser.add_argument("--rates", type=float, nargs="*", default=[1e-6, 3e-6, 1e-5])
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--real-rates", type=float, nargs="+", default=[1e-6, 1e-5, 2e-4])
     parser.add_argument("--steps", type=int, default=10, help="of the example")

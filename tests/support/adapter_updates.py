@@ -23,6 +23,7 @@ from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_mod
 from streamrl_workers.trainer.engines.worker import RankWorker
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.pull import Nearby
 from streamrl_workers.weights.store import WeightStore
 from support.trainer_groups import make_group
 from support.vllm_models import CHARS, make, save
@@ -115,6 +116,7 @@ class Follower:
                 variables=WorkerVariables(token=TOKEN),
             ),
             arrived=self._arrived,
+            nearby=Nearby(),
         )
 
     def _arrived(self, size_bytes: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
@@ -20,6 +21,8 @@ TOKEN = "secret"
 START_TIMEOUT_S = 240.0
 SIZES = {"big": 8 * 2**20, "small": 1000, "odd": 12345, "empty": 0}
 """Bytes of each tensor of the test version."""
+VERSIONS = (4, 5, 6, 7)
+"""Published one after the other where there are deltas."""
 NAMES: dict[bytes, str] = {}
 """Of its tensors by their hashes, in a server's process."""
 
@@ -87,16 +90,65 @@ class Rebased(HttpWeightServer):
         return manifest
 
 
+class DamagedDeltas(HttpWeightServer):
+    """Flips a bit in each delta."""
+
+    def content(self, content_hash, *, begin, end):
+        for piece in super().content(content_hash, begin=begin, end=end):
+            data = bytearray(piece)
+            data[-1] ^= content_hash not in NAMES
+            yield memoryview(data)
+
+
+class StuckDeltas(HttpWeightServer):
+    """Sends half of the first delta, then waits for its death."""
+
+    def __init__(self, store: WeightStore, *, served: Connection, **options: Any) -> None:
+        self._served = served
+        super().__init__(store, **options)
+
+    def content(self, content_hash, *, begin, end):
+        for piece in super().content(content_hash, begin=begin, end=end):
+            yield piece[: len(piece) // 2]
+            self._served.send("stuck")
+            threading.Event().wait()
+
+
+class LyingDeltas(HttpWeightServer):
+    """Names for each tensor the delta of another one."""
+
+    def manifest(self, version, *, kept):
+        manifest = pb.Manifest.FromString(super().manifest(version, kept=kept).SerializeToString())
+        named = [(delta.hash, delta.size_bytes) for delta in manifest.deltas]
+        for delta, (other, size_bytes) in zip(manifest.deltas, [*named[1:], named[0]], strict=True):
+            delta.hash, delta.size_bytes = other, size_bytes
+        return manifest
+
+
+class GoneDeltas(DeltaStore):
+    """Has none any more of those that it named."""
+
+    def content(self, content_hash):
+        return None
+
+
 def _main(pipe: Connection, kind: str, port: int, allowed: int) -> None:
-    store = WeightStore()
-    store.publish(attempt=1, step=5, tensors=make_tensors())
-    NAMES.update({entry.hash: entry.name for entry in describe(make_tensors())})
+    deltas = {"gone-deltas": GoneDeltas}.get(kind, DeltaStore)() if "deltas" in kind else None
+    store = WeightStore(deltas=deltas)
+    for step in (5,) if deltas is None else VERSIONS:
+        store.publish(attempt=1, step=step, tensors=make_tensors(step))
+        NAMES.update({entry.hash: entry.name for entry in describe(make_tensors(step))})
     make = {
         "plain": HttpWeightServer,
         "slowed": partial(Slowed, allowed=allowed, served=pipe),
         "corrupting": Corrupting,
         "older": Older,
         "rebased": Rebased,
+        "deltas": HttpWeightServer,
+        "gone-deltas": HttpWeightServer,
+        "damaged-deltas": DamagedDeltas,
+        "lying-deltas": LyingDeltas,
+        "stuck-deltas": partial(StuckDeltas, served=pipe),
     }[kind]
     pipe.send(make(store, token=TOKEN, port=port).address)
     threading.Event().wait()

@@ -384,12 +384,21 @@ class HttpWeights(SpecModel):
     timeout_seconds: float = Field(
         default=120.0, gt=0, le=86_400, description="Longest time for one version, retries included."
     )
+    deltas: bool = Field(
+        default=False,
+        description="Send what changed since the version before to who holds that: for generators behind a slow link. Takes the trainer's processors, and main memory of a version in each generator.",
+    )
 
 
 class Weights(OneOf):
     """How weights reach the generators."""
 
     http: HttpWeights | None = Field(default=None, description="Pulled over HTTP.")
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether deltas are made, and what they lead from is held."""
+        return self.http is not None and self.http.deltas
 
 
 class FailureRule(SpecModel):

@@ -53,7 +53,7 @@ from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
+from streamrl_workers.weights.pull import Nearby, Pull, WeightsError, pull
 from streamrl_workers.weights.transports import TRANSPORTS
 
 _ROLE = "generator"
@@ -141,7 +141,8 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    pulls = pull_of(settings, arrived=status.weights_arrived, cache=cache)
+    nearby = Nearby(cache=cache, delta_used=status.delta_used, delta_failed=status.delta_failed)
+    pulls = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
     loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
     link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
     status.attach(loop, link=link)
@@ -181,14 +182,14 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cache: WeightCache | None = None) -> Pull:
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], nearby: Nearby) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes from the trainer.
 
-    Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
+    With deltas it holds the tensors of the version before; also where adapters are trained, the base among them. Those are merged in a thread.
     """
     transport, variables = settings.spec.weights, settings.variables
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    held: dict[str, FetchedTensor] = {}
+    holds = adapts or transport.has_deltas
 
     async def pulled(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
         connect = TRANSPORTS[transport.key].connect
@@ -197,8 +198,10 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cach
             timeout_s=transport.value.timeout_seconds,
             connect=partial(connect, target.address, tls=variables.tls, token=variables.token, role="trainer"),
             arrived=arrived,
-            nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
+            nearby=nearby,
         )
+        if not holds:
+            nearby.held.clear()
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 
     return pulled

@@ -45,6 +45,7 @@ from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
+from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS
 
@@ -111,7 +112,8 @@ async def _model_path(settings: TrainerSettings) -> str | None:
 
 async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
-    weights = WeightStore(newest_kept=settings.versions_kept)
+    deltas = DeltaStore() if settings.spec.weights.has_deltas else None
+    weights = WeightStore(newest_kept=settings.versions_kept, deltas=deltas)
     variables = settings.variables
     server = TRANSPORTS[settings.spec.weights.key].serve(
         weights, token=settings.token, tls=variables.tls, host=variables.bind_host, port=settings.weights_port
@@ -120,6 +122,8 @@ async def _run(settings: TrainerSettings) -> bool:
         status.totals = lambda: {
             "weights_published_versions": weights.published,
             "weights_served_bytes": server.served_bytes,
+            "weights_delta_made_bytes": 0 if deltas is None else deltas.made_bytes,
+            "weights_delta_seconds": 0.0 if deltas is None else deltas.seconds,
         }
         try:
             await status.serve(weights=server.address)

@@ -62,7 +62,7 @@ class _Head(NamedTuple):
     width: int
     size_bytes: int
     base_hash: bytes
-    result_hash: bytes
+    new_hash: bytes
 
 
 def encode(
@@ -107,8 +107,8 @@ def apply(delta: memoryview, *, base: memoryview, base_hash: bytes, new_hash: by
     head = _head(delta)
     if head.base_hash != base_hash or head.size_bytes != len(base):
         raise DeltaError(f"it is for a base of {_short(head.base_hash)}, held is {_short(base_hash)}")
-    if head.result_hash != new_hash:
-        raise DeltaError(f"it makes {_short(head.result_hash)}, wanted is {_short(new_hash)}")
+    if head.new_hash != new_hash:
+        raise DeltaError(f"it makes {_short(head.new_hash)}, wanted is {_short(new_hash)}")
     result = reserved(len(base))
     targets = _blocks(result, head.width)
     bodies = _bodies(delta[_HEADER.size : -_HASH_BYTES], elements=[len(one) for one in targets], width=head.width)

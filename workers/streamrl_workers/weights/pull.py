@@ -8,7 +8,8 @@ another attempt or address is ended: those bytes are not wanted any more.
 
 A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
 version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
-Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either.
+Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either. Where the manifest names deltas that lead from a tensor that is
+held to the wanted one (`delta_chains.py`), these are fetched; whatever is wrong with them, the tensor is fetched as if there were none.
 
 Does not own how bytes travel (`transports.py`), putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
@@ -20,6 +21,7 @@ Invariants:
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
+from streamrl_workers.weights.delta_chains import follow, way
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash, reserved
 from streamrl_workers.weights.source import NotKeptError, Piece, Source, SourceBrokenError, SourceRefusedError
 
@@ -50,6 +53,8 @@ _ALIGNMENT_BYTES = 64
 """Of a tensor in memory."""
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
+_log = logging.getLogger("streamrl.weights")
+
 Connect = Callable[[], Awaitable[Source]]
 """Opens one more stream to where a version was announced. Raises SourceBrokenError."""
 
@@ -131,6 +136,10 @@ class Nearby:
     """Verified ones by name; not fetched where hash and shape are the same."""
     cache: WeightCache | None = None
     """Asked for each that is not held, and given what was fetched."""
+    delta_used: Callable[[int], None] = lambda _: None
+    """Told of bytes that a delta has spared."""
+    delta_failed: Callable[[], None] = lambda: None
+    """A tensor is fetched, though its manifest named deltas from what is held."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,6 +152,9 @@ class _Pull:
     nearby: Nearby
     cache_s: float
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
+    leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
+    deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
+    delta_fault: str = ""
     last_break: str = "none"
 
     @property
@@ -188,6 +200,7 @@ async def _attempt(state: _Pull) -> bool:
 async def _over(first: Source, state: _Pull) -> None:
     """Fetch what is missing, by several streams at once."""
     manifest = await first.manifest(state.version)
+    state.leading_to = {delta.new_hash: delta for delta in manifest.deltas}
     if state.tensors is None:
         state.tensors = _arriving(manifest, state)
         if state.cache is not None:
@@ -257,7 +270,7 @@ async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
     """One stream's part."""
     while pending.pieces or pending.tensors:
         if not pending.pieces:
-            await _look_nearby(state, pending=pending)
+            await _look_nearby(source, state, pending=pending)
             continue
         tensor, piece = pending.pieces.popleft()
         await source.fetch(piece, arrived=state.arrived)
@@ -266,12 +279,14 @@ async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
             await _verify(state, tensor=tensor)
 
 
-async def _look_nearby(state: _Pull, *, pending: _Pending) -> None:
+async def _look_nearby(source: Source, state: _Pull, *, pending: _Pending) -> None:
     """Take the next tensor; it is had, or its pieces are pending."""
     tensor = pending.tensors.popleft()
     cached = None if state.cache is None or tensor.arrived_bytes else await state.cache.read(tensor.entry)
     if cached is not None:
         tensor.have(cached)
+    elif not tensor.arrived_bytes and await _by_deltas(source, state, tensor=tensor):
+        _kept(state, tensor=tensor)
     elif tensor.missing:
         pending.pieces.extend((tensor, piece) for piece in tensor.missing)
     else:
@@ -283,6 +298,42 @@ async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
         await tensor.verify()
     except WeightsError as error:
         raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+    _kept(state, tensor=tensor)
+
+
+async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> bool:
+    """Whether the tensor was made of what is held."""
+    held = state.nearby.held.get(tensor.entry.name)
+    deltas = way(tensor.entry, held=held.entry.hash, leading_to=state.leading_to) if held is not None else ()
+    if held is None or not deltas:
+        return False
+    from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
+
+    try:
+        parts = [await _delta(source, state, delta=delta) for delta in deltas]
+        made = await asyncio.to_thread(follow, deltas, parts=parts, base=held.buffer)
+    except (SourceRefusedError, DeltaError) as error:
+        if not state.delta_fault:
+            state.delta_fault = str(error)
+            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, error)
+        state.nearby.delta_failed()
+        return False
+    state.nearby.delta_used(tensor.entry.size_bytes - sum(delta.size_bytes for delta in deltas))
+    tensor.have(made)
+    return True
+
+
+async def _delta(source: Source, state: _Pull, *, delta: pb.TensorDelta) -> memoryview:
+    """Its bytes; what had arrived before a break is not asked for again."""
+    piece = state.deltas.setdefault(
+        delta.hash, Piece(hash=delta.hash, buffer=reserved(delta.size_bytes), begin=0, end=delta.size_bytes)
+    )
+    if piece.begin < piece.end:
+        await source.fetch(piece, arrived=state.arrived)
+    return piece.buffer
+
+
+def _kept(state: _Pull, *, tensor: FetchedTensor) -> None:
     if state.cache is not None:
         state.cache.write(tensor.entry, tensor.buffer)
 

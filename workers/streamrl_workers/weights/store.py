@@ -3,6 +3,9 @@
 Owns the bytes of a few versions, and which of them are kept. Does not own how they travel, nor announcing.
 Thread-safe: the trainer publishes from its thread, a server reads from many.
 
+With a `DeltaStore` each version's manifest names the deltas that lead to it; they are content like the tensors. They are made before the version
+can be pulled, from the bytes that are kept of the version before.
+
 Invariants:
 - Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
 - A read-only tensor that is published again is neither copied nor hashed again: versions share it.
@@ -13,9 +16,9 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.delta_chains import DeltaStore, KeptTensor
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash
 
 NEWEST_KEPT = 2
@@ -26,16 +29,11 @@ _PULLED_KEPT = 2
 _Key = tuple[int, int, bytes]
 
 
-class _KeptTensor(NamedTuple):
-    given: TensorBytes | None  # None: it was writable, so it may have changed since
-    data: memoryview
-    entry: pb.TensorEntry
-
-
 @dataclass(slots=True, kw_only=True)
 class _KeptVersion:
     manifest: pb.Manifest
-    tensors: dict[str, _KeptTensor]
+    given: dict[str, TensorBytes]  # of those that were read-only: the others may have changed since
+    tensors: dict[str, KeptTensor]
     contents: dict[bytes, memoryview]  # by hash
     pulls: int = 0
 
@@ -43,8 +41,10 @@ class _KeptVersion:
 class WeightStore:
     """The versions that can be pulled."""
 
-    def __init__(self, *, newest_kept: int = NEWEST_KEPT) -> None:
+    def __init__(self, *, newest_kept: int = NEWEST_KEPT, deltas: DeltaStore | None = None) -> None:
+        """`deltas`: gets those between consecutive versions; None: there are none."""
         self._newest_kept = newest_kept
+        self._deltas = deltas
         self._lock = threading.Lock()
         self._kept: dict[_Key, _KeptVersion] = {}
         self.published = 0
@@ -53,13 +53,16 @@ class WeightStore:
     def publish(self, *, attempt: int, step: int, tensors: Mapping[str, TensorBytes]) -> pb.VersionName:
         """Keep `tensors` as version (attempt, step) and return its name with the hash."""
         with self._lock:
-            before = next((kept.tensors for kept in reversed(self._kept.values())), {})
-        owned = {name: _keep(name, tensor, before=before.get(name)) for name, tensor in sorted(tensors.items())}
+            before = next(reversed(self._kept.values()), None)
+        owned = {name: _keep(name, tensor, before=before) for name, tensor in sorted(tensors.items())}
         entries = [tensor.entry for tensor in owned.values()]
         version = pb.VersionName(attempt=attempt, step=step, hash=manifest_hash(entries))
         manifest = pb.Manifest(version=version, tensors=entries, hash_algorithm=HASH_ALGORITHM)
+        if self._deltas is not None and before is not None:
+            manifest.deltas.extend(self._deltas.make(before.tensors, owned))
         contents = {tensor.entry.hash: tensor.data for tensor in owned.values()}
-        kept = _KeptVersion(manifest=manifest, tensors=owned, contents=contents)
+        given = {name: tensor for name, tensor in tensors.items() if tensor.data.readonly}
+        kept = _KeptVersion(manifest=manifest, given=given, tensors=owned, contents=contents)
         with self._lock:
             self._kept.pop(_key(version), None)  # published again: it is the newest now
             self._kept[_key(version)] = kept
@@ -78,7 +81,7 @@ class WeightStore:
             for kept in self._kept.values():
                 if content_hash in kept.contents:
                     return kept.contents[content_hash]
-        return None
+        return None if self._deltas is None else self._deltas.content(content_hash)
 
     @contextmanager
     def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
@@ -106,12 +109,11 @@ def _key(version: pb.VersionName) -> _Key:
     return version.attempt, version.step, version.hash
 
 
-def _keep(name: str, tensor: TensorBytes, *, before: _KeptTensor | None) -> _KeptTensor:
-    """`before`: of that name in the version before."""
-    if before is not None and before.given is tensor:
-        return before
+def _keep(name: str, tensor: TensorBytes, *, before: _KeptVersion | None) -> KeptTensor:
+    if before is not None and before.given.get(name) is tensor:
+        return before.tensors[name]
     owned = tensor._replace(data=_frozen(tensor.data))
-    return _KeptTensor(tensor if tensor.data.readonly else None, owned.data, entry_of(name, owned))
+    return KeptTensor(owned.data, entry_of(name, owned))
 
 
 def _frozen(data: memoryview) -> memoryview:
