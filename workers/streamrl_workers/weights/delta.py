@@ -33,7 +33,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-MOST_SHARE = 0.5
+MOST_SHARE = 0.75
 """Of the tensor's bytes. A larger delta costs more time than it spares on all but the thinnest links."""
 _BLOCK_ELEMENTS = 2**20
 """Large enough for zstd's tables to be nothing, small enough for all processors to have work and for their caches."""

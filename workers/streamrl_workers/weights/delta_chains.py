@@ -20,8 +20,8 @@ from typing import NamedTuple
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import bytes_hash
 
-_MOST_SHARE = 0.5
-"""Of a version. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
+_MOST_SHARE = 0.75
+"""Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
 _MOST_STEPS = 8
 """Each delta has an entry in each manifest."""
 
