@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamrl import API_VERSION
+from streamrl.clusters import RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError
-from streamrl.spec.clusters import RLClusterSpec
 from streamrl.spec.parse import parse_document
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect

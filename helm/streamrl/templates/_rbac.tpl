@@ -103,6 +103,11 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [streamrl.io]
   resources: [rljobs, generatorpools]
   verbs: [list, patch]
+{{- if and .Values.clusters.enabled (not .Values.watchNamespaces) }}
+- apiGroups: [streamrl.io]
+  resources: [rlclusters]
+  verbs: [list, patch]
+{{- end }}
 {{- if eq .Values.uninstall.jobs "Delete" }}
 - apiGroups: [streamrl.io]
   resources: [rljobs]

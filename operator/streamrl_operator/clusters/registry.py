@@ -1,6 +1,6 @@
 """Which member clusters there are: follows RLClusters at home, keeps a `Member` for each, and writes their status.
 
-    RLCluster ─ made, changed ─▶ Member.run, a task of its own ─▶ Connection ─▶ status of the RLCluster
+    RLCluster ─ made, changed ─▶ Member.run, a task of its own ─▶ MemberState ─▶ status of the RLCluster
               └ deleted ─▶ our finalizer stays while a job's status names it ─▶ the task ends
 
 Owns: the tasks of members, the finalizer of RLClusters, what a reconcile is told of a job's members (`view`). One that is not valid has no Member.
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import names
+from streamrl.clusters import RLClusterSpec
 from streamrl.errors import UserError, UserErrors
-from streamrl.spec.clusters import RLClusterSpec
 from streamrl.spec.parse import parse_document
 from streamrl.status import Condition, RLClusterStatus
 from streamrl_operator import apply
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.clusters.member import Connection, Member, MemberWork
+from streamrl_operator.clusters.member import Member, MemberState, MemberWork
 from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Key, Reflector, Store, pause_s
 from streamrl_operator.kube.client import Count
@@ -96,7 +96,7 @@ class Members:
         namespace = member.spec.namespace_of(key[0]) or ""
         return MemberView(
             cluster=name,
-            cluster_uid=member.connection.uid,
+            cluster_uid=member.state.uid,
             origin=self.origin,
             namespace=namespace,
             allowed_secrets=member.spec.allowed_secrets,
@@ -132,8 +132,7 @@ class Members:
     def connected(self) -> Mapping[str, float]:
         """By name, for metrics."""
         return {
-            name: float(kept.member is not None and kept.member.connection.connected)
-            for name, kept in self._kept.items()
+            name: float(kept.member is not None and kept.member.state.connected) for name, kept in self._kept.items()
         }
 
     # ---- The tasks.
@@ -293,7 +292,7 @@ def _read_status(raw: Object) -> RLClusterStatus:
 def _status(
     kept: _Kept, raw: Object, before: RLClusterStatus, *, jobs: Sequence[str], clock: OperatorClock
 ) -> RLClusterStatus:
-    connection = kept.member.connection if kept.member else Connection(reason="InvalidSpec", message=kept.invalid)
+    connection = kept.member.state if kept.member else MemberState(reason="InvalidSpec", message=kept.invalid)
     message = connection.message
     if pods.is_leaving(raw):
         message = (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
-from streamrl.spec.clusters import Exposure
 from streamrl.status import Images
 from streamrl_operator.autoscaler.values import ScalingState
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamrl import names
-from streamrl.spec.clusters import Exposure
+from streamrl.clusters import Exposure
 from streamrl_operator.planning.objects import generators, shared
 from streamrl_operator.planning.objects.shared import Built, JobPlan, service, with_spec_hash
 from streamrl_operator.planning.pods import ROLE_TRAINER

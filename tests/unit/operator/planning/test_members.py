@@ -10,8 +10,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl import names
+from streamrl.clusters import Exposure, RLClusterSpec
 from streamrl.spec import parse_job
-from streamrl.spec.clusters import Exposure, RLClusterSpec
 from streamrl.status import ClusterStatus
 from streamrl_operator.planning import job_status, members
 from streamrl_operator.planning.life import decide

@@ -4,11 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, SpecModel, map_by, repeated
+from streamrl.spec.base import MOST_CLUSTER_CHARACTERS, ClusterName, FieldRule, OneOf, SpecModel, map_by, repeated
 
-MOST_CLUSTER_CHARACTERS = 40
-"""Of a member's name: it is part of the names of Secrets, and a label's value."""
-ClusterName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=MOST_CLUSTER_CHARACTERS)]
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253)
 ]
