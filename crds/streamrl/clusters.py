@@ -54,12 +54,27 @@ class LoadBalancerExposure(SpecModel):
     )
 
 
+class GatewayExposure(SpecModel):
+    """A Gateway at home that passes TLS through by SNI: two TLSRoutes for each job."""
+
+    name: ObjectName = Field(
+        description="Name of the Gateway. Its listener has `tls.mode: Passthrough` and lets in routes of the jobs' namespaces."
+    )
+    namespace: Namespace = Field(description="Its namespace.")
+    section_name: ObjectName | None = Field(
+        default=None, description="Its listener; absent = any that takes the routes."
+    )
+    host: Host = Field(description="Name or address of the Gateway, as generators in the member see it.")
+    port: int = Field(default=443, ge=1, le=65_535, description="Of the listener.")
+
+
 class Exposure(OneOf):
     """How generators in the member reach the schedulers at home. Certificates are asked on every way."""
 
     address: AddressExposure | None = Field(default=None, description="Given by you.")
     node_port: NodePortExposure | None = Field(default=None, description="By ports of the home cluster's nodes.")
     load_balancer: LoadBalancerExposure | None = Field(default=None, description="By a load balancer at home.")
+    gateway: GatewayExposure | None = Field(default=None, description="By a Gateway at home, which all jobs share.")
 
 
 class RLClusterSpec(SpecModel):

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.kubeconfigs import current
-from cluster.members import USER, Pair, made_there, operator_with_members, wait_gone
+from cluster.members import USER, Pair, install_gateway_api, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator, refused
 from support.command import streamrl
 from support.jobs import simulated_job
@@ -63,8 +63,18 @@ def pair(lab: Lab, own_member: ControlPlane) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def operator(own_control_plane: ControlPlane, namespace: str, pair: Pair) -> Iterator[Operator]:
+def gateway_api(own_control_plane: ControlPlane) -> None:
+    """Home has TLSRoutes, from before its operator begins."""
+    install_gateway_api(own_control_plane)
+
+
+@pytest.fixture
+def operator(
+    own_control_plane: ControlPlane, namespace: str, pair: Pair, request: pytest.FixtureRequest
+) -> Iterator[Operator]:
     """An operator that follows RLClusters and is refused nothing."""
+    if "gateway_api" in request.fixturenames:
+        request.getfixturevalue("gateway_api")
     made = operator_with_members(own_control_plane, namespace).start()
     yield made.wait_until_leading()
     if made.runs:
@@ -188,3 +198,18 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     pair.lab.delete("rljobs", JOB)
     pair.lab.wait(lambda: pair.lab.cluster.api.get(pair.path).code == 404, "the RLCluster to go", operator)
     wait_gone(pair.there, JOB, operator)
+
+
+@pytest.mark.usefixtures("gateway_api")
+def test_a_gateway_is_asked_to_pass_the_jobs_names_through(pair: Pair, operator: Operator) -> None:
+    pair.join(exposure={"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example"}})
+    start(pair, operator)
+    uid8 = pair.lab.must("rljobs", JOB)["metadata"]["uid"][:8]
+    found = {one["metadata"]["name"]: one["spec"]["hostnames"] for one in pair.lab.list("tlsroutes")}
+    assert found == {f"{JOB}-{of}": [f"{of}.{uid8}.streamrl.internal"] for of in ("scheduler", "weights")}
+    before = pair.lab.versions(JOB)
+    operator.wait_for_looks()
+    assert pair.lab.versions(JOB) == before
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
+    assert pair.lab.list("tlsroutes") == []

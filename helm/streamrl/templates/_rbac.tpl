@@ -44,6 +44,12 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   resources: [services/proxy]
   verbs: [get]
 {{- end }}
+{{- if .Values.clusters.enabled }}
+# The ways by which generators in member clusters come in through a Gateway.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [tlsroutes]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

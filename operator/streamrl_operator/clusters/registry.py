@@ -28,7 +28,7 @@ from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Key, Reflector, Store, pause_s
 from streamrl_operator.kube.client import Count
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, SECRET, Kind
+from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, SECRET, TLS_ROUTE, Kind
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.values import MemberView, Object, stamp
@@ -40,6 +40,7 @@ LOOK_S = 2.0
 """Between two looks at all members, which are few: what changed is written."""
 KUBECONFIG_KEY = "kubeconfig"
 CONNECTED, AUTHORIZED = "Connected", "Authorized"
+NO_ROUTES = f"its exposure is a gateway, and the home cluster has no TLSRoute ({TLS_ROUTE.api_version}): install Gateway API 1.5"
 NOT_ENABLED = "this operator knows no member clusters: set clusters.enabled of the chart"
 
 
@@ -90,6 +91,8 @@ class Members:
         member = None if kept is None else kept.member
         if kept is not None and kept.is_leaving and not is_there:
             return MemberView(cluster=name, unreachable=f"RLCluster {name} is being deleted")
+        if member is not None and member.spec.exposure.gateway and not self.home.has(TLS_ROUTE):
+            return MemberView(cluster=name, unreachable=NO_ROUTES)
         if member is None:
             why = kept.invalid if kept else "" if self.is_known else "the RLClusters are not listed yet"
             return MemberView(cluster=name, unreachable=why or f"there is no RLCluster {name}")

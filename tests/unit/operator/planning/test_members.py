@@ -27,6 +27,9 @@ ADDRESS = Exposure.model_validate(
     {"address": {"host": "192.0.2.7", "scheduler_port": 443, "weights_port": 8443}}, by_name=True
 )
 NODE_PORT = Exposure.model_validate({"nodePort": {"host": "node.example"}})
+GATEWAY = Exposure.model_validate(
+    {"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example", "port": 8443}}
+)
 BALANCER = Exposure.model_validate({"loadBalancer": {}})
 PLACE = MemberPlace(
     cluster="east",
@@ -114,6 +117,18 @@ def test_home_has_a_service_for_members_where_one_is_needed(exposures: dict[str,
     assert [each["spec"]["type"] for each in found] == ([] if kind is None else [kind])
 
 
+def test_a_gateway_passes_the_jobs_two_names_through() -> None:
+    found = [each for each in plan_objects(plan(east=GATEWAY, west=GATEWAY)) if each["kind"] == "TLSRoute"]
+    assert [each["spec"]["hostnames"] for each in found] == [
+        [f"scheduler.{UID[:8]}.streamrl.internal"],
+        [f"weights.{UID[:8]}.streamrl.internal"],
+    ]
+    assert [each["spec"]["parentRefs"] for each in found] == [[{"namespace": "infra", "name": "edge"}]] * 2
+    backends = [rule["backendRefs"] for each in found for rule in each["spec"]["rules"]]
+    assert backends == [[{"name": "full-scheduler", "port": 50051}], [{"name": "full-scheduler", "port": 50052}]]
+    assert not [each for each in plan_objects(plan(east=GATEWAY)) if each["metadata"]["name"] == "full-exposed"]
+
+
 PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30002}]
 
 
@@ -121,6 +136,7 @@ PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30
     ("exposure", "exposed", "wanted"),
     [
         (ADDRESS, None, ("192.0.2.7:443", "192.0.2.7:8443")),
+        (GATEWAY, None, ("edge.example:8443", "edge.example:8443")),
         (NODE_PORT, None, None),
         (NODE_PORT, {"spec": {"ports": [{"name": "grpc"}]}}, None),
         (NODE_PORT, {"spec": {"ports": PORTS}}, ("node.example:30001", "node.example:30002")),
