@@ -29,6 +29,12 @@ class NamespaceMapping(SpecModel):
     hub: Namespace = Field(description="Namespace of the jobs.")
     member: Namespace = Field(description="Namespace in the member, for this hub namespace alone.")
 
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """Jobs that are there would be lost from sight."""
+        message = "member cannot be changed: take the entry out, and add it again when no job of the namespace is there"
+        return (*super().all_cel_rules(), ("self.member == oldSelf.member", message))
+
 
 class AddressExposure(SpecModel):
     """An address that leads to the schedulers of all jobs: a proxy that chooses by SNI, or forwarded ports of one job."""

@@ -176,7 +176,12 @@ def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[s
     key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
     if members is None:
         return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
-    return {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+    views = {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+    for entry in entries:
+        if views[entry.name].namespace not in ("", entry.namespace):
+            why = f"the job is in namespace {entry.namespace} there, which is not its place any more"
+            views[entry.name] = replace(views[entry.name], unreachable=why)
+    return views
 
 
 def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:

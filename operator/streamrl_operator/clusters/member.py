@@ -96,6 +96,8 @@ class Member:
     """Reads it. Raises KubeError, UserError."""
     told: Callable[[Key], None]
     """Called with a job (of home) of which something has changed here."""
+    tell_all: Callable[[], None]
+    """Called when what is known here of all jobs may have changed."""
     is_gone: Callable[[Key, str], bool]
     """Whether a job (of home) with this UID certainly is not there any more."""
     clock: OperatorClock
@@ -134,7 +136,7 @@ class Member:
         there = self._there(key)
         return None if there is None or self.cluster is None else self.cluster.known(kind, there[0], name)
 
-    def is_left(self, key: Key, uid: str) -> bool:
+    def is_clean(self, key: Key, uid: str) -> bool:
         """Whether nothing of a job is here, as far as is known."""
         found = (obj for kind in (*IN_MEMBERS, POD) for obj in self.objects(kind, key))
         return not any(pods.label(obj, names.LABEL_JOB_UID) == uid for obj in found)
@@ -158,6 +160,7 @@ class Member:
         if self._work.pop(key, None) is not None:
             self._queue.add_after(key, 0.0)
         self._refused.pop(key, None)
+        self._queue.forget(key)
 
     def _there(self, key: Key) -> Key | None:
         namespace = self.spec.namespace_of(key[0])
@@ -227,11 +230,11 @@ class Member:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Every job that has to do with this member is looked at, here and at home."""
+        """Every job is looked at, here and at home: one may wait for this member that has nothing here yet."""
         there = set() if self.cluster is None else self.cluster.jobs()
         for key in {*self._work, *filter(None, map(self._home, there))}:
             self._queue.add_after(key, 0.0)
-            self.told(key)
+        self.tell_all()
 
     async def _watch_over(self, client: Client, *, text: str, uid: str) -> None:
         """Until the credentials or the cluster are other ones.

@@ -105,8 +105,8 @@ class Members:
             allowed_secrets=member.spec.allowed_secrets,
             allowed_claims=member.spec.allowed_claims,
             exposure=member.spec.exposure,
-            unreachable=member.unreachable(namespace) if namespace else "",
-            is_left=member.is_left(key, uid),
+            unreachable=member.unreachable(namespace) if namespace else f"it has no namespace for jobs of {key[0]}",
+            is_clean=member.is_clean(key, uid),
             refused=member.refused(key),
         )
 
@@ -195,6 +195,7 @@ class Members:
             origin=self.origin,
             kubeconfig=lambda: self._kubeconfig(spec),
             told=self.queue.add,
+            tell_all=self._tell_jobs,
             is_gone=self._is_gone,
             clock=self.clock,
             count=self.count,

@@ -85,7 +85,7 @@ class MemberView:
     """How generators there reach home; None: the RLCluster is gone."""
     unreachable: str = ""
     """Why nothing newer is known; empty: all is known as it is."""
-    is_left: bool = False
+    is_clean: bool = False
     """Nothing of the job is there. Said only where all is known."""
     refused: str = ""
     """The first of what its API server refused of the job."""

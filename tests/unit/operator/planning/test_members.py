@@ -232,8 +232,8 @@ def test_a_member_is_in_the_status_before_it_is_told_anything() -> None:
     ("view", "annotations", "done"),
     [
         (VIEW, {}, False),
-        (replace(VIEW, is_left=True), {}, True),
-        (replace(LOST, is_left=True), {}, False),
+        (replace(VIEW, is_clean=True), {}, True),
+        (replace(LOST, is_clean=True), {}, False),
         (replace(VIEW, cluster_uid="u-other"), {}, True),
         (replace(LOST, cluster_uid="u-other"), {}, False),
         (LOST, {names.ANNOTATION_ABANDON: "west, east"}, True),
@@ -278,12 +278,12 @@ def test_a_member_that_comes_back_is_as_any_other_pool() -> None:
     assert found["ClusterUnreachable"] == "False"
 
 
-def test_an_entry_goes_when_its_pools_have_moved_and_nothing_is_left() -> None:
+def test_an_entry_goes_when_its_pools_have_moved_and_nothing_is_clean() -> None:
     stays = settled()
     moved = job_document(status=dict(stays.raw["status"]))
-    for is_left in (False, True):
-        seen = observed(moved, members={"east": replace(VIEW, is_left=is_left)})
-        assert bool(decide(seen, settings=SETTINGS).status.get("clusters")) is not is_left
+    for is_clean in (False, True):
+        seen = observed(moved, members={"east": replace(VIEW, is_clean=is_clean)})
+        assert bool(decide(seen, settings=SETTINGS).status.get("clusters")) is not is_clean
 
 
 def test_a_member_that_is_another_cluster_now_is_written_down_anew() -> None:
