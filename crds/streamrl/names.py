@@ -49,7 +49,7 @@ REPLICAS_MANAGER = "streamrl-replicas"
 """Owns `spec.replicas` of GeneratorPools, alone."""
 
 PORT_GRPC, PORT_SIGNALS, PORT_WEIGHTS, PORT_TRAINER_SIGNALS = 50051, 8080, 50052, 8081
-"""Scheduler's gRPC and signals; trainer's Weights service and signals. A generator's signals port is PORT_SIGNALS too."""
+"""Scheduler's gRPC and signals; trainer's server of weights and signals. A generator's signals port is PORT_SIGNALS too."""
 PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weights"
 PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
 PORT_RANK_SIGNALS = PORT_TRAINER_SIGNALS + 1
@@ -103,7 +103,7 @@ def trainer_workers(job: str) -> str:
 
 
 def scheduler(job: str) -> str:
-    """Service of the scheduler's ports and of the trainer's Weights service."""
+    """Service of the scheduler's ports and of the trainer's server of weights."""
     return f"{job}-scheduler"
 
 

@@ -68,6 +68,8 @@ class Operator:
         self.user = user
         if user == USER:
             rights.grant(cluster.api, user, home=namespace, **(chart or {}))
+        self._settings = cluster.settings
+        """A cluster with a network namespace of its own has its operator there too."""
         self.port = free_port()
         self.log = cluster.folder / f"{namespace}-{name}.log"
         self._environ = reaper.environment(cluster.mark) | {
@@ -81,7 +83,7 @@ class Operator:
             keys.ENV_NUMBERS: "Proxy",
             keys.ENV_LEASE_SECONDS: str(LEASE_S),
             keys.ENV_SIGNALS_PORT: str(self.port),
-            keys.ENV_BIND_HOST: "127.0.0.1",
+            keys.ENV_BIND_HOST: cluster.settings.host,
             **environ,
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,7 +92,7 @@ class Operator:
         """Start it; it may be started again."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streamrl_operator"],
+                [*self._settings.enter, sys.executable, "-m", "streamrl_operator"],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -118,7 +120,7 @@ class Operator:
     def page(self, name: str) -> tuple[int, str]:
         """(status, text) of a page; status 0: nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{name}", timeout=PAGE_S) as answer:
+            with urllib.request.urlopen(f"http://{self._settings.host}:{self.port}/{name}", timeout=PAGE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -8,18 +8,25 @@ from cluster.operators import Operator
 from e2e.jobs import simulated
 from e2e.stage import Stage
 from streamrl import names
+from support.command import streamrl
 
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS, STEP_S = 12, 2.0
-"""Twenty seconds are left after the first step: for a command in a pod of the job that runs."""
+"""Twenty seconds are left after the first step: for commands in pods of the job that runs."""
 
 
-def test_a_job_runs_to_its_end_and_only_its_volumes_stay(watched: tuple[Stage, Operator]) -> None:
+def test_a_job_runs_to_its_end_and_only_its_volumes_stay(
+    watched: tuple[Stage, Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
     stage, operator = watched
     stage.apply(simulated(steps=STEPS, step_s=STEP_S))
     stage.wait_step("sim", 1)
     assert _is_encrypted(stage, "sim")
+    where = ("--kubeconfig", str(stage.cluster.kubeconfig), "-n", stage.namespace)
+    samples = streamrl(capsys, "samples", "sim", "--step", "0", "--best", *where)
+    assert (samples.code, samples.err) == (0, []), samples
+    assert samples.out[0].startswith("best: step 0, group ")
     status = stage.wait_succeeded("sim")
     assert (status["step"], status["attempt"], status["restarts"]) == (STEPS, 1, 0), operator.tail()
     assert status["reward"] > 0

@@ -114,6 +114,7 @@ def test_the_load_can_be_read_while_the_engine_closes(engine: Engine) -> None:
     assert engine.kv_load() == before
 
 
+@pytest.mark.soak
 def test_a_file_of_weights_that_was_changed_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By vLLM itself: it hashes nothing while nothing is generated, but knows the file that the generator wrote."""
 

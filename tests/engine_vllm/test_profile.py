@@ -16,6 +16,7 @@ DEADLINE_S = 900.0
 """On a busy machine vLLM alone takes minutes to start."""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_pool_is_measured_and_its_sizes_are_chosen(tmp_path: Path) -> None:
     job = _write_job(tmp_path)

@@ -63,6 +63,7 @@ def request(lease: int) -> pb.SampleRequest:
     return pb.SampleRequest(lease=lease, group_id=lease, prompt=f"12+{lease}=12+{lease}=", seed=lease, sampling=sampling)  # fmt: skip
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_greedy_tokens_and_log_probs_are_those_without_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save("qwen3", tmp_path)

@@ -44,6 +44,7 @@ def test_what_vllm_refuses_is_one_line(*, spec: dict[str, Any], line: str, tmp_p
     assert said.startswith(line)
 
 
+@pytest.mark.soak
 def test_a_run_ends_with_that_line_and_is_not_tried_again(tmp_path: Path) -> None:
     changes = ["spec.model.scratch.heads=2", "spec.model.scratch.warmUp.steps=1"]
     engine = "spec.generators[0].engine={vllm: {kvCacheBytes: 32Ki}}"

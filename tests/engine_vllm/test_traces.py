@@ -18,6 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 )  # vLLM leaves sockets open at its end
 
 
+@pytest.mark.soak
 def test_a_traced_request_has_the_span_of_vllm_below_its_own(tmp_path: Path) -> None:
     place = SpanId(0x1234 << 64 | 5, 0x77)
     spec = VllmEngineSpec.model_validate({"maxConcurrency": 4, "kvCacheBytes": "64Mi"})

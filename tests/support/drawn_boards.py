@@ -16,7 +16,7 @@ from support.runs import wait_for
 PICTURES = os.environ.get("STREAMRL_PICTURES")
 _DRAWER = CHART.parents[1] / "tools/draw_dashboards.py"
 _WIDTH, _QUALITY = 1000, 55
-_DRAW_S = 120.0
+_DRAW_S = 300.0
 
 
 def drawn(boards: Mapping[str, Mapping[str, str]], *, prometheus: Prometheus, folder: Path, minutes: int) -> list[str]:
@@ -28,6 +28,7 @@ def drawn(boards: Mapping[str, Mapping[str, str]], *, prometheus: Prometheus, fo
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": _WIDTH, "height": 900})
+        page.set_default_timeout(_DRAW_S * 1000)
         found: list[str] = []
         page.on("pageerror", lambda error: found.append(str(error)))
         for uid, variables in boards.items():

@@ -137,7 +137,7 @@ class Pods:
         inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
         ports = {
             "scheduler": {keys.ENV_GRPC_PORT: "grpc", keys.ENV_SIGNALS_PORT: "scheduler"},
-            "trainer": {keys.ENV_GRPC_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
+            "trainer": {keys.ENV_WEIGHTS_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
         }.get(container, {})
         changed = {key: str(self.ports[name]) for key, name in ports.items()}
         if keys.ENV_RANK_SIGNALS_PORT in given:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -47,6 +47,9 @@ _PAGE = 100
 _LINE_BYTES = 2**20
 """Of a log: what a program writes without an end of line is shown in parts of this size."""
 _CHUNK_BYTES = 2**16
+_EXEC_PROTOCOL = "v4.channel.k8s.io"
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+"""Channels of it: the first byte of each message."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REDIRECT = 300
 _METHODS = {"get": "GET", "list": "GET", "patch": "PATCH", "delete": "DELETE"}
@@ -224,6 +227,59 @@ class ApiClient:
             async for line in split_lines(chunks, cut_bytes=_LINE_BYTES):
                 yield line.decode("utf-8", errors="replace")
 
+    async def run_in(
+        self,
+        pod: str,
+        container: str,
+        command: Sequence[str],
+        *,
+        out: Callable[[str], None],
+        err: Callable[[str], None],
+    ) -> int:
+        """Run a command in a container, as `kubectl exec` does, and return its exit code. `out` and `err` are given its lines. Afterwards nothing
+        can be asked any more.
+
+        A user needs `create` of `pods/exec`, before Kubernetes 1.35 `get` instead.
+        """
+        import aiohttp
+
+        call = self._call("exec", POD, pod, "exec")
+        query = [("container", container), ("stdout", "1"), ("stderr", "1"), *(("command", word) for word in command)]
+        pieces = {_STDOUT: b"", _STDERR: b"", _STATUS: b""}
+        told = {_STDOUT: out, _STDERR: err}
+        with self._reaching(call):
+            headers = await self.access.headers(now_s=monotonic())
+            try:
+                socket = await self._session.ws_connect(
+                    self.access.server + call.kind.path(call.namespace, call.name, call.subresource),
+                    params=query,
+                    headers=headers,
+                    protocols=(_EXEC_PROTOCOL,),
+                    timeout=aiohttp.ClientWSTimeout(ws_receive=REQUEST_TIMEOUT_S),
+                    autoclose=False,
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                raise _no_exec(call, code=error.status) from None
+            try:
+                async for message in socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
+                        raise answers.MalformedError("it is no output of a command")
+                    channel, piece = message.data[0], message.data[1:]
+                    if channel in told:
+                        *lines, pieces[channel] = _split(pieces[channel] + piece)
+                        told[channel](*(line.decode("utf-8", errors="replace") for line in lines))
+                    elif channel == _STATUS:
+                        pieces[channel] += piece
+            finally:
+                await (
+                    self._session.close()
+                )  # waits for the end of connections in use, which closing the socket first does not
+                await socket.close()
+            for channel, tell in told.items():
+                if rest := pieces[channel]:
+                    tell(rest.decode("utf-8", errors="replace"))
+            return answers.read_exit_code(pieces[_STATUS])
+
     def _call(self, verb: str, kind: Kind, name: str = "", subresource: str = "") -> Call:
         return Call(
             verb=verb, kind=kind, name=name, subresource=subresource, namespace=self.namespace, context=self.context
@@ -248,12 +304,12 @@ class ApiClient:
     ) -> AsyncIterator["ApiResponse"]:
         import aiohttp
 
-        from streamrl_operator.kube.connections import ApiResponse, OversizeError
+        from streamrl_operator.kube.connections import ApiResponse
 
         path = call.kind.path(call.namespace, call.name or None, call.subresource or None)
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
         headers = {"Content-Type": content_type}
-        try:
+        with self._reaching(call):
             headers |= await self.access.headers(now_s=monotonic())
             async with self._session.request(
                 _METHODS[call.verb],
@@ -268,6 +324,16 @@ class ApiClient:
                 if response.status >= _REDIRECT:
                     raise refusal(call, code=response.status, body=await response.read())
                 yield response
+
+    @contextmanager
+    def _reaching(self, call: Call) -> Iterator[None]:
+        """What goes wrong inside is told as an API server that cannot be reached."""
+        import aiohttp
+
+        from streamrl_operator.kube.connections import OversizeError
+
+        try:
+            yield
         except (answers.MalformedError, OversizeError) as error:
             raise self._unreachable(f"what it says to {call.verb} {call.thing} cannot be used: {error}") from None
         except TimeoutError:
@@ -312,6 +378,22 @@ def refusal(call: Call, *, code: int, body: bytes) -> UserError | UserErrors:
     if code == HTTPStatus.CONFLICT and causes:
         return UserErrors(list(_conflicts(call, causes)))
     return UserError(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
+
+
+def _split(text: bytes) -> list[bytes]:
+    """Lines, and what stands behind the last one's end, unless that is too long to be kept."""
+    return text.split(b"\n") if len(text) < _LINE_BYTES else [text, b""]
+
+
+def _no_exec(call: Call, *, code: int) -> UserError | UserErrors:
+    """The error where no command was run; a handshake that is refused has no body."""
+    if code != HTTPStatus.FORBIDDEN:
+        return refusal(call, code=code, body=b"")
+    return UserError(
+        field=f"context {call.context}",
+        rule=f"its user may not run commands in pods of namespace {call.namespace}",
+        fix="ask for a role with `create` and `get` of `pods/exec`",
+    )
 
 
 def _forbidden(call: Call, *, message: str) -> UserError:

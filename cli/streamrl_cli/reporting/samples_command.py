@@ -1,20 +1,24 @@
-"""`streamrl samples RUN`: looks at what a run generated, also while it runs.
+"""`streamrl samples RUN|JOB`: looks at what a run generated, also while it runs.
 
 Shows samples of one step, the newest that has been taken unless `--step` names another: the best, the worst, the longest and one
 at random. `--group` shows one group whole, `--dropped` picks among the groups that were dropped. Samples come from the
-archive (`storage.archive` of the job) and, for the newest steps, from the journal.
+archive (`storage.archive` of the job) and, for the newest steps, from the journal. Of a job of a cluster the same command is run
+in its scheduler's container, where they lie, as `kubectl exec` would: prompts and answers are on no port.
 """
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamrl import keys
+from streamrl import keys, names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import read_job
 from streamrl_cli import console
+from streamrl_cli.cluster.api import add_connection, connect
 from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_step
+from streamrl_operator.kube.kinds import RLJOB
 from streamrl_workers.stream.sample_choice import KINDS
 
 _TEXT_CHARS = 800
@@ -23,7 +27,7 @@ _TEXT_CHARS = 800
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `streamrl samples`."""
-    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("run", metavar="RUN|JOB", help="a run folder, or the name of a job")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--step", type=int, metavar="N", help="samples of this step (default: the newest)")
     where.add_argument("--group", type=int, metavar="G", help="all samples of this group")
@@ -33,20 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=1, metavar="N", help="samples of each kind (default: 1)")
     parser.add_argument("--full", action="store_true", help="texts whole, however long")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with tokens and log-probs")
+    add_connection(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the samples."""
     if args.count < 1:
         raise UserError(field="--count", rule="must be at least 1", got=args.count)
+    run_dir = Path(args.run)
+    if not run_dir.is_dir() and "/" not in args.run:
+        return asyncio.run(show_job(args))
     kinds = tuple(args.kinds or KINDS)
     if args.group is not None:
-        found = of_group(args.run, group_id=args.group)
+        found = of_group(run_dir, group_id=args.group)
     elif args.dropped:
-        found = of_dropped(args.run, kinds=kinds, count=args.count)
+        found = of_dropped(run_dir, kinds=kinds, count=args.count)
     else:
-        found = of_step(args.run, step=args.step, kinds=kinds, count=args.count)
-    for note in _notes(args.run, left_out=found.left_out):
+        found = of_step(run_dir, step=args.step, kinds=kinds, count=args.count)
+    for note in _notes(run_dir, left_out=found.left_out):
         console.err(note)
     for sample in found.samples:
         if args.json:
@@ -54,6 +62,22 @@ def run(args: argparse.Namespace) -> int:
         else:
             console.out(*_lines(sample, most_chars=None if args.full else _TEXT_CHARS))
     return EXIT_DONE
+
+
+async def show_job(args: argparse.Namespace) -> int:
+    """Print the samples of a job of a cluster."""
+    flags = [f"--{name}={value}" for name in ("step", "group") if (value := getattr(args, name)) is not None]
+    flags += [f"--{name}" for name in ("dropped", "full", "json") if getattr(args, name)]
+    flags += [f"--count={args.count}", *(f"--{kind}" for kind in args.kinds or ())]
+    async with connect(args) as cluster:
+        await cluster.get(RLJOB, args.run)  # says so if there is none
+        return await cluster.run_in(
+            f"{names.trainer(args.run)}-0",
+            names.CONTAINER_SCHEDULER,
+            ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN, *flags],
+            out=console.out,
+            err=console.err,
+        )
 
 
 def _notes(run_dir: Path, *, left_out: int) -> Iterator[str]:

@@ -24,14 +24,6 @@ class VersionName(_message.Message):
     hash: bytes
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
-class ManifestRequest(_message.Message):
-    __slots__ = ("version", "hash_algorithm")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    hash_algorithm: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
-
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -47,32 +39,28 @@ class TensorEntry(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "tensors", "hash_algorithm")
+    __slots__ = ("version", "tensors", "hash_algorithm", "deltas")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
     hash_algorithm: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
+    deltas: _containers.RepeatedCompositeFieldContainer[TensorDelta]
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[TensorDelta, _Mapping]]] = ...) -> None: ...
 
-class FetchRequest(_message.Message):
-    __slots__ = ("version", "tensor", "offset", "chunk_bytes")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    tensor: str
-    offset: int
-    chunk_bytes: int
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensor: _Optional[str] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
-
-class Chunk(_message.Message):
-    __slots__ = ("data",)
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+class TensorDelta(_message.Message):
+    __slots__ = ("base_hash", "new_hash", "hash", "size_bytes")
+    BASE_HASH_FIELD_NUMBER: _ClassVar[int]
+    NEW_HASH_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    base_hash: bytes
+    new_hash: bytes
+    hash: bytes
+    size_bytes: int
+    def __init__(self, base_hash: _Optional[bytes] = ..., new_hash: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
     __slots__ = ()

@@ -7,19 +7,14 @@ from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import (
     NAME_PATTERN,
-    ByteQuantity,
     CostQuantity,
     FieldRule,
     OneOf,
     SpecModel,
     demand_different,
     map_by,
-    parse_bytes,
 )
 from streamrl.spec.pod import TrainerPod
-
-MAX_CHUNK = "3Mi"
-"""A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
 
 
 class ReferenceKl(SpecModel):
@@ -388,27 +383,27 @@ class Trainer(SpecModel):
     )
 
 
-class GrpcWeights(SpecModel):
-    """Weights pulled in hash-checked chunks over gRPC."""
+class HttpWeights(SpecModel):
+    """Weights pulled over HTTP by the hashes of their bytes, several streams at once."""
 
-    chunk_bytes: ByteQuantity = Field(default="1Mi", description="Bytes of one chunk, at most 3Mi.")
     timeout_seconds: float = Field(
         default=120.0, gt=0, le=86_400, description="Longest time for one version, retries included."
     )
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            f"chunkBytes must be at most {MAX_CHUNK}",
-            f"quantity(self.chunkBytes).compareTo(quantity('{MAX_CHUNK}')) <= 0",
-            lambda grpc: parse_bytes(grpc.chunk_bytes) > parse_bytes(MAX_CHUNK) and grpc.chunk_bytes,
-        ),
+    deltas: bool = Field(
+        default=False,
+        description="Send what changed since the version before to who holds that: for generators behind a slow link. Takes the trainer's processors, and main memory of a version in each generator.",
     )
 
 
 class Weights(OneOf):
     """How weights reach the generators."""
 
-    grpc: GrpcWeights | None = Field(default=None, description="Pulled over gRPC.")
+    http: HttpWeights | None = Field(default=None, description="Pulled over HTTP.")
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether deltas are made, and what they lead from is held."""
+        return self.http is not None and self.http.deltas
 
 
 class FailureRule(SpecModel):

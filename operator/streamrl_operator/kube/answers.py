@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
 
+from streamrl.errors import EXIT_FAULT
 from streamrl_operator.kube.kinds import CLUSTER, LEASE, Kind
 
 _MOST_VALUES = 1_000_000
@@ -148,6 +149,7 @@ class _Details(_Shape):
 class Status(_Shape):
     """What an API server says of a request that it has not done."""
 
+    status: str = ""
     code: int = 0
     reason: str = ""
     message: str = ""
@@ -172,6 +174,21 @@ def read_status(body: bytes) -> Status:
         return Status.model_validate_json(body)
     except ValidationError:
         return Status(message=body.decode(errors="replace"))
+
+
+def read_exit_code(body: bytes) -> int:
+    """How a command in a container ended.
+
+    Raises:
+        MalformedError: it is not told.
+    """
+    status = read_status(body)
+    causes = (status.details.causes if status.details else None) or ()
+    if codes := [cause.message for cause in causes if cause.reason == "ExitCode"]:
+        return int(codes[0]) if re.fullmatch(r"[0-9]{1,3}", codes[0]) else EXIT_FAULT
+    if status.status == "Success":
+        return 0
+    raise MalformedError(status.message or "it does not say how the command ended")
 
 
 def read_object(body: bytes, kind: Kind) -> dict[str, Any]:

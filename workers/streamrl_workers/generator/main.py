@@ -1,7 +1,7 @@
 """The generator process.
 
-                        WeightsAvailable        pull (chunks, verified)
-      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's Weights service
+                        WeightsAvailable        pull (pieces, verified)
+      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's server of weights
           ▲  │ commands       │                │ ready
    events │  ▼                ▼                ▼
         LINK reader ───▶ ENGINE LOOP ── one worker thread ──▶ ENGINE
@@ -53,7 +53,8 @@ from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
+from streamrl_workers.weights.pull import Nearby, Pull, WeightsError, pull
+from streamrl_workers.weights.transports import TRANSPORTS
 
 _ROLE = "generator"
 
@@ -111,7 +112,7 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
         model_path = await _model_path(settings)
         failure = EngineFailure(asyncio.get_running_loop())
         engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
-        write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
+        write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{port}")
         try:
             return await _serve(
                 settings, engine=engine, failure=failure, status=status, recorder=recorder, instance=instance
@@ -140,7 +141,8 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    pulls = pull_of(settings, arrived=status.weights_arrived, cache=cache)
+    nearby = Nearby(cache=cache, delta_used=status.delta_used, delta_failed=status.delta_failed)
+    pulls = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
     loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
     link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
     status.attach(loop, link=link)
@@ -180,31 +182,30 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cache: WeightCache | None = None) -> Pull:
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], nearby: Nearby) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes from the trainer.
 
-    Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
+    With deltas it holds the tensors of the version before; also where adapters are trained, the base among them. Those are merged in a thread.
     """
-    transport = settings.spec.weights.value
+    transport, variables = settings.spec.weights, settings.variables
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    held: dict[str, FetchedTensor] = {}
+    holds = adapts or transport.has_deltas
 
-    async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        if settings.weights_address is not None:  # our way to it is another one
-            target = pb.WeightsAvailable.FromString(target.SerializeToString())
-            target.address = settings.weights_address
+    async def pulled(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+        address = settings.weights_address or target.address  # our way to it may be another one
+        connect = TRANSPORTS[transport.key].connect
         tensors = await pull(
             target,
-            timeout_s=transport.timeout_seconds,
-            chunk_bytes=parse_bytes(transport.chunk_bytes),
-            token=settings.variables.token,
-            tls=settings.weights_tls,
+            timeout_s=transport.value.timeout_seconds,
+            connect=partial(connect, address, tls=settings.weights_tls, token=variables.token, role="trainer"),
             arrived=arrived,
-            nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
+            nearby=nearby,
         )
+        if not holds:
+            nearby.held.clear()
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 
-    return over_grpc
+    return pulled
 
 
 def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:

@@ -23,11 +23,22 @@ class GeneratorStatus:
         self._weights_bytes = dict.fromkeys(_SOURCES, 0)
         for source in _SOURCES:
             metrics.begin("weights_pulled_bytes", source)
+        self._delta_saved_bytes = self._delta_failures = 0
 
     def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
         """So many bytes more of a version on its way."""
         self._metrics.add("weights_pulled_bytes", size_bytes, source)
         self._weights_bytes[source] += size_bytes
+
+    def delta_used(self, saved_bytes: int) -> None:
+        """A tensor was made of the one before; so many bytes were not fetched."""
+        self._metrics.add("weights_delta_saved_bytes", saved_bytes)
+        self._delta_saved_bytes += saved_bytes
+
+    def delta_failed(self) -> None:
+        """A delta could not be used; its tensor is fetched."""
+        self._metrics.add("weights_delta_failures", 1)
+        self._delta_failures += 1
 
     def weights_taken(self, fetch_s: float, load_s: float) -> None:
         """The engine has a version that took so long to arrive and to load."""
@@ -83,6 +94,8 @@ class GeneratorStatus:
             "version": version,
             "weights_bytes": self._weights_bytes["trainer"],
             "weights_cached_bytes": self._weights_bytes["cache"],
+            "weights_delta_saved_bytes": self._delta_saved_bytes,
+            "weights_delta_failures": self._delta_failures,
             **wall,
         }
 

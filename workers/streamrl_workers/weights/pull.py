@@ -1,6 +1,6 @@
 """Pulls weights: one version whole and verified (`pull`), and in the background whatever was announced (`Puller`).
 
-    manifest, then tensors in chunks, over several connections if one breaks, against one deadline
+    manifest, then tensors in pieces, by several streams, over new ones if one breaks, against one deadline
 
 `Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
 that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
@@ -8,34 +8,31 @@ another attempt or address is ended: those bytes are not wanted any more.
 
 A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
 version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
-Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either.
+Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either. Where the manifest names deltas that lead from a tensor that is
+held to the wanted one (`delta_chains.py`), these are fetched; whatever is wrong with them, the tensor is fetched as if there were none.
 
-Does not own putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
+Does not own how bytes travel (`transports.py`), putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
 Invariants:
 - What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised. Each byte is hashed once, where it lies, in a thread.
-- Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its channel.
+- Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its connections.
 - One pull runs, one version waits for it, one pulled version waits for the engine, each at most; versions become ready
   in the order of their announcements.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-import grpc
-import grpc.aio
-
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.auth import call_metadata
-from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, connect
-from streamrl_workers.stream.messages import Joiner, ProtocolError
-from streamrl_workers.stream.services import WEIGHTS, Client, client
-from streamrl_workers.stream.tls import Tls
+from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
+from streamrl_workers.weights.delta_chains import follow, way
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash, reserved
+from streamrl_workers.weights.source import NotKeptError, Piece, Source, SourceBrokenError, SourceRefusedError
 
 
 class WeightsError(RuntimeError):
@@ -47,63 +44,44 @@ class VersionGoneError(WeightsError):
 
 
 _STREAMS = 4
-"""Tensors fetched at once: hides the round trip of each Fetch on a far link."""
-_CONNECT_TIMEOUT_S = 5.0
-"""Of one attempt; attempts go on until the overall deadline."""
-_STALL_TIMEOUT_S = 20.0
-"""Without a chunk for so long, the connection is given up and made anew. (By `asyncio.timeout`: until Python 3.12 `wait_for` can lose a cancellation.)"""
+"""At once: hides the round trip of each request on a far link, and shares the work of encryption among processors."""
+_PIECE_BYTES = 64 * 2**20
+"""Of a tensor, by one request: the streams share a large one, and end at nearly the same time."""
 _CACHE_SHARE = 0.25
 """Of a pull's time, for which it waits for a cache; in the rest the service sends what the cache did not give."""
 _ALIGNMENT_BYTES = 64
 """Of a tensor in memory."""
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
-_PERMANENT = frozenset(
-    {
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
-"""Statuses that the next attempt would get again."""
+_log = logging.getLogger("streamrl.weights")
+
+Connect = Callable[[], Awaitable[Source]]
+"""Opens one more stream to where a version was announced. Raises SourceBrokenError."""
 
 
 async def pull(
     target: pb.WeightsAvailable,
     *,
     timeout_s: float,
-    chunk_bytes: int,
-    token: str,
-    tls: Tls | None = None,
+    connect: Connect,
     arrived: Callable[[int], None] = lambda _: None,
     nearby: "Nearby | None" = None,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
     Args:
-        target: the version, whose hash is what is verified, and the Weights service that has it.
+        target: the version, whose hash is what is verified, and the address that has it.
         timeout_s: for all of it.
-        chunk_bytes: of one message.
-        token: of the run; empty where certificates do its work.
-        tls: by certificates; None: without.
-        arrived: called with the bytes of each chunk that the service sends.
+        connect: opens a stream to that address.
+        arrived: called with numbers of bytes that it has sent.
         nearby: where tensors may be that need not be fetched; behind a pull that ended well it holds this version's.
 
     Raises:
-        VersionGoneError: the service does not keep the version.
+        VersionGoneError: the version is not kept there.
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
     nearby = Nearby() if nearby is None else nearby
-    state = _Pull(
-        target=target,
-        chunk_bytes=chunk_bytes,
-        token=token,
-        tls=tls,
-        arrived=arrived,
-        nearby=nearby,
-        cache_s=timeout_s * _CACHE_SHARE,
-    )
+    state = _Pull(target=target, connect=connect, arrived=arrived, nearby=nearby, cache_s=timeout_s * _CACHE_SHARE)
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
@@ -124,22 +102,24 @@ class FetchedTensor:
 
     entry: pb.TensorEntry
     buffer: memoryview
-    offset: int = 0  # bytes that have arrived
+    missing: list[Piece] = field(init=False)
+    """What has not arrived; a piece stays until it is whole."""
     verified: bool = False
 
-    def take(self, data: bytes) -> None:
-        end = self.offset + len(data)
-        if end > len(self.buffer):
-            raise WeightsError(f"longer than the {len(self.buffer)} bytes of its manifest")
-        self.buffer[self.offset : end] = data
-        self.offset = end
+    def __post_init__(self) -> None:
+        size = len(self.buffer)
+        self.missing = [
+            Piece(hash=self.entry.hash, buffer=self.buffer, begin=begin, end=min(size, begin + _PIECE_BYTES))
+            for begin in range(0, size, _PIECE_BYTES)
+        ]
 
-    def complete(self) -> bool:
-        return self.offset == len(self.buffer)
+    @property
+    def arrived_bytes(self) -> int:
+        return len(self.buffer) - sum(piece.end - piece.begin for piece in self.missing)
 
     def have(self, verified: memoryview) -> None:
         """All of it, from somewhere else."""
-        self.buffer, self.offset, self.verified = verified, len(verified), True
+        self.buffer, self.missing, self.verified = verified, [], True
 
     async def verify(self) -> None:
         got = await asyncio.to_thread(bytes_hash, self.buffer)
@@ -155,7 +135,11 @@ class Nearby:
     held: dict[str, FetchedTensor] = field(default_factory=dict)
     """Verified ones by name; not fetched where hash and shape are the same."""
     cache: WeightCache | None = None
-    """Asked for each that is not held, and given what the service sent."""
+    """Asked for each that is not held, and given what was fetched."""
+    delta_used: Callable[[int], None] = lambda _: None
+    """Told of bytes that a delta has spared."""
+    delta_failed: Callable[[], None] = lambda: None
+    """A tensor is fetched, though its manifest named deltas from what is held."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,13 +147,14 @@ class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
     target: pb.WeightsAvailable
-    chunk_bytes: int
-    token: str
-    tls: Tls | None
+    connect: Connect
     arrived: Callable[[int], None]
     nearby: Nearby
     cache_s: float
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
+    leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
+    deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
+    delta_fault: str = ""
     last_break: str = "none"
 
     @property
@@ -186,8 +171,8 @@ class _Pull:
     def progress(self) -> str:
         if self.tensors is None:
             return f"awaited its manifest; last break: {self.last_break}"
-        missing = next((t.entry.name for t in self.tensors if not t.complete()), "none")
-        done_bytes = sum(t.offset for t in self.tensors)
+        missing = next((t.entry.name for t in self.tensors if t.missing), "none")
+        done_bytes = sum(t.arrived_bytes for t in self.tensors)
         total_bytes = sum(len(t.buffer) for t in self.tensors)
         return (
             f"awaited tensor {missing}, {done_bytes} of {total_bytes} bytes have arrived; last break: {self.last_break}"
@@ -195,52 +180,41 @@ class _Pull:
 
 
 async def _attempt(state: _Pull) -> bool:
-    """Go on over a new connection; False when it broke."""
+    """Go on over new connections; False when one broke. The first error ends them all."""
     try:
-        channel = await connect(
-            state.target.address, timeout_s=_CONNECT_TIMEOUT_S, who="the Weights service", tls=state.tls
-        )
-    except ConnectTimeoutError as error:
+        first = await state.connect()
+        try:
+            await _over(first, state)
+        finally:
+            await first.close()  # open until here: the version is not dropped between two tensors
+    except SourceBrokenError as error:
         state.last_break = str(error)
         return False
-    try:
-        await _over(client(channel, WEIGHTS), state)
-    except grpc.aio.AioRpcError as error:
-        state.last_break = _judge(error, state)
-        return False
-    except ProtocolError as error:
-        raise WeightsError(f"{state.named()}: its manifest: {error}") from None
-    except TimeoutError:
-        state.last_break = f"no answer for {_STALL_TIMEOUT_S:g} s"
-        return False
-    finally:
-        await channel.close()
+    except NotKeptError as error:
+        raise VersionGoneError(f"{state.named()}: gone: {error}") from None
+    except SourceRefusedError as error:
+        raise WeightsError(f"{state.named()}: refused: {error}") from None
     return True
 
 
-async def _over(service: Client, state: _Pull) -> None:
-    """Fetch what is missing, several tensors at once; the first error ends them all."""
-    request = pb.ManifestRequest(version=state.version, hash_algorithm=HASH_ALGORITHM)
-    kept = service.GetManifest(request, metadata=call_metadata(state.token))
-    try:
-        async with asyncio.timeout(_STALL_TIMEOUT_S):
-            manifest = await Joiner(pb.Manifest).read(kept)
-        if manifest is None:
-            raise WeightsError(f"{state.named()}: no manifest came")
-        if state.tensors is None:
-            state.tensors = _arriving(manifest, state)
-            if state.cache is not None:
-                state.cache.begin(manifest.tensors, wait_s=state.cache_s)
-        pending = deque(t for t in state.tensors if not t.verified)
+async def _over(first: Source, state: _Pull) -> None:
+    """Fetch what is missing, by several streams at once."""
+    manifest = await first.manifest(state.version)
+    state.leading_to = {delta.new_hash: delta for delta in manifest.deltas}
+    if state.tensors is None:
+        state.tensors = _arriving(manifest, state)
         if state.cache is not None:
-            state.cache.shuffle(pending)
+            state.cache.begin(manifest.tensors, wait_s=state.cache_s)
+    pending = _Pending(deque(t for t in state.tensors if not t.verified), deque())
+    if state.cache is not None:
+        state.cache.shuffle(pending.tensors)
+    try:
         async with asyncio.TaskGroup() as group:
-            for number in range(min(_STREAMS, len(pending))):
-                group.create_task(_fetch_all(service, state, pending=pending), name=f"fetch-{number}")
+            for number in range(min(_STREAMS, pending.most_streams)):
+                work = _work(first, state, pending=pending) if number == 0 else _another(state, pending=pending)
+                group.create_task(work, name=f"fetch-{number}")
     except ExceptionGroup as errors:
-        raise min(errors.exceptions, key=lambda e: not isinstance(e, WeightsError)) from None
-    finally:
-        kept.cancel()  # open until here: the version is not dropped between two tensors
+        raise min(errors.exceptions, key=lambda e: isinstance(e, SourceBrokenError)) from None
 
 
 def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
@@ -271,54 +245,97 @@ def _is_held(entry: pb.TensorEntry, state: _Pull) -> bool:
     return held is not None and held.entry == entry
 
 
-async def _fetch_all(service: Client, state: _Pull, *, pending: deque[FetchedTensor]) -> None:
-    while pending:
-        tensor = pending.popleft()
-        try:
-            await _have(service, state, tensor=tensor)
-        except WeightsError as error:
-            raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+@dataclass(slots=True)
+class _Pending:
+    """What the streams of an attempt take from."""
+
+    tensors: deque[FetchedTensor]
+    pieces: deque[tuple[FetchedTensor, Piece]]
+    """Of tensors that are nowhere nearby."""
+
+    @property
+    def most_streams(self) -> int:
+        return sum(max(1, len(tensor.missing)) for tensor in self.tensors)
 
 
-async def _have(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:
-    """One tensor whole and verified, from the nearest place that has it."""
-    cached = None if state.cache is None or tensor.offset else await state.cache.read(tensor.entry)
+async def _another(state: _Pull, *, pending: _Pending) -> None:
+    source = await state.connect()
+    try:
+        await _work(source, state, pending=pending)
+    finally:
+        await source.close()
+
+
+async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
+    """One stream's part."""
+    while pending.pieces or pending.tensors:
+        if not pending.pieces:
+            await _look_nearby(source, state, pending=pending)
+            continue
+        tensor, piece = pending.pieces.popleft()
+        await source.fetch(piece, arrived=state.arrived)
+        tensor.missing.remove(piece)
+        if not tensor.missing:
+            await _verify(state, tensor=tensor)
+
+
+async def _look_nearby(source: Source, state: _Pull, *, pending: _Pending) -> None:
+    """Take the next tensor; it is had, or its pieces are pending."""
+    tensor = pending.tensors.popleft()
+    cached = None if state.cache is None or tensor.arrived_bytes else await state.cache.read(tensor.entry)
     if cached is not None:
         tensor.have(cached)
-        return
-    if not tensor.complete():
-        await _fetch(service, state, tensor=tensor)
-    await tensor.verify()
+    elif not tensor.arrived_bytes and await _by_deltas(source, state, tensor=tensor):
+        _kept(state, tensor=tensor)
+    elif tensor.missing:
+        pending.pieces.extend((tensor, piece) for piece in tensor.missing)
+    else:
+        await _verify(state, tensor=tensor)
+
+
+async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
+    try:
+        await tensor.verify()
+    except WeightsError as error:
+        raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+    _kept(state, tensor=tensor)
+
+
+async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> bool:
+    """Whether the tensor was made of what is held."""
+    held = state.nearby.held.get(tensor.entry.name)
+    deltas = way(tensor.entry, held=held.entry.hash, leading_to=state.leading_to) if held is not None else ()
+    if held is None or not deltas:
+        return False
+    from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
+
+    try:
+        parts = [await _delta(source, state, delta=delta) for delta in deltas]
+        made = await asyncio.to_thread(follow, deltas, parts=parts, base=held.buffer)
+    except (SourceRefusedError, DeltaError) as error:
+        if not state.delta_fault:
+            state.delta_fault = str(error)
+            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, error)
+        state.nearby.delta_failed()
+        return False
+    state.nearby.delta_used(tensor.entry.size_bytes - sum(delta.size_bytes for delta in deltas))
+    tensor.have(made)
+    return True
+
+
+async def _delta(source: Source, state: _Pull, *, delta: pb.TensorDelta) -> memoryview:
+    """Its bytes; what had arrived before a break is not asked for again."""
+    piece = state.deltas.setdefault(
+        delta.hash, Piece(hash=delta.hash, buffer=reserved(delta.size_bytes), begin=0, end=delta.size_bytes)
+    )
+    if piece.begin < piece.end:
+        await source.fetch(piece, arrived=state.arrived)
+    return piece.buffer
+
+
+def _kept(state: _Pull, *, tensor: FetchedTensor) -> None:
     if state.cache is not None:
         state.cache.write(tensor.entry, tensor.buffer)
-
-
-async def _fetch(service: Client, state: _Pull, *, tensor: FetchedTensor) -> None:
-    """The rest of one tensor."""
-    request = pb.FetchRequest(
-        version=state.version, tensor=tensor.entry.name, offset=tensor.offset, chunk_bytes=state.chunk_bytes
-    )
-    call = service.Fetch(request, metadata=call_metadata(state.token))
-    try:
-        while not tensor.complete():
-            async with asyncio.timeout(_STALL_TIMEOUT_S):
-                chunk = await call.read()
-            if chunk is grpc.aio.EOF:
-                raise WeightsError(f"the stream ended after {tensor.offset} of {len(tensor.buffer)} bytes")
-            tensor.take(chunk.data)
-            state.arrived(len(chunk.data))
-    finally:
-        call.cancel()
-
-
-def _judge(error: grpc.aio.AioRpcError, state: _Pull) -> str:
-    """The text of a break that the next attempt may overcome; raises for the others."""
-    text = f"{error.code().name}: {error.details()}"
-    if error.code() is grpc.StatusCode.NOT_FOUND:
-        raise VersionGoneError(f"{state.named()}: gone: {error.details()}") from None
-    if error.code() in _PERMANENT:
-        raise WeightsError(f"{state.named()}: refused: {text}") from None
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ def trainer_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
         keys.ENV_RUN_DIR: names.DIR_RUN,
         keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
-        keys.ENV_GRPC_PORT: str(names.PORT_WEIGHTS),
+        keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         **_signals(job),
         keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
         **_SERVING,
