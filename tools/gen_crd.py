@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from streamrl import API_GROUP, API_VERSION
+from streamrl.clusters import ClusterMetadata, RLCluster, RLClusterSpec
 from streamrl.spec.base import REFUSED_KEY
-from streamrl.spec.clusters import ClusterMetadata, RLCluster, RLClusterSpec
 from streamrl.spec.pod import DEFAULTS_NAME, RLJobDefaults, RLJobDefaultsSpec
 from streamrl.spec.rljob import GeneratorPoolSpec, Metadata, RLJob
 from streamrl.spec.schema import Schema, is_amount, job_schema, plain_schema

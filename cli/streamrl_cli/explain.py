@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from streamrl.changes import PHRASES, has_parts, when
+from streamrl.clusters import RLCluster
 from streamrl.errors import EXIT_DONE, UserError
-from streamrl.spec.clusters import RLCluster
 from streamrl.spec.parse import unknown_field
 from streamrl.spec.phrases import allowed, type_name, unit
 from streamrl.spec.rljob import RLJob

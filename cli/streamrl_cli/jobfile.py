@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from streamrl.clusters import RLCluster
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob, parse_job
-from streamrl.spec.clusters import RLCluster
 from streamrl.spec.parse import parse_document, unknown_field
 from streamrl.spec.pod import RLJobDefaults
 from streamrl.spec.schema import is_open, job_schema, path_text, schema_at

@@ -145,6 +145,7 @@ def observe(
         job, invalid, reason = None, str(UserErrors(problems)), NOT_ALLOWED
     workers = _workers(cluster, key)
     told = _told(workers, uid=raw["metadata"]["uid"])
+    far_sets, far_pods = (_in_members(kind, key, job, views=views, members=members) for kind in (STATEFUL_SET, POD))
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -153,17 +154,8 @@ def observe(
         invalid_reason=reason,
         defaults=inherited,
         pools=_pools(cluster, key),
-        sets={
-            each["metadata"]["name"]: each
-            for each in (
-                *cluster.of_job(STATEFUL_SET, key),
-                *_in_members(STATEFUL_SET, key, views=views, members=members),
-            )
-        },
-        pods=[
-            *workers,
-            *(pod for pod in _in_members(POD, key, views=views, members=members) if not pods.is_foreign(pod)),
-        ],
+        sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *far_sets)},
+        pods=[*workers, *far_pods],
         exposed=cluster.known(SERVICE, key[0], names.exposed(key[1])),
         members=views,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
@@ -184,7 +176,12 @@ def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[s
     key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
     if members is None:
         return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
-    return {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+    views = {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+    for entry in entries:
+        if views[entry.name].namespace not in ("", entry.namespace):
+            why = f"the job is in namespace {entry.namespace} there, which is not its place any more"
+            views[entry.name] = replace(views[entry.name], unreachable=why)
+    return views
 
 
 def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:
@@ -193,10 +190,34 @@ def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) ->
 
 
 def _in_members(
-    kind: Kind, key: Key, *, views: Mapping[str, MemberView], members: Members | None
+    kind: Kind, key: Key, job: RLJob | None, *, views: Mapping[str, MemberView], members: Members | None
 ) -> list[dict[str, Any]]:
-    """Objects of the job, in all members that it has to do with, as they were known last."""
-    return [] if members is None else [obj for name in views for obj in members.objects(kind, name, key)]
+    """Pods of the job's generators, or their StatefulSets, in all members that it has to do with, as they were known last.
+
+    A member has no say in anything else; and in which cluster an object is, its cache says. Of a pool that is elsewhere by now, only pods
+    that are known to be there still count.
+    """
+    found: list[dict[str, Any]] = []
+    pools = {pool.name: pool.cluster_name for pool in job.spec.generators} if job else {}
+    if members is None:
+        return found
+    for name, view in views.items():
+        for obj in members.objects(kind, name, key):
+            pool = pods.label(obj, names.LABEL_POOL)
+            has_moved = job is not None and pools.get(pool) != name
+            stays = kind is POD and not view.unreachable
+            if _is_of_generators(obj, kind, job_name=key[1], pool=pool) and (stays or not has_moved):
+                obj["metadata"]["labels"] |= {names.LABEL_CLUSTER: name}
+                found.append(obj)
+    return found
+
+
+def _is_of_generators(obj: Object, kind: Kind, *, job_name: str, pool: str) -> bool:
+    if not pool:
+        return False
+    if kind is POD:
+        return pods.is_generator(obj) and not pods.is_foreign(obj)
+    return bool(obj["metadata"]["name"] == names.pool(job_name, pool))
 
 
 async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:

@@ -239,8 +239,10 @@ class Reconciler:
         wanted, uid, is_told_first = members.needed(observed), observed.metadata["uid"], False
         for name, view in wanted.items():
             entry = entries.get(name)
-            if entry is None or entry.cluster_uid != view.cluster_uid or entry.namespace != view.namespace:
+            if entry is None or (view.cluster_uid and entry.cluster_uid != view.cluster_uid):
                 is_told_first = True  # it is the memory of where we have been
+            elif not view.cluster_uid or entry.namespace != view.namespace:
+                continue  # nobody can be told yet, or what is there is elsewhere
             elif decision.has_ended or decision.stops_first:
                 self._want(name, observed, MemberWork(action="Stop", uid=uid))
             elif (work := self._member_work(observed, decision, view)) is not None:

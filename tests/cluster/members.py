@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from cluster.harness import tools
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
@@ -18,6 +20,7 @@ from cluster.operators import SOON_S, Lab, Operator
 from streamrl import keys
 from support.chart import MEMBER_CHART, runner
 
+_GATEWAY_API = "sigs.k8s.io/gateway-api"
 ACCOUNT, ACCOUNT_NAMESPACE = "streamrl-home", "streamrl-member"
 USER = f"system:serviceaccount:{ACCOUNT_NAMESPACE}:{ACCOUNT}"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -113,6 +116,19 @@ class Pair:
         """Delete the RLCluster, whatever waits for it."""
         self.lab.cluster.api.patch(self.path, {"metadata": {"finalizers": None}})
         self.lab.cluster.api.delete(self.path)
+
+
+def install_gateway_api(cluster: Cluster) -> None:
+    """TLSRoute, as Gateway API's module has it."""
+    where = tools.GO / "gateway-api"
+    for command in (("mod", "download"), ("list", "-m", "-f", "{{.Dir}}", _GATEWAY_API)):
+        done = subprocess.run(("go", *command), cwd=where, capture_output=True, text=True, check=True, timeout=SOON_S)
+    file = Path(done.stdout.strip(), "config/crd/standard/gateway.networking.k8s.io_tlsroutes.yaml")
+    body = YAML(typ="safe", pure=True).load(file.read_text())
+    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
+    cluster.api.patch(path, body, kind="apply", fieldManager="streamrl-tests", force="true").expect()
+    served = "/apis/gateway.networking.k8s.io/v1/tlsroutes"
+    wait_until(lambda: cluster.api.get(served).ok, what="TLSRoutes to be served", deadline_s=SOON_S)
 
 
 def operator_with_members(home: ControlPlane, namespace: str, **environ: str) -> Operator:

@@ -41,10 +41,13 @@ _PATHS = {
     "rljobdefaults": GROUP,
     "leases": "/apis/coordination.k8s.io/v1",
     "events": "/apis/events.k8s.io/v1",
+    "tlsroutes": "/apis/gateway.networking.k8s.io/v1",
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
 }
 MADE = tuple(
-    plural for plural in _PATHS if plural not in ("pods", "rljobs", "rljobdefaults", "leases", "events", "rolebindings")
+    plural
+    for plural in _PATHS
+    if plural not in ("pods", "rljobs", "rljobdefaults", "leases", "events", "rolebindings", "tlsroutes")
 )
 """Kinds that the operator makes for a job."""
 

@@ -5,13 +5,16 @@ There are no kubelets: pods stay pending.
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.harness.control_plane import ControlPlane
-from cluster.members import USER, Pair, made_there, operator_with_members, wait_gone
+from cluster.harness.kubeconfigs import current
+from cluster.members import USER, Pair, install_gateway_api, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator, refused
+from support.command import streamrl
 from support.jobs import simulated_job
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,8 +63,18 @@ def pair(lab: Lab, own_member: ControlPlane) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def operator(own_control_plane: ControlPlane, namespace: str, pair: Pair) -> Iterator[Operator]:
+def gateway_api(own_control_plane: ControlPlane) -> None:
+    """Home has TLSRoutes, from before its operator begins."""
+    install_gateway_api(own_control_plane)
+
+
+@pytest.fixture
+def operator(
+    own_control_plane: ControlPlane, namespace: str, pair: Pair, request: pytest.FixtureRequest
+) -> Iterator[Operator]:
     """An operator that follows RLClusters and is refused nothing."""
+    if "gateway_api" in request.fixturenames:
+        request.getfixturevalue("gateway_api")
     made = operator_with_members(own_control_plane, namespace).start()
     yield made.wait_until_leading()
     if made.runs:
@@ -146,3 +159,57 @@ def test_a_kubeconfig_that_reaches_out_is_refused(
         lambda: pair.condition("Connected").get("reason") == "KubeconfigRefused", "KubeconfigRefused", operator
     )
     assert told in pair.condition("Connected")["message"]
+
+
+def both(pair: Pair, path: Path) -> Path:
+    """A kubeconfig with the contexts `home` and `east`, of administrators."""
+    merged: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "home"}
+    for name, cluster in (("home", pair.lab.cluster), ("east", pair.there.cluster)):
+        server, user = current(json.loads(cluster.kubeconfig.read_text()))
+        merged.setdefault("clusters", []).append({"name": name, "cluster": server})
+        merged.setdefault("users", []).append({"name": name, "user": user})
+        merged.setdefault("contexts", []).append({"name": name, "context": {"cluster": name, "user": name}})
+    path.write_text(json.dumps(merged))
+    return path
+
+
+def test_streamrl_cluster_joins_lists_and_leaves(
+    pair: Pair, operator: Operator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ("--kubeconfig", str(both(pair, tmp_path / "config")), "--operator-namespace", pair.lab.namespace)
+    mapped = f"{pair.lab.namespace}={pair.there.namespace}"
+    asked = ("--member-context", "east", "--map", mapped, "--node-port", "192.0.2.7")
+    done = streamrl(capsys, "cluster", "join", pair.name, *asked, *config)
+    assert done.code == 0, done.err
+    pair.wait_connected(operator)
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: made_there(pair.there, JOB) == MADE_THERE, "the job's objects in the member", operator)
+    ports = {one["name"]: one["nodePort"] for one in pair.lab.must("services", f"{JOB}-exposed")["spec"]["ports"]}
+    container = pair.there.must("statefulsets", THERE)["spec"]["template"]["spec"]["containers"][0]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["STREAMRL_SCHEDULER_ADDRESS"] == f"192.0.2.7:{ports['grpc']}"
+    assert environment["STREAMRL_WEIGHTS_ADDRESS"] == f"192.0.2.7:{ports['weights']}"
+    told = streamrl(capsys, "cluster", "list", *config).out
+    assert [pair.name, "True"] in [line.split()[:2] for line in told]
+    assert streamrl(capsys, "cluster", "leave", pair.name, *config).code == 0
+    pair.lab.wait(
+        lambda: "waits for 1 jobs" in pair.condition("Connected").get("message", ""), "what it waits for", operator
+    )
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.cluster.api.get(pair.path).code == 404, "the RLCluster to go", operator)
+    wait_gone(pair.there, JOB, operator)
+
+
+@pytest.mark.usefixtures("gateway_api")
+def test_a_gateway_is_asked_to_pass_the_jobs_names_through(pair: Pair, operator: Operator) -> None:
+    pair.join(exposure={"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example"}})
+    start(pair, operator)
+    uid8 = pair.lab.must("rljobs", JOB)["metadata"]["uid"][:8]
+    found = {one["metadata"]["name"]: one["spec"]["hostnames"] for one in pair.lab.list("tlsroutes")}
+    assert found == {f"{JOB}-{of}": [f"{of}.{uid8}.streamrl.internal"] for of in ("scheduler", "weights")}
+    before = pair.lab.versions(JOB)
+    operator.wait_for_looks()
+    assert pair.lab.versions(JOB) == before
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
+    assert pair.lab.list("tlsroutes") == []

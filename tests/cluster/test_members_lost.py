@@ -13,7 +13,7 @@ import pytest
 from cluster.harness.control_plane import ControlPlane
 from cluster.members import Pair, admit, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator
-from cluster.test_members import JOB, MADE_THERE, THERE, start
+from cluster.test_members import JOB, MADE_THERE, THERE, job, start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -160,3 +160,18 @@ def remake(plane: ControlPlane) -> None:
         plane.servers[name].stop(kill=True)
     shutil.rmtree(plane.folder / "etcd")
     plane._start()
+
+
+def test_a_cut_in_the_midst_of_making_or_removing_is_made_good(
+    pair: Pair, operator: Operator, own_member: ControlPlane
+) -> None:
+    pair.wait_connected(operator)
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: bool(pair.there.get("configmaps", f"{JOB}-anchor")), "the anchor", operator)
+    own_member.restart_apiserver(kill=True)
+    pair.lab.wait(lambda: made_there(pair.there, JOB) == MADE_THERE, "the rest", operator, deadline_s=LATE_S)
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.there.get("statefulsets", THERE) is None, "the first to go", operator, deadline_s=LATE_S)
+    own_member.restart_apiserver(kill=True)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator, deadline_s=LATE_S)
+    wait_gone(pair.there, JOB, operator)

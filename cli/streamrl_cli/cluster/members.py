@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from streamrl import API_VERSION
+from streamrl.clusters import RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError
-from streamrl.spec.clusters import RLClusterSpec
 from streamrl.spec.parse import parse_document
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect
@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ways.add_argument("--node-port", metavar="HOST", help="generators reach schedulers at node ports of this host")
     ways.add_argument("--load-balancer", action="store_true", help="… by a load balancer for each job")
     ways.add_argument("--address", metavar="HOST:PORT[:PORT]", help="… at ports of the scheduler and of the weights")
+    ways.add_argument(
+        "--gateway",
+        metavar="NAMESPACE/NAME=HOST:PORT",
+        help="… through a Gateway that passes TLS, and is there for them",
+    )
     join.add_argument(
         "--server", metavar="URL", help="the member's API server as the operator sees it (default: the context's)"
     )
@@ -141,10 +146,21 @@ def _exposure(args: argparse.Namespace) -> dict[str, Any]:
         return {"nodePort": {"host": args.node_port}}
     if args.load_balancer:
         return {"loadBalancer": {}}
+    if args.gateway:
+        return {"gateway": _gateway(args.gateway)}
     host, *ports = args.address.split(":")
     if not host or not 1 <= len(ports) <= 2 or not all(port.isdecimal() for port in ports):  # noqa: PLR2004 - as it is written
         raise UserError(field="--address", rule="must be HOST:PORT or HOST:PORT:PORT", got=args.address)
     return {"address": {"host": host, "schedulerPort": int(ports[0]), "weightsPort": int(ports[-1])}}
+
+
+def _gateway(text: str) -> dict[str, Any]:
+    gateway, _, address = text.partition("=")
+    namespace, _, name = gateway.partition("/")
+    host, _, port = address.rpartition(":")
+    if not (namespace and name and host and port.isdecimal()):
+        raise UserError(field="--gateway", rule="must be NAMESPACE/NAME=HOST:PORT", got=text)
+    return {"namespace": namespace, "name": name, "host": host, "port": int(port)}
 
 
 def _secret_name(cluster: str) -> str:

@@ -5,8 +5,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from streamrl import names
-from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
-from streamrl.spec.clusters import ClusterName
+from streamrl.spec.base import (
+    NAME_PATTERN,
+    ByteQuantity,
+    ClusterName,
+    CostQuantity,
+    FieldRule,
+    OneOf,
+    SpecModel,
+    not_rising,
+)
 from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import WeightCacheSpec
 

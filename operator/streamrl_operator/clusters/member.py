@@ -19,8 +19,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from streamrl import names
+from streamrl.clusters import RLClusterSpec
 from streamrl.errors import UserError
-from streamrl.spec.clusters import RLClusterSpec
 from streamrl_operator import apply
 from streamrl_operator.apply import Ownership
 from streamrl_operator.clock import OperatorClock
@@ -70,7 +70,7 @@ class MemberWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
+class MemberState:
     """What is said of the member."""
 
     connected: bool = False
@@ -96,11 +96,13 @@ class Member:
     """Reads it. Raises KubeError, UserError."""
     told: Callable[[Key], None]
     """Called with a job (of home) of which something has changed here."""
+    tell_all: Callable[[], None]
+    """Called when what is known here of all jobs may have changed."""
     is_gone: Callable[[Key, str], bool]
     """Whether a job (of home) with this UID certainly is not there any more."""
     clock: OperatorClock
     count: Count = lambda *_: None
-    connection: Connection = field(default_factory=Connection)
+    state: MemberState = field(default_factory=MemberState)
     cluster: CachedCluster | None = None
     """The caches; while the member is unreachable, as it was last."""
     _followed: CachedCluster | None = None
@@ -117,8 +119,8 @@ class Member:
 
     def unreachable(self, namespace: str) -> str:
         """Why nothing newer is known of a namespace here; empty: all is known."""
-        if not self.connection.connected:
-            return self.connection.message
+        if not self.state.connected:
+            return self.state.message
         is_newest = self.cluster is not None and self.cluster is self._followed
         if self.cluster is None or not is_newest or not self.cluster.cache_sync.is_whole(namespace):
             return f"namespace {namespace} there cannot be listed (yet)"
@@ -134,7 +136,7 @@ class Member:
         there = self._there(key)
         return None if there is None or self.cluster is None else self.cluster.known(kind, there[0], name)
 
-    def is_left(self, key: Key, uid: str) -> bool:
+    def is_clean(self, key: Key, uid: str) -> bool:
         """Whether nothing of a job is here, as far as is known."""
         found = (obj for kind in (*IN_MEMBERS, POD) for obj in self.objects(kind, key))
         return not any(pods.label(obj, names.LABEL_JOB_UID) == uid for obj in found)
@@ -158,6 +160,7 @@ class Member:
         if self._work.pop(key, None) is not None:
             self._queue.add_after(key, 0.0)
         self._refused.pop(key, None)
+        self._queue.forget(key)
 
     def _there(self, key: Key) -> Key | None:
         namespace = self.spec.namespace_of(key[0])
@@ -186,10 +189,10 @@ class Member:
             await asyncio.sleep(pause_s(failures, longest_s=LONGEST_PAUSE_S))
 
     def _lose(self, reason: str, message: str) -> None:
-        was = self.connection
+        was = self.state
         if was.connected or (was.reason, was.message) != (reason, message):
             log.warning("member is lost", extra={"cluster": self.name, "reason": reason, "error": message})
-        self.connection = replace(was, connected=False, reason=reason, message=message)
+        self.state = replace(was, connected=False, reason=reason, message=message)
         if was.connected:
             self._tell_all()
 
@@ -199,9 +202,9 @@ class Member:
         access = rest_config.of_member(text, source=f"the kubeconfig of RLCluster {self.name}")
         async with Client(access, count=self.count, timeout_s=REQUEST_TIMEOUT_S) as client:
             uid = await self._ask_uid(client)
-            if uid != self.connection.uid:
+            if uid != self.state.uid:
                 self.cluster = None  # what was known is of another cluster
-                self.connection = replace(self.connection, uid=uid)
+                self.state = replace(self.state, uid=uid)
             namespaces = tuple(sorted(one.member for one in self.spec.namespaces))
             cluster = CachedCluster(
                 client,
@@ -227,11 +230,11 @@ class Member:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Every job that has to do with this member is looked at, here and at home."""
+        """Every job is looked at, here and at home: one may wait for this member that has nothing here yet."""
         there = set() if self.cluster is None else self.cluster.jobs()
         for key in {*self._work, *filter(None, map(self._home, there))}:
             self._queue.add_after(key, 0.0)
-            self.told(key)
+        self.tell_all()
 
     async def _watch_over(self, client: Client, *, text: str, uid: str) -> None:
         """Until the credentials or the cluster are other ones.
@@ -261,8 +264,8 @@ class Member:
 
     def _reached(self) -> None:
         self._failures = 0
-        was = self.connection
-        self.connection = replace(was, connected=True, reason="Connected", message="", contact=self.clock.now())
+        was = self.state
+        self.state = replace(was, connected=True, reason="Connected", message="", contact=self.clock.now())
         if not was.connected:
             log.info("member is reached", extra={"cluster": self.name, "uid": was.uid})
             self._tell_all()
@@ -289,7 +292,7 @@ class Member:
         )
         missing = (right for right, allowed in zip(rights, may, strict=True) if not allowed)
         lacking = next((f"{verb} {kind.plural} in namespace {namespace}" for namespace, kind, verb in missing), "")
-        self.connection = replace(self.connection, authorized=not lacking, lacking=lacking)
+        self.state = replace(self.state, authorized=not lacking, lacking=lacking)
 
     # ---- The work.
 

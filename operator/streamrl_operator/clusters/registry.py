@@ -1,6 +1,6 @@
 """Which member clusters there are: follows RLClusters at home, keeps a `Member` for each, and writes their status.
 
-    RLCluster ─ made, changed ─▶ Member.run, a task of its own ─▶ Connection ─▶ status of the RLCluster
+    RLCluster ─ made, changed ─▶ Member.run, a task of its own ─▶ MemberState ─▶ status of the RLCluster
               └ deleted ─▶ our finalizer stays while a job's status names it ─▶ the task ends
 
 Owns: the tasks of members, the finalizer of RLClusters, what a reconcile is told of a job's members (`view`). One that is not valid has no Member.
@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import names
+from streamrl.clusters import RLClusterSpec
 from streamrl.errors import UserError, UserErrors
-from streamrl.spec.clusters import RLClusterSpec
 from streamrl.spec.parse import parse_document
 from streamrl.status import Condition, RLClusterStatus
 from streamrl_operator import apply
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.clusters.member import Connection, Member, MemberWork
+from streamrl_operator.clusters.member import Member, MemberState, MemberWork
 from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Key, Reflector, Store, pause_s
 from streamrl_operator.kube.client import Count
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, SECRET, Kind
+from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, SECRET, TLS_ROUTE, Kind
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.values import MemberView, Object, stamp
@@ -40,6 +40,7 @@ LOOK_S = 2.0
 """Between two looks at all members, which are few: what changed is written."""
 KUBECONFIG_KEY = "kubeconfig"
 CONNECTED, AUTHORIZED = "Connected", "Authorized"
+NO_ROUTES = f"its exposure is a gateway, and the home cluster has no TLSRoute ({TLS_ROUTE.api_version}): install Gateway API 1.5"
 NOT_ENABLED = "this operator knows no member clusters: set clusters.enabled of the chart"
 
 
@@ -90,20 +91,22 @@ class Members:
         member = None if kept is None else kept.member
         if kept is not None and kept.is_leaving and not is_there:
             return MemberView(cluster=name, unreachable=f"RLCluster {name} is being deleted")
+        if member is not None and member.spec.exposure.gateway and not self.home.has(TLS_ROUTE):
+            return MemberView(cluster=name, unreachable=NO_ROUTES)
         if member is None:
             why = kept.invalid if kept else "" if self.is_known else "the RLClusters are not listed yet"
             return MemberView(cluster=name, unreachable=why or f"there is no RLCluster {name}")
         namespace = member.spec.namespace_of(key[0]) or ""
         return MemberView(
             cluster=name,
-            cluster_uid=member.connection.uid,
+            cluster_uid=member.state.uid,
             origin=self.origin,
             namespace=namespace,
             allowed_secrets=member.spec.allowed_secrets,
             allowed_claims=member.spec.allowed_claims,
             exposure=member.spec.exposure,
-            unreachable=member.unreachable(namespace) if namespace else "",
-            is_left=member.is_left(key, uid),
+            unreachable=member.unreachable(namespace) if namespace else f"it has no namespace for jobs of {key[0]}",
+            is_clean=member.is_clean(key, uid),
             refused=member.refused(key),
         )
 
@@ -132,8 +135,7 @@ class Members:
     def connected(self) -> Mapping[str, float]:
         """By name, for metrics."""
         return {
-            name: float(kept.member is not None and kept.member.connection.connected)
-            for name, kept in self._kept.items()
+            name: float(kept.member is not None and kept.member.state.connected) for name, kept in self._kept.items()
         }
 
     # ---- The tasks.
@@ -193,6 +195,7 @@ class Members:
             origin=self.origin,
             kubeconfig=lambda: self._kubeconfig(spec),
             told=self.queue.add,
+            tell_all=self._tell_jobs,
             is_gone=self._is_gone,
             clock=self.clock,
             count=self.count,
@@ -293,7 +296,7 @@ def _read_status(raw: Object) -> RLClusterStatus:
 def _status(
     kept: _Kept, raw: Object, before: RLClusterStatus, *, jobs: Sequence[str], clock: OperatorClock
 ) -> RLClusterStatus:
-    connection = kept.member.connection if kept.member else Connection(reason="InvalidSpec", message=kept.invalid)
+    connection = kept.member.state if kept.member else MemberState(reason="InvalidSpec", message=kept.invalid)
     message = connection.message
     if pods.is_leaving(raw):
         message = (

@@ -14,7 +14,7 @@ from streamrl_operator.kube.answers import ConflictError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.job_watch import JobWatch
-from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, WORKLOAD, Kind, of
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, TLS_ROUTE, WORKLOAD, Kind, of
 
 Object = dict[str, Any]
 
@@ -51,7 +51,7 @@ class CachedCluster:
     """By namespace."""
 
     def __post_init__(self) -> None:
-        followed, every = self.kinds, (RLJOB, *CHILDREN, WORKLOAD)
+        followed, every = self.kinds, (RLJOB, *CHILDREN, WORKLOAD, TLS_ROUTE)
         self._stores = {kind: Store(self.changed, is_defined=kind in followed) for kind in every}
         self.cache_sync = CacheSync(self.namespaces or ("",), followed, self._on_cache_sync)
         self._reflectors = [

@@ -21,7 +21,6 @@ from streamrl_operator.planning import (
     admission,
     conditions,
     failures,
-    job_file,
     job_status,
     members,
     pods,
@@ -31,6 +30,7 @@ from streamrl_operator.planning import (
 )
 from streamrl_operator.planning.admission import Held
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
+from streamrl_operator.planning.objects import job_file
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
 from streamrl_operator.planning.values import (

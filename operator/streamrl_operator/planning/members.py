@@ -108,7 +108,7 @@ def is_done(entry: ClusterStatus, observed: Observed) -> bool:
     member = observed.members.get(entry.name)
     if entry.name in _abandoned(observed):
         return True
-    return member is not None and not member.unreachable and (member.is_left or _is_another(entry, member))
+    return member is not None and not member.unreachable and (member.is_clean or _is_another(entry, member))
 
 
 def _is_another(entry: ClusterStatus, member: MemberView) -> bool:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
-from streamrl.spec.clusters import Exposure
 from streamrl.status import Images
 from streamrl_operator.autoscaler.values import ScalingState
 
@@ -85,7 +85,7 @@ class MemberView:
     """How generators there reach home; None: the RLCluster is gone."""
     unreachable: str = ""
     """Why nothing newer is known; empty: all is known as it is."""
-    is_left: bool = False
+    is_clean: bool = False
     """Nothing of the job is there. Said only where all is known."""
     refused: str = ""
     """The first of what its API server refused of the job."""

@@ -16,6 +16,7 @@ def plan_objects(plan: JobPlan) -> list[Built]:
         *shared.policies(plan),
         trainer.scheduler_service(plan),
         *members.exposed_services(plan),
+        *members.routes(plan),
         *trainer.headless_services(plan),
         *(generators.headless_service(plan, pool=pool) for pool in plan.pools()),
         *trainer.disruption_budgets(plan),

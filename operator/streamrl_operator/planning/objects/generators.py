@@ -7,6 +7,7 @@ from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
+from streamrl_operator.planning.values import Object
 
 _GRACE_S = 90
 """To finish what it generates after SIGTERM; what is not finished is issued again."""
@@ -28,7 +29,7 @@ def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     return plan.object(API_VERSION, "GeneratorPool", names.pool(plan.name, pool.name), pool=pool.name, spec=spec)
 
 
-def pool_replicas(pool: Built, *, replicas: int) -> Built:
+def pool_replicas(pool: Object, *, replicas: int) -> Built:
     """The least object that sets a pool's `replicas`: for `names.REPLICAS_MANAGER`, after the GeneratorPool exists."""
     metadata = {key: pool["metadata"][key] for key in ("name", "namespace")}
     return {key: pool[key] for key in ("apiVersion", "kind")} | {"metadata": metadata, "spec": {"replicas": replicas}}

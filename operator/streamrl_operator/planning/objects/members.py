@@ -2,7 +2,7 @@
 
     member   anchor (ConfigMap, owned by nobody) ◀── owns ── ServiceAccount, ConfigMap with the job, Secret with the leaf,
              NetworkPolicies, headless Services, PodDisruptionBudgets, StatefulSets of the pools that are there
-    home     <job>-exposed, a Service for each kind of exposure that makes one
+    home     <job>-exposed, a Service, or two TLSRoutes, as the exposures of its members need it
 
 The anchor's UID is the owner of all the rest, so deleting it leaves nothing. No owner reference leads from one cluster to another.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamrl import names
-from streamrl.spec.clusters import Exposure
+from streamrl.clusters import Exposure
 from streamrl_operator.planning.objects import generators, shared
 from streamrl_operator.planning.objects.shared import Built, JobPlan, service, with_spec_hash
 from streamrl_operator.planning.pods import ROLE_TRAINER
@@ -67,8 +67,37 @@ def exposed_services(plan: JobPlan) -> list[Built]:
 
 def _serving(exposures: Mapping[str, Exposure]) -> Iterator[Exposure]:
     """Those that need a Service; a load balancer first, since its Service has node ports too."""
-    found = [exposures[name] for name in sorted(exposures) if exposures[name].address is None]
-    return iter(sorted(found, key=lambda one: one.load_balancer is None))
+    found = [exposures[name] for name in sorted(exposures)]
+    return iter([one for one in found if one.load_balancer] + [one for one in found if one.node_port])
+
+
+def routes(plan: JobPlan) -> list[Built]:
+    """By which Gateways pass the job's two names through, where a member dials one."""
+    gateways = [one.gateway for _, one in sorted(plan.exposures.items()) if one.gateway is not None]
+    parents = {(one.namespace, one.name, one.section_name or ""): one for one in gateways}
+    if not parents:
+        return []
+    refs = [
+        {
+            "namespace": one.namespace,
+            "name": one.name,
+            **({"sectionName": one.section_name} if one.section_name else {}),
+        }
+        for one in parents.values()
+    ]
+    return [
+        plan.object(
+            "gateway.networking.k8s.io/v1",
+            "TLSRoute",
+            f"{plan.name}-{of}",
+            spec={
+                "parentRefs": refs,
+                "hostnames": [names.tls_name(of, uid=plan.uid)],
+                "rules": [{"backendRefs": [{"name": names.scheduler(plan.name), "port": port}]}],
+            },
+        )
+        for of, port in (("scheduler", names.PORT_GRPC), ("weights", names.PORT_WEIGHTS))
+    ]
 
 
 def addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | None:
@@ -76,6 +105,8 @@ def addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | 
     if exposure.address is not None:
         host = exposure.address.host
         return _addresses(host, exposure.address.scheduler_port, exposure.address.weights_port)
+    if exposure.gateway is not None:
+        return _addresses(exposure.gateway.host, exposure.gateway.port, exposure.gateway.port)
     spec, status = (exposed or {}).get("spec") or {}, (exposed or {}).get("status") or {}
     if exposure.node_port is not None:
         ports = {one["name"]: one.get("nodePort") for one in spec.get("ports") or ()}

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import API_VERSION, keys, names
+from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
-from streamrl.spec.clusters import Exposure
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.storage import Claim
 from streamrl.status import Images
-from streamrl_operator.planning.job_file import canonical, job_json
+from streamrl_operator.planning.objects.job_file import canonical, job_json
 from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 

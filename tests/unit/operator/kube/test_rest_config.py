@@ -198,7 +198,7 @@ def test_neither_kubeconfig_nor_service_account(tmp_path: Path) -> None:
         rest_config.from_service_account(tmp_path, {})
 
 
-def test_no_key_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_clean_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pair = KeyPair(certificate=USER.certificate, key=USER.key)
     rest_config.from_kubeconfig(

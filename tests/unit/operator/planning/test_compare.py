@@ -75,7 +75,7 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("index", range(len(OBJECTS)))
-def test_what_is_not_there_is_made_and_what_is_there_is_left(index: int) -> None:
+def test_what_is_not_there_is_made_and_what_is_there_is_clean(index: int) -> None:
     assert differs(OBJECTS[index], None)
     assert not differs(OBJECTS[index], copy.deepcopy(OBJECTS[index]))
 

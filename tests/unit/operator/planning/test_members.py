@@ -10,8 +10,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl import names
+from streamrl.clusters import Exposure, RLClusterSpec
 from streamrl.spec import parse_job
-from streamrl.spec.clusters import Exposure, RLClusterSpec
 from streamrl.status import ClusterStatus
 from streamrl_operator.planning import job_status, members
 from streamrl_operator.planning.life import decide
@@ -27,6 +27,9 @@ ADDRESS = Exposure.model_validate(
     {"address": {"host": "192.0.2.7", "scheduler_port": 443, "weights_port": 8443}}, by_name=True
 )
 NODE_PORT = Exposure.model_validate({"nodePort": {"host": "node.example"}})
+GATEWAY = Exposure.model_validate(
+    {"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example", "port": 8443}}
+)
 BALANCER = Exposure.model_validate({"loadBalancer": {}})
 PLACE = MemberPlace(
     cluster="east",
@@ -114,6 +117,18 @@ def test_home_has_a_service_for_members_where_one_is_needed(exposures: dict[str,
     assert [each["spec"]["type"] for each in found] == ([] if kind is None else [kind])
 
 
+def test_a_gateway_passes_the_jobs_two_names_through() -> None:
+    found = [each for each in plan_objects(plan(east=GATEWAY, west=GATEWAY)) if each["kind"] == "TLSRoute"]
+    assert [each["spec"]["hostnames"] for each in found] == [
+        [f"scheduler.{UID[:8]}.streamrl.internal"],
+        [f"weights.{UID[:8]}.streamrl.internal"],
+    ]
+    assert [each["spec"]["parentRefs"] for each in found] == [[{"namespace": "infra", "name": "edge"}]] * 2
+    backends = [rule["backendRefs"] for each in found for rule in each["spec"]["rules"]]
+    assert backends == [[{"name": "full-scheduler", "port": 50051}], [{"name": "full-scheduler", "port": 50052}]]
+    assert not [each for each in plan_objects(plan(east=GATEWAY)) if each["metadata"]["name"] == "full-exposed"]
+
+
 PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30002}]
 
 
@@ -121,6 +136,7 @@ PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30
     ("exposure", "exposed", "wanted"),
     [
         (ADDRESS, None, ("192.0.2.7:443", "192.0.2.7:8443")),
+        (GATEWAY, None, ("edge.example:8443", "edge.example:8443")),
         (NODE_PORT, None, None),
         (NODE_PORT, {"spec": {"ports": [{"name": "grpc"}]}}, None),
         (NODE_PORT, {"spec": {"ports": PORTS}}, ("node.example:30001", "node.example:30002")),
@@ -216,8 +232,8 @@ def test_a_member_is_in_the_status_before_it_is_told_anything() -> None:
     ("view", "annotations", "done"),
     [
         (VIEW, {}, False),
-        (replace(VIEW, is_left=True), {}, True),
-        (replace(LOST, is_left=True), {}, False),
+        (replace(VIEW, is_clean=True), {}, True),
+        (replace(LOST, is_clean=True), {}, False),
         (replace(VIEW, cluster_uid="u-other"), {}, True),
         (replace(LOST, cluster_uid="u-other"), {}, False),
         (LOST, {names.ANNOTATION_ABANDON: "west, east"}, True),
@@ -262,12 +278,12 @@ def test_a_member_that_comes_back_is_as_any_other_pool() -> None:
     assert found["ClusterUnreachable"] == "False"
 
 
-def test_an_entry_goes_when_its_pools_have_moved_and_nothing_is_left() -> None:
+def test_an_entry_goes_when_its_pools_have_moved_and_nothing_is_clean() -> None:
     stays = settled()
     moved = job_document(status=dict(stays.raw["status"]))
-    for is_left in (False, True):
-        seen = observed(moved, members={"east": replace(VIEW, is_left=is_left)})
-        assert bool(decide(seen, settings=SETTINGS).status.get("clusters")) is not is_left
+    for is_clean in (False, True):
+        seen = observed(moved, members={"east": replace(VIEW, is_clean=is_clean)})
+        assert bool(decide(seen, settings=SETTINGS).status.get("clusters")) is not is_clean
 
 
 def test_a_member_that_is_another_cluster_now_is_written_down_anew() -> None:

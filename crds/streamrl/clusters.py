@@ -4,11 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, SpecModel, map_by, repeated
+from streamrl.spec.base import MOST_CLUSTER_CHARACTERS, ClusterName, FieldRule, OneOf, SpecModel, map_by, repeated
 
-MOST_CLUSTER_CHARACTERS = 40
-"""Of a member's name: it is part of the names of Secrets, and a label's value."""
-ClusterName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=MOST_CLUSTER_CHARACTERS)]
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253)
 ]
@@ -31,6 +28,12 @@ class NamespaceMapping(SpecModel):
 
     hub: Namespace = Field(description="Namespace of the jobs.")
     member: Namespace = Field(description="Namespace in the member, for this hub namespace alone.")
+
+    @classmethod
+    def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
+        """Jobs that are there would be lost from sight."""
+        message = "member cannot be changed: take the entry out, and add it again when no job of the namespace is there"
+        return (*super().all_cel_rules(), ("self.member == oldSelf.member", message))
 
 
 class AddressExposure(SpecModel):
@@ -57,12 +60,27 @@ class LoadBalancerExposure(SpecModel):
     )
 
 
+class GatewayExposure(SpecModel):
+    """A Gateway at home that passes TLS through by SNI: two TLSRoutes for each job."""
+
+    name: ObjectName = Field(
+        description="Name of the Gateway. Its listener has `tls.mode: Passthrough` and lets in routes of the jobs' namespaces."
+    )
+    namespace: Namespace = Field(description="Its namespace.")
+    section_name: ObjectName | None = Field(
+        default=None, description="Its listener; absent = any that takes the routes."
+    )
+    host: Host = Field(description="Name or address of the Gateway, as generators in the member see it.")
+    port: int = Field(default=443, ge=1, le=65_535, description="Of the listener.")
+
+
 class Exposure(OneOf):
     """How generators in the member reach the schedulers at home. Certificates are asked on every way."""
 
     address: AddressExposure | None = Field(default=None, description="Given by you.")
     node_port: NodePortExposure | None = Field(default=None, description="By ports of the home cluster's nodes.")
     load_balancer: LoadBalancerExposure | None = Field(default=None, description="By a load balancer at home.")
+    gateway: GatewayExposure | None = Field(default=None, description="By a Gateway at home, which all jobs share.")
 
 
 class RLClusterSpec(SpecModel):
