@@ -54,8 +54,9 @@ class DeltaStore:
         begun_s = time.perf_counter()
         step: _Step = {}
         for base, new in _changed(before, after):
-            hashes = {"base_hash": base.entry.hash, "new_hash": new.entry.hash}
-            made = encode(base.data, new.data, width=_width(new.entry), **hashes)
+            made = encode(
+                base.data, new.data, width=_width(new.entry), base_hash=base.entry.hash, new_hash=new.entry.hash
+            )
             if made is not None:
                 data = memoryview(made)
                 entry = pb.TensorDelta(
