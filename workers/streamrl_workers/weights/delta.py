@@ -233,9 +233,9 @@ def _unpacked(part: memoryview, size: int) -> _Elements:
 
 
 def _gaps(places: _Elements) -> bytes:
-    gaps: npt.NDArray[np.int32] = np.subtract(np.diff(places.astype(np.int32), prepend=-1), 1, dtype=np.int32)
+    gaps = np.diff(places.astype(np.int32), prepend=np.int32(-1)) - np.int32(1)
     long = np.flatnonzero(gaps >= _ESCAPE)  # few where there are many gaps
-    escapes = gaps[long] // _ESCAPE
+    escapes: npt.NDArray[np.int32] = gaps[long] // _ESCAPE
     gaps[long] -= escapes * _ESCAPE
     return np.insert(gaps.astype(np.uint8), np.repeat(long, escapes), _ESCAPE).tobytes()
 
@@ -253,11 +253,10 @@ def _places(gaps: _Elements, *, count: int, elements: int) -> _Elements:
 def _signs_last(differences: _Elements) -> _Elements:
     """1, -1, 2, -2, .. as 2, 1, 4, 3, ..: small ones have empty upper bytes, whatever their sign."""
     signed = differences.view(differences.dtype.str.replace("u", "i"))
-    coded: _Elements = ((signed << 1) ^ (signed >> (8 * signed.itemsize - 1))).view(differences.dtype)
-    return coded
+    return ((signed << 1) ^ (signed >> (8 * signed.itemsize - 1))).view(differences.dtype)
 
 
 def _signs_first(coded: _Elements) -> _Elements:
     one = coded.dtype.type(1)
-    signed: _Elements = (coded >> one) ^ (~(coded & one) + one)
-    return signed
+    differences: _Elements = (coded >> one) ^ (~(coded & one) + one)
+    return differences

@@ -54,13 +54,12 @@ class DeltaStore:
         begun_s = time.perf_counter()
         step: _Step = {}
         for base, new in _changed(before, after):
-            made = encode(
-                base.data, new.data, width=_width(new.entry), base_hash=base.entry.hash, new_hash=new.entry.hash
-            )
+            before_hash, after_hash = base.entry.hash, new.entry.hash
+            made = encode(base.data, new.data, width=_width(new.entry), base_hash=before_hash, new_hash=after_hash)
             if made is not None:
                 data = memoryview(made)
                 entry = pb.TensorDelta(
-                    base_hash=base.entry.hash, new_hash=new.entry.hash, hash=bytes_hash(data), size_bytes=len(data)
+                    base_hash=before_hash, new_hash=after_hash, hash=bytes_hash(data), size_bytes=len(data)
                 )
                 step[entry.hash] = entry, data
         most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))
