@@ -6,6 +6,7 @@ There are no kubelets: pods stay pending.
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from cluster.harness.control_plane import ControlPlane
 from cluster.members import Pair, admit, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator
 from cluster.test_members import JOB, MADE_THERE, THERE, job, start
+from support.dashboards import OPERATOR_JOB
+from support.prometheus import chart_rules, scraping
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -83,6 +86,18 @@ def test_an_api_server_that_ends_freezes_the_pools_there_and_all_goes_on_when_it
     pair.lab.delete("rljobs", JOB)
     pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
     wait_gone(pair.there, JOB, operator)
+
+
+def test_an_alert_tells_of_a_member_that_is_lost(
+    pair: Pair, operator: Operator, own_member: ControlPlane, tmp_path: Path
+) -> None:
+    pair.wait_connected(operator)
+    rules = chart_rules(operator_job=OPERATOR_JOB)
+    with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as watching:
+        watching.wait_silent("StreamRLClusterLost")
+        with own_member.without_apiserver():
+            watching.wait_firing("StreamRLClusterLost")
+        watching.wait_silent("StreamRLClusterLost")
 
 
 def test_a_deletion_waits_for_a_member_that_is_lost(pair: Pair, operator: Operator, own_member: ControlPlane) -> None:
