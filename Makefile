@@ -121,7 +121,7 @@ e2e-images: install check-tree ## the example, and a job with a pool of each eng
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)
 
 cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node, CLUSTERS=2 two of them with a link between; says which kubeconfig
-	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(or $(LEVEL),$(if $(filter-out 1,$(CLUSTERS)),2,1)) $(CLUSTERS)
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(if $(filter-out 1,$(CLUSTERS)),2,$(LEVEL)) $(CLUSTERS)
 
 cluster-link: ## the link between two clusters: ARGS="state", "cut", "heal", "slow MBIT [RTT_MS]", "lossy SHARE"
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up link $(ARGS)

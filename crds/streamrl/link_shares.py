@@ -18,6 +18,7 @@ and T by bisection, since more time never means fewer samples. Pure; scheduler a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import inf, sqrt
 
@@ -87,10 +88,7 @@ def best_plan(clusters: Mapping[str, ClusterRates], *, samples: float, is_overla
     for subset in subsets:  # of equal plans the one with fewer clusters
         members = [clusters[name] for name in subset]
         if step_s == inf or _made(most(members, step_s)) > samples:
-            step_s, best = (
-                _least_time(lambda at_s, members=members: _made(most(members, at_s)), samples=samples),
-                subset,
-            )
+            step_s, best = _least_time(partial(most, members), samples=samples), subset
     found = most([clusters[name] for name in best], step_s)
     rounding = samples / _made(found)
     exact = [ClusterShare(samples=share.samples * rounding, link=share.link) for share in found]
@@ -102,14 +100,14 @@ def _made(shares: Sequence[ClusterShare]) -> float:
     return sum(share.samples for share in shares)
 
 
-def _least_time(made: Callable[[float], float], *, samples: float) -> float:
+def _least_time(most: Callable[[float], list[ClusterShare]], *, samples: float) -> float:
     high_s = 1.0
-    while made(high_s) < samples:
+    while _made(most(high_s)) < samples:
         high_s *= 2
     low_s = 0.0 if high_s == 1.0 else high_s / 2
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2
-        low_s, high_s = (low_s, middle_s) if made(middle_s) >= samples else (middle_s, high_s)
+        low_s, high_s = (low_s, middle_s) if _made(most(middle_s)) >= samples else (middle_s, high_s)
     return high_s
 
 

@@ -1,5 +1,6 @@
 """Two clusters with a link between them: each is one by itself, the link is the only way, and what passes it is counted."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 
@@ -39,6 +40,11 @@ try:
     print(len(urllib.request.urlopen(sys.argv[1], timeout=float(sys.argv[2])).read()))
 except OSError as error:
     print(error)
+"""
+
+VERSION = """
+import ssl, sys, urllib.request
+print(urllib.request.urlopen(sys.argv[1], timeout=60, context=ssl._create_unverified_context()).read().decode())
 """
 
 
@@ -129,6 +135,12 @@ def test_a_pod_of_the_member_reaches_what_the_hub_exposes_and_bytes_are_counted(
     (web,) = two_clusters.hub.get("pods", "-n", talkers)["items"]
     assert "No route to host" in fetched(two_clusters, talkers, web["status"]["podIP"], PORT)
     assert "No route to host" in fetched(two_clusters, talkers, two_clusters.hub.addresses.node)
+
+
+def test_a_pod_of_the_hub_reaches_the_members_api_server(two_clusters: TwoClusters, talkers: str) -> None:
+    url = f"https://{two_clusters.member.addresses.wan}:{two_clusters.member.port}/version"
+    told = execute(two_clusters.hub, talkers, "web", "python3", "-c", VERSION, url).stdout
+    assert json.loads(told)["major"] == "1"
 
 
 def test_nothing_passes_a_cut_and_all_passes_again(two_clusters: TwoClusters, talkers: str) -> None:

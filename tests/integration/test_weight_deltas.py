@@ -102,8 +102,9 @@ async def test_who_holds_another_version_takes_the_tensors() -> None:
     [
         ("damaged-deltas", FILLED),
         ("gone-deltas", FILLED),
-        ("lying-deltas", FILLED - 1),
-    ],  # of `small` it names a longer one
+        ("lying-deltas", FILLED - 1),  # of `small` it names a longer one
+        ("longer-deltas", FILLED),
+    ],
 )
 async def test_deltas_that_cannot_be_used_cost_whole_tensors(
     kind: str, failures: int, caplog: pytest.LogCaptureFixture

@@ -120,7 +120,7 @@ class Pods:
     def environment(self, container: str, *, pod: str = "") -> dict[str, str | None]:
         """The operator's, moved."""
         if container == "generator":
-            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0])
+            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0], uid=UID)
         else:
             of_role = {
                 "prepare": containers.prepare_variables,

@@ -125,6 +125,16 @@ class LyingDeltas(HttpWeightServer):
         return manifest
 
 
+class LongerDeltas(HttpWeightServer):
+    """Says of each delta that it has a byte more."""
+
+    def manifest(self, version, *, kept):
+        manifest = pb.Manifest.FromString(super().manifest(version, kept=kept).SerializeToString())
+        for delta in manifest.deltas:
+            delta.size_bytes += 1
+        return manifest
+
+
 class GoneDeltas(DeltaStore):
     """Has none any more of those that it named."""
 
@@ -148,6 +158,7 @@ def _main(pipe: Connection, kind: str, port: int, allowed: int) -> None:
         "gone-deltas": HttpWeightServer,
         "damaged-deltas": DamagedDeltas,
         "lying-deltas": LyingDeltas,
+        "longer-deltas": LongerDeltas,
         "stuck-deltas": partial(StuckDeltas, served=pipe),
     }[kind]
     pipe.send(make(store, token=TOKEN, port=port).address)

@@ -33,7 +33,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-MOST_SHARE = 0.5
+MOST_SHARE = 0.75
 """Of the tensor's bytes. A larger delta costs more time than it spares on all but the thinnest links."""
 _BLOCK_ELEMENTS = 2**20
 """Large enough for zstd's tables to be nothing, small enough for all processors to have work and for their caches."""
@@ -41,16 +41,17 @@ _DENSE_SHARE = 0.25
 """Above it a code of whole bits says "unchanged" for less than gaps do."""
 _WIDTHS = (1, 2, 4, 8)
 _ESCAPE = 255
-_PACKING = {zstd.CompressionParameter.compression_level: 1}
+_PACKING: dict[int, int] = {zstd.CompressionParameter.compression_level: 1}
 """Higher levels look for repetitions, of which there are none: 1 to 5 % smaller, several times slower."""
-_UNPACKING = {zstd.DecompressionParameter.window_log_max: 23}
+_UNPACKING: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 23}
 
 _MAGIC = b"SRLDELT1"
 _HEADER = struct.Struct("<8sQQ32s32s")
 _HASH_BYTES = 32
 
 _Elements = npt.NDArray[Any]
-_In, _Out = TypeVar("_In"), TypeVar("_Out")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 
 class DeltaError(ValueError):
@@ -232,7 +233,7 @@ def _unpacked(part: memoryview, size: int) -> _Elements:
 
 
 def _gaps(places: _Elements) -> bytes:
-    gaps = np.diff(places.astype(np.int32), prepend=np.int32(-1)) - np.int32(1)
+    gaps: npt.NDArray[np.int32] = np.subtract(np.diff(places.astype(np.int32), prepend=-1), 1, dtype=np.int32)
     long = np.flatnonzero(gaps >= _ESCAPE)  # few where there are many gaps
     escapes = gaps[long] // _ESCAPE
     gaps[long] -= escapes * _ESCAPE
@@ -257,4 +258,5 @@ def _signs_last(differences: _Elements) -> _Elements:
 
 def _signs_first(coded: _Elements) -> _Elements:
     one = coded.dtype.type(1)
-    return (coded >> one) ^ (~(coded & one) + one)
+    differences: _Elements = (coded >> one) ^ (~(coded & one) + one)
+    return differences

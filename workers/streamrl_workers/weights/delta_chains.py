@@ -20,8 +20,8 @@ from typing import NamedTuple
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import bytes_hash
 
-_MOST_SHARE = 0.5
-"""Of a version. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
+_MOST_SHARE = 0.75
+"""Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
 _MOST_STEPS = 8
 """Each delta has an entry in each manifest."""
 
@@ -54,12 +54,12 @@ class DeltaStore:
         begun_s = time.perf_counter()
         step: _Step = {}
         for base, new in _changed(before, after):
-            hashes = {"base_hash": base.entry.hash, "new_hash": new.entry.hash}
-            made = encode(base.data, new.data, width=_width(new.entry), **hashes)
+            before_hash, after_hash = base.entry.hash, new.entry.hash
+            made = encode(base.data, new.data, width=_width(new.entry), base_hash=before_hash, new_hash=after_hash)
             if made is not None:
                 data = memoryview(made)
                 entry = pb.TensorDelta(
-                    base_hash=base.entry.hash, new_hash=new.entry.hash, hash=bytes_hash(data), size_bytes=len(data)
+                    base_hash=before_hash, new_hash=after_hash, hash=bytes_hash(data), size_bytes=len(data)
                 )
                 step[entry.hash] = entry, data
         most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))

@@ -154,7 +154,7 @@ class _Pull:
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
     deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
-    delta_fault: str = ""
+    whole: set[str] = field(default_factory=set)  # tensors whose deltas could not be used: they are not tried again
     last_break: str = "none"
 
     @property
@@ -303,7 +303,7 @@ async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
 
 async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> bool:
     """Whether the tensor was made of what is held."""
-    held = state.nearby.held.get(tensor.entry.name)
+    held = None if tensor.entry.name in state.whole else state.nearby.held.get(tensor.entry.name)
     deltas = way(tensor.entry, held=held.entry.hash, leading_to=state.leading_to) if held is not None else ()
     if held is None or not deltas:
         return False
@@ -313,9 +313,9 @@ async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> 
         parts = [await _delta(source, state, delta=delta) for delta in deltas]
         made = await asyncio.to_thread(follow, deltas, parts=parts, base=held.buffer)
     except (SourceRefusedError, DeltaError) as error:
-        if not state.delta_fault:
-            state.delta_fault = str(error)
+        if not state.whole:
             _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, error)
+        state.whole.add(tensor.entry.name)
         state.nearby.delta_failed()
         return False
     state.nearby.delta_used(tensor.entry.size_bytes - sum(delta.size_bytes for delta in deltas))

@@ -53,12 +53,12 @@ def test_the_deltas_are_of_few_steps():
     assert trainer.store.content(first.hash) is None
 
 
-def test_they_are_half_of_a_version_at_most():
+def test_they_are_three_quarters_of_a_version_at_most():
     trainer = Trainer()
     for step in range(6):
         manifest = trainer.publish(step, changed=SIZE // 5)
-    assert len(manifest.deltas) == 2
-    assert sum(delta.size_bytes for delta in manifest.deltas) <= SIZE / 2
+    assert len(manifest.deltas) == 3
+    assert sum(delta.size_bytes for delta in manifest.deltas) <= SIZE * 3 / 4
 
 
 def test_what_has_changed_whole_has_none_and_what_has_not_changed_neither():
