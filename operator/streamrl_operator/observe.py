@@ -34,7 +34,8 @@ from streamrl_operator.kube.kinds import (
     WORKLOAD,
     Kind,
 )
-from streamrl_operator.planning import admission, defaults, pods
+from streamrl_operator.planning import admission, defaults, pods, replicas
+from streamrl_operator.planning.failures import failures_of_pod
 from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.members import NOT_ALLOWED, refused
@@ -206,7 +207,8 @@ def _in_members(
             pool = pods.label(obj, names.LABEL_POOL)
             has_moved = job is not None and pools.get(pool) != name
             stays = kind is POD and not view.unreachable
-            if _is_of_generators(obj, kind, job_name=key[1], pool=pool) and (stays or not has_moved):
+            is_ours = _is_of_generators(obj, kind, job_name=key[1], pool=pool) and _is_readable(obj, kind)
+            if is_ours and (stays or not has_moved):
                 obj["metadata"]["labels"] |= {names.LABEL_CLUSTER: name}
                 found.append(obj)
     return found
@@ -218,6 +220,22 @@ def _is_of_generators(obj: Object, kind: Kind, *, job_name: str, pool: str) -> b
     if kind is POD:
         return pods.is_generator(obj) and not pods.is_foreign(obj)
     return bool(obj["metadata"]["name"] == names.pool(job_name, pool))
+
+
+def _is_readable(obj: Object, kind: Kind) -> bool:
+    """Whether all that is asked of it can be asked: a member may send anything, and it must not stop its job."""
+    try:
+        if kind is POD:
+            pods.waiting_reason(obj)
+            failures_of_pod(obj)
+        else:
+            pods.asked(obj)
+            replicas.newest_revision(obj)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        extra = {"object": str(obj["metadata"]["name"]), "error": type(error).__name__}
+        log.warning("object of a member cannot be read", extra=extra)
+        return False
+    return True
 
 
 async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:

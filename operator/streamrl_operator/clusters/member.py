@@ -50,6 +50,8 @@ LONGEST_PAUSE_S = 30.0
 WORKERS = 4
 """Jobs that are brought about there at once."""
 _SYSTEM = "kube-system"
+_MOST_UID_CHARACTERS = 64
+"""As a status takes; a UID has 36, and a member may say what it likes."""
 _VERBS = ("list", "watch", "create", "patch", "delete")
 _POD_VERBS = ("list", "watch", "delete")
 
@@ -281,7 +283,7 @@ class Member:
 
     async def _ask_uid(self, client: Client) -> str:
         found = await client.get(NAMESPACE, namespace="", name=_SYSTEM)
-        return str(found["metadata"]["uid"])
+        return str(found["metadata"]["uid"])[:_MOST_UID_CHARACTERS]
 
     async def _authorize(self, client: Client) -> None:
         """Ask for each right that the work here needs."""

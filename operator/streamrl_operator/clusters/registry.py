@@ -180,6 +180,9 @@ class Members:
                 await self._keep_status(self._kept[name], raw)
             except KubeError as error:
                 log.warning("status of an RLCluster is not written", extra={"cluster": name, "error": str(error)})
+            except Exception:
+                # An error of ours about one member must not stop the others.
+                log.exception("status of an RLCluster is not made", extra={"cluster": name})
 
     def _begin(self, tasks: asyncio.TaskGroup, name: str, raw: Mapping[str, Any]) -> None:
         given = raw.get("spec")

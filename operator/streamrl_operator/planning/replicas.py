@@ -308,7 +308,7 @@ def outdated_pods(observed: Observed) -> tuple[str, ...]:
 
 def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
     found = observed.sets.get(pool_name(observed.name, pool))
-    revision = _newest_revision(found)
+    revision = newest_revision(found)
     if found is None or not revision:
         return
     mine = [pod for pod in observed.pods if pods.is_of_pool(pod, pool)]
@@ -323,8 +323,8 @@ def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
             yield pods.name(pod)
 
 
-def _newest_revision(found: Object | None) -> str:
-    """Empty where the StatefulSet replaces its pods itself, or its controller has not seen the newest template yet."""
+def newest_revision(found: Object | None) -> str:
+    """Of a StatefulSet; empty where it replaces its pods itself, or its controller has not seen the newest template yet."""
     if found is None or ((found.get("spec") or {}).get("updateStrategy") or {}).get("type") != _ON_DELETE:
         return ""
     status = found.get("status") or {}

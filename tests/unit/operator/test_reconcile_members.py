@@ -1,5 +1,7 @@
 """Reconciles of a job with a pool in a member: what the member is told, in which order, and what the job's deletion waits for."""
 
+import copy
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -14,7 +16,7 @@ from streamrl_operator.clusters.member import MemberWork
 from streamrl_operator.clusters.registry import Members
 from streamrl_operator.events import Events
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import RLJOB, STATEFUL_SET
+from streamrl_operator.kube.kinds import RLJOB, STATEFUL_SET, Kind
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.values import MemberView
 from streamrl_operator.reconcile import Reconciler
@@ -36,14 +38,16 @@ class FakeMembers:
     """One member that only writes down what it is told."""
 
     seen: MemberView = VIEW
+    there: dict[str, list[Doc]] = field(default_factory=dict)
+    """By kind."""
     told: list[MemberWork] = field(default_factory=list)
     is_known: bool = True
 
     def view(self, _name: str, _key: object, **_: object) -> MemberView:
         return self.seen
 
-    def objects(self, *_: object) -> list[Doc]:
-        return []
+    def objects(self, kind: Kind, *_: object) -> list[Doc]:
+        return copy.deepcopy(self.there.get(kind.kind, []))
 
     def known(self, *_: object) -> None:
         return None
@@ -148,6 +152,43 @@ async def test_what_runs_stays_when_the_namespace_is_not_mapped_any_more(home: H
     await home.look()
     assert home.condition("Ready") == ("False", "ClusterNotAllowed")
     assert home.member.told == []
+
+
+def sent(name: str, **parts: Any) -> Doc:
+    """An object of pool `sim` as a member sends it."""
+    labels = {
+        names.LABEL_JOB: JOB,
+        names.LABEL_JOB_UID: "u-job",
+        names.LABEL_POOL: "sim",
+        names.LABEL_ROLE: "generator",
+    }
+    return {"metadata": {"name": name, "namespace": "there", "uid": f"u-{name}", "labels": labels}, **parts}
+
+
+async def test_what_a_member_sends_that_nobody_can_read_stops_no_job(home: Home) -> None:
+    home.member.there = {
+        "Pod": [
+            sent(f"{JOB}-sim-0", status={"containerStatuses": "none", "conditions": 7}),
+            sent(f"{JOB}-sim-1", status=["none"]),
+            sent(f"{JOB}-sim-2", status={"conditions": [{"type": "Ready", "status": "True"}]}),
+        ],
+        "StatefulSet": [sent(f"{JOB}-sim", spec={"replicas": "many"})],
+    }
+    await home.look()
+    await home.look()
+    (pool,) = (one for one in home.job["status"]["pools"] if one["name"] == "sim")
+    assert pool["ready"] == 1
+
+
+async def test_a_member_has_no_say_in_what_is_no_generator(home: Home) -> None:
+    word = json.dumps({"result": {"status": "succeeded", "steps": 20}})
+    ended = {"name": "scheduler", "state": {"terminated": {"exitCode": 0, "message": word}}}
+    liar = sent(f"{JOB}-trainer-0", status={"initContainerStatuses": [ended]})
+    liar["metadata"]["labels"] |= {names.LABEL_ROLE: "trainer"}
+    home.member.there = {"Pod": [liar]}
+    await home.look()
+    await home.look()
+    assert home.condition("Succeeded") == ("False", "InProgress")
 
 
 async def test_a_suspended_job_has_no_pods_there(home: Home) -> None:

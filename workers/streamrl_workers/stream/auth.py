@@ -155,7 +155,7 @@ ROLES: Mapping[str, Role] = {
 }
 """Method, or root of a path -> the one role that has business with it; what is not here is nobody's."""
 
-_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/([^/]+)(?:/([^/]+))?")
+_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/(?:generator/([^/]+)|([^/]+))")
 _SAN = "x509_subject_alternative_name"
 """Key of gRPC's authentication context: every alternative name of the peer's leaf, of whatever kind."""
 _MOST_TOLD = 1024
@@ -181,9 +181,10 @@ class PeerIdentity:
 def parse_identity(uri: str) -> PeerIdentity | None:
     """The identity that a URI names; None: it is none of ours."""
     found = _URI.fullmatch(uri)
-    return (
-        None if found is None else PeerIdentity(namespace=found[1], job=found[2], role=found[3], cluster=found[4] or "")
-    )
+    if found is None:
+        return None
+    namespace, job, cluster, role = found.groups()
+    return PeerIdentity(namespace=namespace, job=job, role=role or "generator", cluster=cluster or "")
 
 
 def identity_in(names: Iterable[str]) -> PeerIdentity | None:

@@ -104,9 +104,17 @@ def test_every_call_has_its_role() -> None:
     assert set(ROLES) == methods | {WEIGHTS_PATH}
 
 
-@pytest.mark.parametrize("uri", ["", "streamrl://a/b", "streamrl://a/b/c/d", "https://a/b/c", "streamrl:///b/c"])
+@pytest.mark.parametrize(
+    "uri", ["", "streamrl://a/b", "streamrl://a/b/c/d", "streamrl://a/b/generator/", "https://a/b/c", "streamrl:///b/c"]
+)
 def test_other_uris_name_nobody(uri: str) -> None:
     assert parse_identity(uri) is None
+
+
+def test_a_generators_uri_may_name_a_member_cluster() -> None:
+    found = parse_identity("streamrl://a/b/generator/east")
+    assert found == PeerIdentity(namespace="a", job="b", role="generator", cluster="east")
+    assert str(found) == "streamrl://a/b/generator/east"
 
 
 @pytest.mark.parametrize("role", ["scheduler", "trainer", "generator"])
