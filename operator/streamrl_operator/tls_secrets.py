@@ -79,7 +79,7 @@ def new_leaf(holder: Holder, *, ca: KeyPair, now: datetime, lives: Lives) -> Key
     """A role's leaf; it never outlives its CA."""
     authority, signing = x509.load_pem_x509_certificate(ca.certificate), _key(ca.key)
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}"[:64])])
     builder = _builder(name, issuer=authority.subject, key=key, is_ca=False)
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(max(_before(now, lives.leaf_s), authority.not_valid_before_utc))

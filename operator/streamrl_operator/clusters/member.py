@@ -204,8 +204,16 @@ class Member:
         access = rest_config.of_member(text, source=f"the kubeconfig of RLCluster {self.name}")
         async with Client(access, count=self.count, timeout_s=REQUEST_TIMEOUT_S) as client:
             uid = await self._ask_uid(client)
+            if uid == self.origin:
+                raise UserError(
+                    field=f"RLCluster {self.name}",
+                    rule="is the home cluster itself",
+                    fix="leave out clusterName of pools at home",
+                )
             if uid != self.state.uid:
-                self.cluster = None  # what was known is of another cluster
+                self.cluster = None  # what was known, and what was wanted, is of another cluster
+                self._work.clear()
+                self._refused.clear()
                 self.state = replace(self.state, uid=uid)
             namespaces = tuple(sorted(one.member for one in self.spec.namespaces))
             cluster = CachedCluster(
@@ -324,6 +332,9 @@ class Member:
             wait_s = self._queue.failed(key, asked_s=error.retry_after_s)
             log.warning("member's part failed", extra={**extra, "error": str(error), "again_s": round(wait_s, 2)})
             return
+        except asyncio.CancelledError:
+            self._queue.done(key, requeue_after_s=0.0)  # the session has ended, and the queue outlives it
+            raise
         except Exception as error:
             log.exception("member's part failed", extra=extra)
             self._say_refused(key, f"{type(error).__name__}")

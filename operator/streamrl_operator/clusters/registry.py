@@ -161,6 +161,7 @@ class Members:
             try:
                 found = await self.home.client.get(NAMESPACE, namespace="", name="kube-system")
                 self.origin = str(found["metadata"]["uid"])
+                self._changed.set()
             except KubeError as error:
                 failures += 1
                 log.warning("home cluster's UID is not known", extra={"error": str(error)})
@@ -234,11 +235,14 @@ class Members:
 
     def _is_gone(self, key: Key, uid: str) -> bool:
         """Whether no job at home has this UID. Of a namespace that we do not watch nothing is known, or where a list is waited for."""
-        sync = self.home.cache_sync
-        if not {"", key[0]} & set(sync.namespaces) or not sync.is_whole(key[0]):
+        if not {"", key[0]} & set(self.home.cache_sync.namespaces) or not self._is_listed(key[0]):
             return False
         raw = self.home.known(RLJOB, *key)
         return raw is None or raw["metadata"]["uid"] != uid
+
+    def _is_listed(self, namespace: str) -> bool:
+        """Whether all jobs of it are known."""
+        return self.home.cache_sync.is_whole(namespace)
 
     # ---- RLClusters themselves.
 
@@ -252,7 +256,11 @@ class Members:
         finalizers, jobs = metadata.get("finalizers") or [], []
         if pods.is_leaving(raw):
             jobs = self._jobs_in(name)
-            if not jobs and names.FINALIZER in finalizers:
+            if (
+                not jobs
+                and names.FINALIZER in finalizers
+                and all(map(self._is_listed, self.home.cache_sync.namespaces))
+            ):
                 await self._set_finalizers(raw, [one for one in finalizers if one != names.FINALIZER])
                 return
         elif names.FINALIZER not in finalizers:

@@ -200,7 +200,7 @@ def of_member(text: str, *, source: str) -> RestConfig:
             "user": _named(config["users"], chosen["user"], "user"),
         }
     except (YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        rule = f"must be a kubeconfig with a current context, cluster and user ({type(error).__name__}: {error})"
+        rule = f"must be a kubeconfig with a current context, cluster and user ({type(error).__name__})"  # its text may quote a token
         raise UserError(field=source, rule=rule) from None
     for part, fields in given.items():
         if others := sorted(key for key, value in fields.items() if key not in _MEMBER_FIELDS[part] and value):

@@ -64,6 +64,8 @@ def _references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(piece, Mapping):
         if key.lower().endswith(("secret", "secretref", "secretkeyref")) and isinstance(piece.get("name"), str):
             yield "Secret", piece["name"]
+        if key in ("dataSource", "dataSourceRef") and isinstance(piece.get("name"), str):  # a claim that is copied
+            yield "claim", piece["name"]
         for inner, value in piece.items():
             yield from _references(value, key=inner)
     elif isinstance(piece, list | tuple):
