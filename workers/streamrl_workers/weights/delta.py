@@ -233,9 +233,9 @@ def _unpacked(part: memoryview, size: int) -> _Elements:
 
 
 def _gaps(places: _Elements) -> bytes:
-    gaps = np.diff(places.astype(np.int32), prepend=np.int32(-1)) - np.int32(1)
+    gaps = np.diff(places, prepend=-1).astype(np.int32) - np.int32(1)
     long = np.flatnonzero(gaps >= _ESCAPE)  # few where there are many gaps
-    escapes: npt.NDArray[np.int32] = gaps[long] // _ESCAPE
+    escapes = gaps[long] // _ESCAPE
     gaps[long] -= escapes * _ESCAPE
     return np.insert(gaps.astype(np.uint8), np.repeat(long, escapes), _ESCAPE).tobytes()
 
