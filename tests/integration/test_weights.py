@@ -14,7 +14,7 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, VersionGoneError, WeightsError
 from support.engine_requests import request
 from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, pull_from, weight_server
@@ -133,8 +133,8 @@ async def engine_loop():
     engine = SimulatedEngine(spec=Spec.model_validate({"timeScale": 0.0}), slots=2, seed=0)
     outbox = GeneratorOutbox()
 
-    async def pulled_over_http(target: pb.WeightsAvailable):
-        return await pulled(target.address, hash=target.version.hash)
+    async def pulled_over_http(route: Route):
+        return await pulled(route.target.address, hash=route.target.version.hash)
 
     loop = EngineLoop(engine, pull=pulled_over_http, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
     outbox.open()

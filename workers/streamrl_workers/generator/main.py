@@ -24,7 +24,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -53,8 +53,11 @@ from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
-from streamrl_workers.weights.transports import TRANSPORTS
+from streamrl_workers.weights.pull import Nearby, Route, WeightsError, pull
+from streamrl_workers.weights.puller import Pull
+from streamrl_workers.weights.relay_store import RelayStore
+from streamrl_workers.weights.source import Source
+from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
 _ROLE = "generator"
 
@@ -141,9 +144,16 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    pulls = pull_of(settings, arrived=status.weights_arrived, cache=cache)
+    relay = None if settings.weights_port is None else RelayStore()
+    server = None if relay is None else _weight_server(settings, relay)
+    if server is not None:
+        status.served_bytes = lambda: server.served_bytes
+    pulls = pull_of(settings, arrived=status.weights_arrived, nearby=Nearby(cache=cache, relay=relay))
     loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
-    link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
+    address = "" if server is None else _reached_at(server, settings)
+    link = GeneratorLink(
+        loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance, weights_address=address
+    )
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
     shutdown.listen(asyncio.get_running_loop())
@@ -154,7 +164,21 @@ async def _serve(
     finally:
         if cache is not None:
             cache.close()
+        if server is not None:
+            await asyncio.to_thread(server.close)
     return shutdown
+
+
+def _weight_server(settings: GeneratorSettings, relay: RelayStore) -> WeightServer:
+    variables, port = settings.variables, settings.weights_port
+    transport = TRANSPORTS[settings.spec.weights.key]
+    return transport.serve(relay, token=variables.token, tls=variables.tls, host=variables.bind_host, port=port)
+
+
+def _reached_at(server: WeightServer, settings: GeneratorSettings) -> str:
+    host, _, port = server.address.rpartition(":")
+    given = settings.pod_ip
+    return f"{(f'[{given}]' if ':' in given else given) or host}:{port}"
 
 
 def _weight_cache(settings: GeneratorSettings, *, was_read: Callable[[int], None], instance: str) -> WeightCache | None:
@@ -181,23 +205,27 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cache: WeightCache | None = None) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes from the trainer.
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby | None = None) -> Pull:
+    """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
 
     Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
     """
     transport, variables = settings.spec.weights, settings.variables
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    held: dict[str, FetchedTensor] = {}
+    nearby = Nearby() if nearby is None else nearby
 
-    async def pulled(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        connect = TRANSPORTS[transport.key].connect
+    def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
+        role = "generator" if target.peer else "trainer"
+        return TRANSPORTS[transport.key].connect(target.address, tls=variables.tls, token=variables.token, role=role)
+
+    def told(target: pb.WeightsAvailable, size_bytes: int) -> None:
+        arrived(size_bytes, source="peer" if target.peer else "trainer")
+
+    async def pulled(route: Route) -> dict[str, TensorBytes]:
+        if not adapts:
+            nearby.held.clear()
         tensors = await pull(
-            target,
-            timeout_s=transport.value.timeout_seconds,
-            connect=partial(connect, target.address, tls=variables.tls, token=variables.token, role="trainer"),
-            arrived=arrived,
-            nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
+            route, timeout_s=transport.value.timeout_seconds, connect=connect, arrived=told, nearby=nearby
         )
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 

@@ -22,8 +22,14 @@ from streamrl.names import scheduler
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
-from streamrl_workers.weights.http_server import content_path, keep_alive, versions_path
-from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
+from streamrl_workers.weights.http_server import MARK_HEADER, content_path, keep_alive, versions_path
+from streamrl_workers.weights.source import (
+    NotKeptError,
+    Piece,
+    SourceBrokenError,
+    SourceRefusedError,
+    SourceWaitingError,
+)
 
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt, the handshake not included."""
@@ -78,6 +84,10 @@ class HttpSource:
     async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
         await self._in_thread(self._fetch, piece, lambda size: self._loop.call_soon_threadsafe(arrived, size))
 
+    def abort(self) -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
     async def close(self) -> None:
         self._http.close()
         self._socket.close()
@@ -92,8 +102,7 @@ class HttpSource:
         except HTTPException as error:
             raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
-            with suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self.abort()
             await asyncio.wait([future])
             future.exception()  # nobody wants to know
             raise
@@ -146,10 +155,13 @@ class HttpSource:
                 yield response
                 return
             reason = response.read(_REASON_BYTES).decode(errors="replace")
+            mark = response.getheader(MARK_HEADER, "")
         if response.status == 404:  # noqa: PLR2004
             raise NotKeptError(reason)
         if 400 <= response.status < 500:  # noqa: PLR2004
             raise SourceRefusedError(f"{response.status}: {reason}")
+        if response.status == 503 and mark.isdecimal():  # noqa: PLR2004
+            raise SourceWaitingError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 
     def _receive(self, memory: memoryview) -> None:

@@ -1,9 +1,9 @@
-"""Serves the versions of a `WeightStore` over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
+"""Serves the versions of a store over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
 
     GET /weights/v1/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
     GET /weights/v1/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
 
-Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`).
+Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`, `relay_store.py`).
 
 Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.
@@ -17,11 +17,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import grpc
@@ -31,7 +32,7 @@ from streamrl_workers.stream.auth import LOOPBACK, WEIGHTS_PATH, Refusal, RoleDo
 from streamrl_workers.stream.channel import PEER_LOST_S, port_in_use
 from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls, peer_names
 from streamrl_workers.weights.hashing import HASH_ALGORITHM
-from streamrl_workers.weights.store import WeightStore
+from streamrl_workers.weights.source import NotYetError, Store
 
 _MOST_CONNECTIONS = 512
 """More are closed at once, and come again. Each has a thread; a puller has four."""
@@ -41,6 +42,8 @@ _STALL_S = 60.0
 """For the other side to take a slice."""
 _LOOK_S = 0.25
 """Between two looks at connections that are too old."""
+MARK_HEADER = "Streamrl-Arrived"
+"""With 503: what was asked for is on its way to this server, and so much has come to it."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _VERSION = re.compile(r"(\d{1,9})-(\d{1,19})-((?:[0-9a-f]{2}){0,64})")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -65,7 +68,7 @@ class HttpWeightServer:
     """Sent at once: between two slices the version may go."""
 
     def __init__(
-        self, store: WeightStore, *, token: str, tls: Tls | None = None, host: str = LOOPBACK, port: int = 0
+        self, store: Store, *, token: str, tls: Tls | None = None, host: str = LOOPBACK, port: int = 0
     ) -> None:
         """Serve holders of `token`; with `tls`, roles of this job's certificates. `port`: 0 = any.
 
@@ -230,7 +233,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.BAD_REQUEST, "this server takes requests of HTTP/1.1 without a body")
             return
         self.connection.settimeout(_STALL_S)
-        self._answer()
+        try:
+            self._answer()
+        except NotYetError as error:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={MARK_HEADER: str(error.mark)})
         self.connection.settimeout(self.server.age_s)
 
     def _answer(self) -> None:
@@ -255,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"version ({version.attempt}, {version.step}) is not kept; kept: {kept}"
             self._say(HTTPStatus.NOT_FOUND, text)
             return
-        self._send(HTTPStatus.OK, manifest.SerializeToString(), kind="application/x-protobuf")
+        self._send(HTTPStatus.OK, manifest.SerializeToString(), headers={"Content-Type": "application/x-protobuf"})
 
     def _send_content(self, content_hash: bytes) -> None:
         data = self.server.service.store.content(content_hash)
@@ -285,11 +291,11 @@ class _Handler(BaseHTTPRequestHandler):
             sent += len(piece)
         self.close_connection |= sent < end - begin  # the version went: so the other side learns of it
 
-    def _say(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, text.encode(), kind="text/plain; charset=utf-8")
+    def _say(self, status: HTTPStatus, text: str, *, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._send(status, text.encode(), headers={"Content-Type": "text/plain; charset=utf-8", **headers})
 
-    def _send(self, status: HTTPStatus, body: bytes, *, kind: str) -> None:
-        self._begin(status, size=len(body), headers={"Content-Type": kind})
+    def _send(self, status: HTTPStatus, body: bytes, *, headers: dict[str, str]) -> None:
+        self._begin(status, size=len(body), headers=headers)
         self.wfile.write(body)
 
     def _begin(self, status: HTTPStatus, *, size: int, headers: dict[str, str]) -> None:
