@@ -6,6 +6,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import (
     NAME_PATTERN,
+    ByteQuantity,
     CostQuantity,
     FieldRule,
     OneOf,
@@ -383,6 +384,10 @@ class HttpWeights(SpecModel):
 
     timeout_seconds: float = Field(
         default=120.0, gt=0, le=86_400, description="Longest time for one version, retries included."
+    )
+    remote_bytes_per_second: ByteQuantity | None = Field(
+        default=None,
+        description="Most that the trainer sends to each cluster but its own in a second, as 25M; absent = no bound.",
     )
 
 

@@ -216,7 +216,8 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
 
     def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
         role = "generator" if target.peer else "trainer"
-        return TRANSPORTS[transport.key].connect(target.address, tls=variables.tls, token=variables.token, role=role)
+        whose = {"tls": variables.tls, "token": variables.token, "cluster": settings.cluster}
+        return TRANSPORTS[transport.key].connect(target.address, role=role, **whose)
 
     def told(target: pb.WeightsAvailable, size_bytes: int) -> None:
         arrived(size_bytes, source="peer" if target.peer else "trainer")

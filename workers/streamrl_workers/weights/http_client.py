@@ -22,7 +22,7 @@ from streamrl.names import scheduler
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
-from streamrl_workers.weights.http_server import MARK_HEADER, content_path, keep_alive, versions_path
+from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path
 from streamrl_workers.weights.source import (
     NotKeptError,
     Piece,
@@ -49,9 +49,9 @@ _T = TypeVar("_T")
 class HttpSource:
     """Made by `connect`."""
 
-    def __init__(self, connection: socket.socket, *, address: str, tls: Tls | None, token: str) -> None:
+    def __init__(self, connection: socket.socket, *, address: str, tls: Tls | None, headers: dict[str, str]) -> None:
         self._tls = tls
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = headers
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         connection.settimeout(_STALL_TIMEOUT_S)
@@ -64,13 +64,15 @@ class HttpSource:
         self._http = _Http(address, connection)
 
     @classmethod
-    async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role) -> "HttpSource":
-        """A connection to the server at host:port, whose certificate names `role`.
+    async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role, cluster: str = "") -> "HttpSource":
+        """A connection to the server at host:port, whose certificate names `role`; we are in `cluster`.
 
         Raises:
             SourceBrokenError: nobody is there, or is not who he should be.
         """
-        source = cls(await _connected(address), address=address, tls=tls, token=token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers |= {CLUSTER_HEADER: cluster} if cluster else {}
+        source = cls(await _connected(address), address=address, tls=tls, headers=headers)
         try:
             await source._in_thread(source._begin, role)
         except BaseException:

@@ -42,6 +42,12 @@ _STALL_S = 60.0
 """For the other side to take a slice."""
 _LOOK_S = 0.25
 """Between two looks at connections that are too old."""
+CLUSTER_HEADER = "Streamrl-Cluster"
+"""With a request: where the asker is, if that is not the trainer's cluster."""
+_MOST_LINKS = 256
+"""Clusters with a bound of their own; what is more shares one."""
+_LINK_STEP_S = 0.1
+"""Of a bounded link's time, that one sender takes at once."""
 MARK_HEADER = "Streamrl-Arrived"
 """With 503: what was asked for is on its way to this server, and so much has come to it."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
@@ -61,6 +67,22 @@ def content_path(content_hash: bytes) -> str:
     return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/content/{content_hash.hex()}"
 
 
+class LinkCap:
+    """A link that carries so many bytes a second; those who use it wait in turn."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def wait_s(self, size_bytes: int, *, now_s: float) -> float:
+        """How long a sender waits before he sends so many bytes, which he does then."""
+        with self._lock:
+            begin_s = max(now_s, self._free_s)
+            self._free_s = begin_s + size_bytes / self.bytes_per_s
+            return begin_s - now_s
+
+
 class HttpWeightServer:
     """Serves from its making until `close`."""
 
@@ -68,9 +90,18 @@ class HttpWeightServer:
     """Sent at once: between two slices the version may go."""
 
     def __init__(
-        self, store: Store, *, token: str, tls: Tls | None = None, host: str = LOOPBACK, port: int = 0
+        self,
+        store: Store,
+        *,
+        token: str,
+        tls: Tls | None = None,
+        host: str = LOOPBACK,
+        port: int = 0,
+        remote_bytes_per_s: float | None = None,
     ) -> None:
         """Serve holders of `token`; with `tls`, roles of this job's certificates. `port`: 0 = any.
+
+        remote_bytes_per_s: most that each other cluster is sent; None: no bound.
 
         Raises:
             UserError: the port is in use or not ours to take.
@@ -79,6 +110,8 @@ class HttpWeightServer:
         self.served_bytes = 0
         """Of tensors, since it began."""
         self._lock = threading.Lock()
+        self._remote_bytes_per_s = remote_bytes_per_s
+        self._links: dict[str, LinkCap] = {}
         try:
             self._server = _Server(self, host=host, port=port, token=token, tls=tls)
         except OSError:
@@ -100,6 +133,14 @@ class HttpWeightServer:
             begin += len(piece)
             with self._lock:
                 self.served_bytes += len(piece)
+
+    def link(self, cluster: str) -> LinkCap | None:
+        """The bounded link to a cluster; "": our own, which has no bound."""
+        if self._remote_bytes_per_s is None or not cluster:
+            return None
+        with self._lock:
+            known = cluster if cluster in self._links or len(self._links) < _MOST_LINKS else ""
+            return self._links.setdefault(known, LinkCap(self._remote_bytes_per_s))
 
     def close(self) -> None:
         """End all connections, and take no new ones."""
@@ -285,11 +326,21 @@ class _Handler(BaseHTTPRequestHandler):
                 **({"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if "Range" in self.headers else {}),
             },
         )
-        sent = 0
+        sent, link = 0, self.server.service.link(self.headers.get(CLUSTER_HEADER, ""))
         for piece in self.server.service.content(content_hash, begin=begin, end=end):
-            self.connection.sendall(piece)
+            self._send_piece(piece, link)
             sent += len(piece)
         self.close_connection |= sent < end - begin  # the version went: so the other side learns of it
+
+    def _send_piece(self, piece: memoryview, link: LinkCap | None) -> None:
+        if link is None:
+            self.connection.sendall(piece)
+            return
+        step = max(1, int(link.bytes_per_s * _LINK_STEP_S))
+        for begin in range(0, len(piece), step):
+            part = piece[begin : begin + step]
+            time.sleep(link.wait_s(len(part), now_s=time.monotonic()))
+            self.connection.sendall(part)
 
     def _say(self, status: HTTPStatus, text: str, *, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self._send(status, text.encode(), headers={"Content-Type": "text/plain; charset=utf-8", **headers})
