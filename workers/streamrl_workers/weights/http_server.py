@@ -32,7 +32,7 @@ from streamrl_workers.stream.auth import LOOPBACK, WEIGHTS_PATH, Refusal, RoleDo
 from streamrl_workers.stream.channel import PEER_LOST_S, port_in_use
 from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls, peer_names
 from streamrl_workers.weights.hashing import HASH_ALGORITHM
-from streamrl_workers.weights.source import NotYetError, Store
+from streamrl_workers.weights.source import NotYetError, ServedStore
 
 _MOST_CONNECTIONS = 512
 """More are closed at once, and come again. Each has a thread; a puller has four."""
@@ -91,7 +91,7 @@ class HttpWeightServer:
 
     def __init__(
         self,
-        store: Store,
+        store: ServedStore,
         *,
         token: str,
         tls: Tls | None = None,

@@ -48,7 +48,7 @@ class NotYetError(Exception):
         self.mark = mark
 
 
-class Store(Protocol):
+class ServedStore(Protocol):
     """What a server serves. Its answers may take seconds."""
 
     def versions(self) -> list[pb.VersionName]:
