@@ -144,8 +144,8 @@ def is_for(certificate: x509.Certificate, holder: Holder) -> bool:
 
 
 def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
-    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
-    return [client] if holder.role == "generator" else [client, server]
+    """All serve: generators pass weights on."""
+    return [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
 
 
 def _builder(
