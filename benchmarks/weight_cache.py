@@ -12,7 +12,7 @@ import os
 import tempfile
 import threading
 import time
-from functools import partial
+from collections.abc import Awaitable
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -22,7 +22,7 @@ from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Nearby, pull
+from streamrl_workers.weights.pull import Nearby, Route, pull
 from streamrl_workers.weights.store import WeightStore
 
 TENSOR_BYTES = 4 * 2**20
@@ -44,8 +44,14 @@ async def pulled(target: pb.WeightsAvailable, cache: WeightCache | None) -> tupl
     """(tensors, bytes that came from the server)."""
     arrived: list[int] = []
     nearby = Nearby(cache=cache)
-    connect = partial(HttpSource.connect, target.address, tls=None, token=TOKEN, role="trainer")
-    tensors = await pull(target, timeout_s=600, connect=connect, arrived=arrived.append, nearby=nearby)
+
+    def connect(_: pb.WeightsAvailable) -> Awaitable[HttpSource]:
+        return HttpSource.connect(target.address, tls=None, token=TOKEN, role="trainer")
+
+    def told(_: pb.WeightsAvailable, size_bytes: int) -> None:
+        arrived.append(size_bytes)
+
+    tensors = await pull(Route(target), timeout_s=600, connect=connect, arrived=told, nearby=nearby)
     return len(tensors), sum(arrived)
 
 

@@ -4,7 +4,7 @@
 
 The hash of one tensor by BLAKE2b (as earlier releases took it), by BLAKE3 on one thread and on all processors. The pull of
 a version from a server process on this machine, with mutual TLS and verified, beside one bare TLS stream of as many bytes: their seconds, the
-processor time of both ends, and the pulling process's peak of memory. And how long an engine generates nothing while a version is
+processor time of both ends, and the pulling process's peak of memory. The same by eight generators in a row, each with a link of its own speed. And how long an engine generates nothing while a version is
 swapped in: as it is, and with what earlier releases did then, a copy of each tensor and the hash of all of the engine's bytes.
 The kinds take turns within each repeat; the figures are medians.
 """
@@ -20,9 +20,8 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -32,11 +31,13 @@ from blake3 import blake3
 from streamrl.proto import stream_pb2 as pb
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.tls_secrets import Holder, new_ca, new_leaf
+from streamrl_workers.stream.auth import Role
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import pull
+from streamrl_workers.weights.pull import Connect, Nearby, Route, pull
+from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.store import WeightStore
 
 SIZES_BYTES = {"64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "256 MiB": 2**28}
@@ -106,13 +107,11 @@ def receive(address: tuple[str, int], tls: Tls, size_bytes: int) -> None:
 
 def pulling(pipe: Connection, target: bytes, bare: tuple[str, int], size_bytes: int, files: Path) -> None:
     """Seconds, processor time and growth of this process, once for each word."""
-    tls, version = Tls(files), pb.WeightsAvailable.FromString(target)
-    connect = partial(HttpSource.connect, version.address, tls=tls, token="", role="trainer")
-
-    async def pulled() -> None:
-        await pull(version, timeout_s=600, connect=connect)
-
-    kinds = {"bare": lambda: receive(bare, tls, size_bytes), "pull": lambda: asyncio.run(pulled())}
+    tls, route = Tls(files), Route(pb.WeightsAvailable.FromString(target))
+    kinds = {
+        "bare": lambda: receive(bare, tls, size_bytes),
+        "pull": lambda: asyncio.run(pull(route, timeout_s=600, connect=connecting(tls))),
+    }
     kinds["bare"]()
     while kind := pipe.recv():
         before_bytes = psutil.Process().memory_info().rss
@@ -121,6 +120,70 @@ def pulling(pipe: Connection, target: bytes, bare: tuple[str, int], size_bytes: 
         took_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         pipe.send((took_s, cpu_s, peak_bytes - before_bytes))
+
+
+def connecting(tls: Tls, *, cluster: str = "") -> Connect:
+    """To trainers and peers."""
+
+    def connect(target: pb.WeightsAvailable) -> Awaitable[HttpSource]:
+        role: Role = "generator" if target.peer else "trainer"
+        return HttpSource.connect(target.address, tls=tls, token="", role=role, cluster=cluster)
+
+    return connect
+
+
+def passing_on(pipe: Connection, files: Path, link_bytes_per_s: float) -> None:
+    """A generator that pulls what it is told of, and passes it on over a link of its own."""
+    tls, relay = Tls(files), RelayStore()
+    server = HttpWeightServer(relay, token="", tls=tls, remote_bytes_per_s=link_bytes_per_s)
+    pipe.send(server.address)
+    while told := pipe.recv():
+        route = Route(pb.WeightsAvailable.FromString(told))
+        asyncio.run(pull(route, timeout_s=600, connect=connecting(tls, cluster="far"), nearby=Nearby(relay=relay)))
+        pipe.send(time.monotonic())
+
+
+def peers(size_bytes: int, *, generators: int, link_bytes_per_s: float) -> None:
+    """One generator alone; several that all pull from the trainer; several in a row. Every server has a link of its own, of one speed."""
+    context, tls_folder = multiprocessing.get_context("spawn"), tempfile.TemporaryDirectory()
+    trainer, generator = certificates(Path(tls_folder.name))
+    pipes, addresses, store = [], [], WeightStore()
+    for _ in range(generators):
+        ours, theirs = context.Pipe()
+        context.Process(target=passing_on, args=(theirs, generator, link_bytes_per_s), daemon=True).start()
+        pipes.append(ours)
+        addresses.append(ours.recv())
+    server = HttpWeightServer(store, token="", tls=Tls(trainer), remote_bytes_per_s=link_bytes_per_s)
+    print(
+        f"\n{size_bytes / 1e6:.0f} MB, mutual TLS, links of {link_bytes_per_s / 1e6:.0f} MB/s\n\n| | s | copies from the trainer |\n|---|---|---|"
+    )
+    for step, (name, count, in_a_row) in enumerate(
+        [
+            ("one", 1, True),
+            (f"{generators} from the trainer", generators, False),
+            (f"{generators} in a row", generators, True),
+        ]
+    ):
+        version = store.publish(attempt=1, step=step, tensors=distinct(size_bytes))
+        served_bytes, begun_s = server.served_bytes, time.monotonic()
+        for place, pipe in enumerate(pipes[:count]):
+            peer = in_a_row and place > 0
+            address = addresses[place - 1] if peer else server.address
+            pipe.send(pb.WeightsAvailable(version=version, address=address, peer=peer).SerializeToString())
+        took_s = max(pipe.recv() for pipe in pipes[:count]) - begun_s
+        print(f"| {name} | {took_s:.1f} | {(server.served_bytes - served_bytes) / size_bytes:.2f} |", flush=True)
+    for pipe in pipes:
+        pipe.send(b"")
+    tls_folder.cleanup()
+
+
+def distinct(size_bytes: int) -> dict[str, TensorBytes]:
+    """Tensors of which no two are the same."""
+    size = 2**20
+    return {
+        f"w{number}": TensorBytes("uint8", (size,), memoryview(os.urandom(size)))
+        for number in range(size_bytes // size)
+    }
 
 
 def pulls(size_bytes: int, *, repeats: int) -> None:
@@ -206,10 +269,12 @@ def _writable(data: memoryview) -> memoryview:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=400)
+    parser.add_argument("--link-megabytes", type=int, default=100, help="to peers; a link takes ten seconds for it")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     hashes(args.repeats)
     pulls(args.megabytes * 10**6, repeats=args.repeats)
+    peers(args.link_megabytes * 2**20, generators=8, link_bytes_per_s=args.link_megabytes * 10**6 / 10)
     swaps(args.megabytes * 10**6, repeats=args.repeats)
 
 

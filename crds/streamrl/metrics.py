@@ -327,10 +327,11 @@ GENERATOR = MetricTable(
             _gauge("generator_weights_step", "Weight version in the engine; NaN before the first.", unit="steps"),
             _counter(
                 "weights_pulled_bytes",
-                "Bytes of weights that have arrived, by source: trainer, cache (of the pool).",
+                "Bytes of weights that have arrived, by source: trainer, peer (a generator of the same cluster), cache (of the pool).",
                 unit="bytes",
                 by="source",
             ),
+            _counter("weights_served_bytes", "Bytes of weights that were sent to other generators.", unit="bytes"),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),
             _counter(
                 "weights_delta_saved_bytes",

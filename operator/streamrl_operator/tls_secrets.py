@@ -158,8 +158,8 @@ def is_for(certificate: x509.Certificate, holder: Holder) -> bool:
 
 
 def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
-    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
-    return [client] if holder.is_generator else [client, server]
+    """All serve: generators pass weights on."""
+    return [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
 
 
 def _builder(

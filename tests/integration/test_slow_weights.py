@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, tensors_hash
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Puller
+from streamrl_workers.weights.pull import Route
+from streamrl_workers.weights.puller import Puller
 from streamrl_workers.weights.store import WeightStore
-from support.weight_servers import TOKEN, pull_from
+from support.weight_servers import TOKEN, pull_along
 
 DEADLINE_S = 240.0
 CHUNK_BYTES, CHUNKS, TENSORS = 1024, 8, 4
@@ -73,8 +74,8 @@ class Trainer:
         self.puller = Puller(self._pull, wake=self._woken, failed=lambda _, error: self.failures.append(error))
         self.failures: list[str] = []
 
-    async def _pull(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        return await pull_from(target, timeout_s=DEADLINE_S)
+    async def _pull(self, route: Route) -> dict[str, TensorBytes]:
+        return await pull_along(route, timeout_s=DEADLINE_S)
 
     def _woken(self) -> None:
         if self.puller.ready:

@@ -460,14 +460,14 @@ def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: P
         wait_for(
             lambda: served(workers) == WEIGHT_BYTES, what="the count of what was sent"
         )  # a chunk counts once it is gone
-        assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "cache": 0}
+        assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "peer": 0, "cache": 0}
         workers.start("generator-sim-1")
         workers.endpoint("generator-sim-1")
         wait_for(lambda: by_source(workers, "generator-sim-1")["cache"], what="weights from the cache")
         wait_for(
             lambda: workers.page("healthz", process="generator-sim-1").strip() == "ok", what="weights in the engine"
         )
-        assert by_source(workers, "generator-sim-1") == {"trainer": 0, "cache": WEIGHT_BYTES}
+        assert by_source(workers, "generator-sim-1") == {"trainer": 0, "peer": 0, "cache": WEIGHT_BYTES}
         assert served(workers) == WEIGHT_BYTES
     finally:
         workers.close()

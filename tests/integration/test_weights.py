@@ -14,10 +14,10 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, VersionGoneError, WeightsError
 from support.engine_requests import request
 from support.ports import free_port
-from support.weight_servers import SIZES, TOKEN, make_tensors, pull_from, weight_server
+from support.weight_servers import SIZES, TOKEN, make_tensors, pull_along, pull_from, weight_server
 
 SLICE_BYTES = 64 * 1024
 """Of a slowed server."""
@@ -133,8 +133,8 @@ async def engine_loop():
     engine = SimulatedEngine(spec=Spec.model_validate({"timeScale": 0.0}), slots=2, seed=0)
     outbox = GeneratorOutbox()
 
-    async def pulled_over_http(target: pb.WeightsAvailable):
-        return await pulled(target.address, hash=target.version.hash)
+    async def pulled_over_http(route: Route):
+        return await pulled(route.target.address, hash=route.target.version.hash)
 
     loop = EngineLoop(engine, pull=pulled_over_http, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
     outbox.open()
@@ -259,3 +259,17 @@ async def test_a_server_of_something_else_is_refused_at_once():
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(WeightsError, match=r"refused: this is no server of weights: 220 mail"):
             await pulled(f"127.0.0.1:{port}")
+
+
+async def test_a_pull_goes_on_from_somebody_else_with_what_has_arrived():
+    with weight_server("slowed", allowed=20) as (address, events, _), weight_server("slowed") as (other, again, _):
+        route, some = Route(pb.WeightsAvailable(version=version(), address=address)), asyncio.Event()
+        told = lambda size: some.set() if size >= 2**20 else None  # noqa: E731 - of one line
+        task = asyncio.create_task(pull_along(route, timeout_s=TIMEOUT_S, arrived=told))
+        await asyncio.to_thread(_until_stuck, events)
+        async with asyncio.timeout(TIMEOUT_S):
+            await some.wait()
+        route.move(pb.WeightsAvailable(version=version(), address=other))
+        assert await task == make_tensors()
+        offsets = dict(_drain(again))
+    assert 2**20 <= offsets["big"] <= 20 * SLICE_BYTES

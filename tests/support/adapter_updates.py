@@ -23,7 +23,7 @@ from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_mod
 from streamrl_workers.trainer.engines.worker import RankWorker
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Nearby
+from streamrl_workers.weights.pull import Nearby, Route
 from streamrl_workers.weights.store import WeightStore
 from support.trainer_groups import make_group
 from support.vllm_models import CHARS, make, save
@@ -119,7 +119,7 @@ class Follower:
             nearby=Nearby(),
         )
 
-    def _arrived(self, size_bytes: int) -> None:
+    def _arrived(self, size_bytes: int, *, source: str) -> None:
         self.fetched[-1] += size_bytes
 
     async def follow(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
@@ -128,7 +128,7 @@ class Follower:
         An engine that works by itself has ended its samples while the trainer trained: new ones begin, for the update to fall into.
         """
         self.fetched.append(0)
-        tensors = await self.pull(target)
+        tensors = await self.pull(Route(target))
         if self._gained:
             self._generate(4 * self.engine.slots)  # some of each
         self._take(self.engine.load_weights(version=target.version.step, tensors=tensors))

@@ -146,6 +146,8 @@ class Pods:
             changed[keys.ENV_MASTER_PORT] = str(self.ports["ranks"])
         if pod:
             changed[keys.ENV_SIGNALS_PORT] = "0"
+        if keys.ENV_POD_IP in given:
+            changed[keys.ENV_WEIGHTS_PORT] = "0"
             (self.base / pod).mkdir(exist_ok=True)
         if not self.secure:
             changed |= {keys.ENV_TLS_DIR: "", keys.ENV_TOKEN: "token of this job"}
@@ -156,6 +158,7 @@ class Pods:
         return {
             keys.ENV_POD_NAME: pod,
             keys.ENV_NODE_ORDINAL: pod.rpartition("-")[2],
+            keys.ENV_POD_IP: HOST,
             keys.ENV_MASTER_ADDR: HOST,
         }[key]
 

@@ -2,7 +2,7 @@
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -14,7 +14,7 @@ from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import pull
+from streamrl_workers.weights.pull import Route, pull
 from streamrl_workers.weights.store import WeightStore
 
 TOKEN = "secret"
@@ -169,8 +169,28 @@ async def pull_from(
     target: pb.WeightsAvailable, *, timeout_s: float, token: str = TOKEN, tls: Tls | None = None, **options: Any
 ) -> dict[str, TensorBytes]:
     """As a generator pulls, over HTTP."""
-    connect = partial(HttpSource.connect, target.address, tls=tls, token=token, role="trainer")
-    return await pull(target, timeout_s=timeout_s, connect=connect, **options)
+    return await pull_along(Route(target), timeout_s=timeout_s, token=token, tls=tls, **options)
+
+
+async def pull_along(
+    route: Route,
+    *,
+    timeout_s: float,
+    token: str = TOKEN,
+    tls: Tls | None = None,
+    arrived: Callable[[int], None] = lambda _: None,
+    **options: Any,
+) -> dict[str, TensorBytes]:
+    """The same, by a route that a `Puller` has made."""
+
+    def connect(target: pb.WeightsAvailable) -> Awaitable[HttpSource]:
+        role = "generator" if target.peer else "trainer"
+        return HttpSource.connect(target.address, tls=tls, token=token, role=role)
+
+    def told(_: pb.WeightsAvailable, size_bytes: int) -> None:
+        arrived(size_bytes)
+
+    return await pull(route, timeout_s=timeout_s, connect=connect, arrived=told, **options)
 
 
 @contextmanager

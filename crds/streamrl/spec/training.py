@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import (
     NAME_PATTERN,
+    ByteQuantity,
     CostQuantity,
     FieldRule,
     OneOf,
@@ -392,6 +393,10 @@ class HttpWeights(SpecModel):
     deltas: bool = Field(
         default=False,
         description="Send what changed since the version before to who holds that: for generators behind a slow link. Takes the trainer's processors, and main memory of a version in each generator.",
+    )
+    remote_bytes_per_second: ByteQuantity | None = Field(
+        default=None,
+        description="Most that the trainer sends to each cluster but its own in a second, as 25M; absent = no bound.",
     )
 
 

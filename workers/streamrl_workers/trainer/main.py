@@ -28,6 +28,7 @@ from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, U
 from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
 from streamrl.metrics import TRAINER
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
@@ -115,8 +116,15 @@ async def _run(settings: TrainerSettings) -> bool:
     deltas = DeltaStore() if settings.spec.weights.has_deltas else None
     weights = WeightStore(newest_kept=settings.versions_kept, deltas=deltas)
     variables = settings.variables
-    server = TRANSPORTS[settings.spec.weights.key].serve(
-        weights, token=settings.token, tls=variables.tls, host=variables.bind_host, port=settings.weights_port
+    transport = settings.spec.weights
+    remote = transport.value.remote_bytes_per_second
+    server = TRANSPORTS[transport.key].serve(
+        weights,
+        token=settings.token,
+        tls=variables.tls,
+        host=variables.bind_host,
+        port=settings.weights_port,
+        remote_bytes_per_s=None if remote is None else parse_bytes(remote),
     )
     async with TrainerStatus(settings, table=TRAINER) as status:
         status.totals = lambda: {

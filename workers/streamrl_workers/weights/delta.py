@@ -233,7 +233,7 @@ def _unpacked(part: memoryview, size: int) -> _Elements:
 
 
 def _gaps(places: _Elements) -> bytes:
-    gaps: npt.NDArray[np.int32] = np.subtract(np.diff(places.astype(np.int32), prepend=-1), 1, dtype=np.int32)
+    gaps = np.diff(places, prepend=-1).astype(np.int32) - np.int32(1)
     long = np.flatnonzero(gaps >= _ESCAPE)  # few where there are many gaps
     escapes = gaps[long] // _ESCAPE
     gaps[long] -= escapes * _ESCAPE

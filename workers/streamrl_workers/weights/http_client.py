@@ -21,8 +21,14 @@ from google.protobuf.message import DecodeError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
-from streamrl_workers.weights.http_server import content_path, keep_alive, versions_path
-from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
+from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path
+from streamrl_workers.weights.source import (
+    NotKeptError,
+    Piece,
+    SourceBrokenError,
+    SourceRefusedError,
+    SourceWaitingError,
+)
 
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt, the handshake not included."""
@@ -42,9 +48,9 @@ _T = TypeVar("_T")
 class HttpSource:
     """Made by `connect`."""
 
-    def __init__(self, connection: socket.socket, *, address: str, tls: Tls | None, token: str) -> None:
+    def __init__(self, connection: socket.socket, *, address: str, tls: Tls | None, headers: dict[str, str]) -> None:
         self._tls = tls
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = headers
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         connection.settimeout(_STALL_TIMEOUT_S)
@@ -57,13 +63,15 @@ class HttpSource:
         self._http = _Http(address, connection)
 
     @classmethod
-    async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role) -> "HttpSource":
-        """A connection to the server at host:port, whose certificate names `role`.
+    async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role, cluster: str = "") -> "HttpSource":
+        """A connection to the server at host:port, whose certificate names `role`; we are in `cluster`.
 
         Raises:
             SourceBrokenError: nobody is there, or is not who he should be.
         """
-        source = cls(await _connected(address), address=address, tls=tls, token=token)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers |= {CLUSTER_HEADER: cluster} if cluster else {}
+        source = cls(await _connected(address), address=address, tls=tls, headers=headers)
         try:
             await source._in_thread(source._begin, role)
         except BaseException:
@@ -76,6 +84,10 @@ class HttpSource:
 
     async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
         await self._in_thread(self._fetch, piece, lambda size: self._loop.call_soon_threadsafe(arrived, size))
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     async def close(self) -> None:
         self._http.close()
@@ -91,8 +103,7 @@ class HttpSource:
         except HTTPException as error:
             raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
-            with suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self.abort()
             await asyncio.wait([future])
             future.exception()  # nobody wants to know
             raise
@@ -123,6 +134,7 @@ class HttpSource:
             found = _RANGE.fullmatch(response.getheader("Content-Range", ""))
             sent = [int(number) for number in found.groups()] if found else None
             if sent != [begin, end - 1, len(piece.buffer)] or response.length != end - begin:
+                self._http.close()  # what it sends is not read, so nothing else can be asked here
                 raise SourceRefusedError(
                     f"of {len(piece.buffer)} bytes {begin} to {end} were asked for, it sends {sent}"
                 )
@@ -145,10 +157,13 @@ class HttpSource:
                 yield response
                 return
             reason = response.read(_REASON_BYTES).decode(errors="replace")
+            mark = response.getheader(MARK_HEADER, "")
         if response.status == 404:  # noqa: PLR2004
             raise NotKeptError(reason)
         if 400 <= response.status < 500:  # noqa: PLR2004
             raise SourceRefusedError(f"{response.status}: {reason}")
+        if response.status == 503 and mark.isdecimal():  # noqa: PLR2004
+            raise SourceWaitingError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 
     def _receive(self, memory: memoryview) -> None:

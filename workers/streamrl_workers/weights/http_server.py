@@ -1,9 +1,9 @@
-"""Serves the versions of a `WeightStore` over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
+"""Serves the versions of a store over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
 
     GET /weights/v1/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
     GET /weights/v1/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
 
-Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`).
+Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`, `relay_store.py`).
 
 Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.
@@ -17,11 +17,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import grpc
@@ -31,7 +32,7 @@ from streamrl_workers.stream.auth import LOOPBACK, WEIGHTS_PATH, Refusal, RoleDo
 from streamrl_workers.stream.channel import PEER_LOST_S, port_in_use
 from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls, peer_names
 from streamrl_workers.weights.hashing import HASH_ALGORITHM
-from streamrl_workers.weights.store import WeightStore
+from streamrl_workers.weights.source import NotYetError, ServedStore
 
 _MOST_CONNECTIONS = 512
 """More are closed at once, and come again. Each has a thread; a puller has four."""
@@ -41,6 +42,14 @@ _STALL_S = 60.0
 """For the other side to take a slice."""
 _LOOK_S = 0.25
 """Between two looks at connections that are too old."""
+CLUSTER_HEADER = "Streamrl-Cluster"
+"""With a request: where the asker is, if that is not the trainer's cluster."""
+_MOST_LINKS = 256
+"""Clusters with a bound of their own; what is more shares one."""
+_LINK_STEP_S = 0.1
+"""Of a bounded link's time, that one sender takes at once."""
+MARK_HEADER = "Streamrl-Arrived"
+"""With 503: what was asked for is on its way to this server, and so much has come to it."""
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 _VERSION = re.compile(r"(\d{1,9})-(\d{1,19})-((?:[0-9a-f]{2}){0,64})")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -58,6 +67,22 @@ def content_path(content_hash: bytes) -> str:
     return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/content/{content_hash.hex()}"
 
 
+class LinkCap:
+    """A link that carries so many bytes a second; those who use it wait in turn."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def wait_s(self, size_bytes: int, *, now_s: float) -> float:
+        """How long a sender waits before he sends so many bytes, which he does then."""
+        with self._lock:
+            begin_s = max(now_s, self._free_s)
+            self._free_s = begin_s + size_bytes / self.bytes_per_s
+            return begin_s - now_s
+
+
 class HttpWeightServer:
     """Serves from its making until `close`."""
 
@@ -65,9 +90,18 @@ class HttpWeightServer:
     """Sent at once: between two slices the version may go."""
 
     def __init__(
-        self, store: WeightStore, *, token: str, tls: Tls | None = None, host: str = LOOPBACK, port: int = 0
+        self,
+        store: ServedStore,
+        *,
+        token: str,
+        tls: Tls | None = None,
+        host: str = LOOPBACK,
+        port: int = 0,
+        remote_bytes_per_s: float | None = None,
     ) -> None:
         """Serve holders of `token`; with `tls`, roles of this job's certificates. `port`: 0 = any.
+
+        remote_bytes_per_s: most that each other cluster is sent; None: no bound.
 
         Raises:
             UserError: the port is in use or not ours to take.
@@ -76,6 +110,8 @@ class HttpWeightServer:
         self.served_bytes = 0
         """Of tensors, since it began."""
         self._lock = threading.Lock()
+        self._remote_bytes_per_s = remote_bytes_per_s
+        self._links: dict[str, LinkCap] = {}
         try:
             self._server = _Server(self, host=host, port=port, token=token, tls=tls)
         except OSError:
@@ -97,6 +133,14 @@ class HttpWeightServer:
             begin += len(piece)
             with self._lock:
                 self.served_bytes += len(piece)
+
+    def link(self, cluster: str) -> LinkCap | None:
+        """The bounded link to a cluster; "": our own, which has no bound."""
+        if self._remote_bytes_per_s is None or not cluster:
+            return None
+        with self._lock:
+            known = cluster if cluster in self._links or len(self._links) < _MOST_LINKS else ""
+            return self._links.setdefault(known, LinkCap(self._remote_bytes_per_s))
 
     def close(self) -> None:
         """End all connections, and take no new ones."""
@@ -230,7 +274,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(HTTPStatus.BAD_REQUEST, "this server takes requests of HTTP/1.1 without a body")
             return
         self.connection.settimeout(_STALL_S)
-        self._answer()
+        try:
+            self._answer()
+        except NotYetError as error:
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, str(error), headers={MARK_HEADER: str(error.mark)})
         self.connection.settimeout(self.server.age_s)
 
     def _answer(self) -> None:
@@ -255,7 +302,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = f"version ({version.attempt}, {version.step}) is not kept; kept: {kept}"
             self._say(HTTPStatus.NOT_FOUND, text)
             return
-        self._send(HTTPStatus.OK, manifest.SerializeToString(), kind="application/x-protobuf")
+        self._send(HTTPStatus.OK, manifest.SerializeToString(), headers={"Content-Type": "application/x-protobuf"})
 
     def _send_content(self, content_hash: bytes) -> None:
         data = self.server.service.store.content(content_hash)
@@ -279,17 +326,27 @@ class _Handler(BaseHTTPRequestHandler):
                 **({"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if "Range" in self.headers else {}),
             },
         )
-        sent = 0
+        sent, link = 0, self.server.service.link(self.headers.get(CLUSTER_HEADER, ""))
         for piece in self.server.service.content(content_hash, begin=begin, end=end):
-            self.connection.sendall(piece)
+            self._send_piece(piece, link)
             sent += len(piece)
         self.close_connection |= sent < end - begin  # the version went: so the other side learns of it
 
-    def _say(self, status: HTTPStatus, text: str) -> None:
-        self._send(status, text.encode(), kind="text/plain; charset=utf-8")
+    def _send_piece(self, piece: memoryview, link: LinkCap | None) -> None:
+        if link is None:
+            self.connection.sendall(piece)
+            return
+        step = max(1, int(link.bytes_per_s * _LINK_STEP_S))
+        for begin in range(0, len(piece), step):
+            part = piece[begin : begin + step]
+            time.sleep(link.wait_s(len(part), now_s=time.monotonic()))
+            self.connection.sendall(part)
 
-    def _send(self, status: HTTPStatus, body: bytes, *, kind: str) -> None:
-        self._begin(status, size=len(body), headers={"Content-Type": kind})
+    def _say(self, status: HTTPStatus, text: str, *, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._send(status, text.encode(), headers={"Content-Type": "text/plain; charset=utf-8", **headers})
+
+    def _send(self, status: HTTPStatus, body: bytes, *, headers: dict[str, str]) -> None:
+        self._begin(status, size=len(body), headers=headers)
         self.wfile.write(body)
 
     def _begin(self, status: HTTPStatus, *, size: int, headers: dict[str, str]) -> None:

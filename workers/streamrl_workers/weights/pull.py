@@ -1,10 +1,6 @@
-"""Pulls weights: one version whole and verified (`pull`), and in the background whatever was announced (`Puller`).
+"""Pulls one version of the weights, whole and verified.
 
     manifest, then tensors in pieces, by several streams, over new ones if one breaks, against one deadline
-
-`Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
-that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
-another attempt or address is ended: those bytes are not wanted any more.
 
 A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
 version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
@@ -16,23 +12,30 @@ Does not own how bytes travel (`transports.py`), putting weights into an engine,
 Invariants:
 - What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised. Each byte is hashed once, where it lies, in a thread.
 - Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its connections.
-- One pull runs, one version waits for it, one pulled version waits for the engine, each at most; versions become ready
-  in the order of their announcements.
 """
 
 import asyncio
 import logging
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.delta_chains import follow, way
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash, reserved
-from streamrl_workers.weights.source import NotKeptError, Piece, Source, SourceBrokenError, SourceRefusedError
+from streamrl_workers.weights.relay_store import RelayStore
+from streamrl_workers.weights.source import (
+    NotKeptError,
+    Piece,
+    Source,
+    SourceBrokenError,
+    SourceRefusedError,
+    SourceWaitingError,
+)
 
 
 class WeightsError(RuntimeError):
@@ -47,33 +50,54 @@ _STREAMS = 4
 """At once: hides the round trip of each request on a far link, and shares the work of encryption among processors."""
 _PIECE_BYTES = 64 * 2**20
 """Of a tensor, by one request: the streams share a large one, and end at nearly the same time."""
+STALLED_S = 10.0
+"""Without a byte for so long, another source is asked for."""
 _CACHE_SHARE = 0.25
 """Of a pull's time, for which it waits for a cache; in the rest the service sends what the cache did not give."""
 _ALIGNMENT_BYTES = 64
 """Of a tensor in memory."""
-_RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
-"""Between two pulls of a version; each pull has tried for its own deadline before."""
 _log = logging.getLogger("streamrl.weights")
 
-Connect = Callable[[], Awaitable[Source]]
+Connect = Callable[[pb.WeightsAvailable], Awaitable[Source]]
 """Opens one more stream to where a version was announced. Raises SourceBrokenError."""
 
 
+Arrived = Callable[[pb.WeightsAvailable, int], None]
+
+
+class Route:
+    """A version, and where it is pulled from at the moment."""
+
+    def __init__(
+        self, target: pb.WeightsAvailable, *, stalled: Callable[[pb.WeightsAvailable], None] = lambda _: None
+    ) -> None:
+        """`stalled` is told when nothing comes from there, again and again."""
+        self.target = target
+        self.stalled = stalled
+        self.sources: set[Source] = set()
+
+    def move(self, target: pb.WeightsAvailable) -> None:
+        """Go on from somewhere else, with what has arrived."""
+        self.target = target
+        for source in self.sources:
+            source.abort()
+
+
 async def pull(
-    target: pb.WeightsAvailable,
+    route: Route,
     *,
     timeout_s: float,
     connect: Connect,
-    arrived: Callable[[int], None] = lambda _: None,
+    arrived: Arrived = lambda *_: None,
     nearby: "Nearby | None" = None,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
     Args:
-        target: the version, whose hash is what is verified, and the address that has it.
+        route: the version, whose hash is what is verified, and the address that has it, which may become another.
         timeout_s: for all of it.
-        connect: opens a stream to that address.
-        arrived: called with numbers of bytes that it has sent.
+        connect: opens a stream to an address.
+        arrived: called with the source and numbers of bytes that it has sent.
         nearby: where tensors may be that need not be fetched; behind a pull that ended well it holds this version's.
 
     Raises:
@@ -81,14 +105,23 @@ async def pull(
         WeightsError: refused, corrupted, or not complete after `timeout_s`.
     """
     nearby = Nearby() if nearby is None else nearby
-    state = _Pull(target=target, connect=connect, arrived=arrived, nearby=nearby, cache_s=timeout_s * _CACHE_SHARE)
+    state = _Pull(route=route, connect=connect, arrived=arrived, nearby=nearby, cache_s=timeout_s * _CACHE_SHARE)
+    if nearby.relay is not None:
+        nearby.relay.begin(state.version, mark=state.mark)
+    watch = asyncio.create_task(_watch(state), name="weights-watch")
     try:
         async with asyncio.timeout(timeout_s):
             backoff = Backoff()
             while not await _attempt(state):
                 await backoff.pause()
-    except TimeoutError:
+    except BaseException as error:
+        if nearby.relay is not None:
+            nearby.relay.failed()
+        if not isinstance(error, TimeoutError):
+            raise
         raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
+    finally:
+        watch.cancel()
     tensors = state.tensors or ()
     assert all(t.verified for t in tensors), "bytes that nobody has verified"
     nearby.held.clear()
@@ -134,6 +167,8 @@ class Nearby:
 
     held: dict[str, FetchedTensor] = field(default_factory=dict)
     """Verified ones by name; not fetched where hash and shape are the same."""
+    relay: RelayStore | None = None
+    """Passes on what is verified."""
     cache: WeightCache | None = None
     """Asked for each that is not held, and given what was fetched."""
     delta_used: Callable[[int], None] = lambda _: None
@@ -146,27 +181,46 @@ class Nearby:
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    target: pb.WeightsAvailable
+    route: Route
     connect: Connect
-    arrived: Callable[[int], None]
+    arrived: Arrived
     nearby: Nearby
     cache_s: float
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
     deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
     whole: set[str] = field(default_factory=set)  # tensors whose deltas could not be used: they are not tried again
+    source_mark: int = 0  # what the source has said of itself
     last_break: str = "none"
 
     @property
     def version(self) -> pb.VersionName:
-        return self.target.version
+        return self.route.target.version
 
     @property
     def cache(self) -> WeightCache | None:
         return self.nearby.cache
 
+    def described(self, manifest: pb.Manifest) -> None:
+        """Tell those who pull from us."""
+        if self.nearby.relay is not None:
+            self.nearby.relay.described(manifest)
+            for tensor in self.tensors or ():
+                if tensor.verified:
+                    self.passed_on(tensor)
+
+    def passed_on(self, tensor: FetchedTensor) -> None:
+        if self.nearby.relay is not None:
+            self.nearby.relay.have(tensor.entry.hash, tensor.buffer)
+
+    def mark(self) -> int:
+        """Changes when a byte comes to us, or to our source."""
+        arrived_bytes = sum(t.arrived_bytes for t in self.tensors or ())
+        delta_bytes = sum(piece.begin for piece in self.deltas.values())
+        return arrived_bytes + delta_bytes + (self.tensors is not None) + self.source_mark
+
     def named(self) -> str:
-        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.target.address}"
+        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.route.target.address}"
 
     def progress(self) -> str:
         if self.tensors is None:
@@ -179,34 +233,60 @@ class _Pull:
         )
 
 
+async def _watch(state: _Pull) -> None:
+    """Tell, again and again, that nothing comes."""
+    while True:
+        mark, target = state.mark(), state.route.target
+        await asyncio.sleep(STALLED_S)
+        if state.mark() == mark and state.route.target is target:
+            state.route.stalled(target)
+
+
 async def _attempt(state: _Pull) -> bool:
     """Go on over new connections; False when one broke. The first error ends them all."""
     try:
-        first = await state.connect()
-        try:
+        async with _stream(state) as first:  # open until the end: the version is not dropped between two tensors
             await _over(first, state)
-        finally:
-            await first.close()  # open until here: the version is not dropped between two tensors
     except SourceBrokenError as error:
         state.last_break = str(error)
         return False
     except NotKeptError as error:
+        if state.route.target.peer:
+            state.last_break = f"gone: {error}"
+            return False  # it has not begun yet, or is further: the scheduler knows more
         raise VersionGoneError(f"{state.named()}: gone: {error}") from None
     except SourceRefusedError as error:
         raise WeightsError(f"{state.named()}: refused: {error}") from None
     return True
 
 
+@asynccontextmanager
+async def _stream(state: _Pull) -> AsyncIterator[Source]:
+    """One more to where the version is pulled from now."""
+    target = state.route.target
+    source = await state.connect(target)
+    state.route.sources.add(source)
+    try:
+        if target is not state.route.target:
+            raise SourceBrokenError("it is pulled from somewhere else now")
+        yield source
+    finally:
+        state.route.sources.discard(source)
+        await source.close()
+
+
 async def _over(first: Source, state: _Pull) -> None:
     """Fetch what is missing, by several streams at once."""
-    manifest = await first.manifest(state.version)
+    while (manifest := await _manifest(first, state)) is None:
+        pass
     state.leading_to = {delta.new_hash: delta for delta in manifest.deltas}
     if state.tensors is None:
         state.tensors = _arriving(manifest, state)
+        state.described(manifest)
         if state.cache is not None:
             state.cache.begin(manifest.tensors, wait_s=state.cache_s)
     pending = _Pending(deque(t for t in state.tensors if not t.verified), deque())
-    if state.cache is not None:
+    if state.cache is not None and state.nearby.relay is None:  # who passes tensors on takes them in the order of all
         state.cache.shuffle(pending.tensors)
     try:
         async with asyncio.TaskGroup() as group:
@@ -215,6 +295,14 @@ async def _over(first: Source, state: _Pull) -> None:
                 group.create_task(work, name=f"fetch-{number}")
     except ExceptionGroup as errors:
         raise min(errors.exceptions, key=lambda e: isinstance(e, SourceBrokenError)) from None
+
+
+async def _manifest(source: Source, state: _Pull) -> pb.Manifest | None:
+    try:
+        return await source.manifest(state.version)
+    except SourceWaitingError as waiting:
+        state.source_mark = waiting.mark
+        return None
 
 
 def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
@@ -259,11 +347,8 @@ class _Pending:
 
 
 async def _another(state: _Pull, *, pending: _Pending) -> None:
-    source = await state.connect()
-    try:
+    async with _stream(state) as source:
         await _work(source, state, pending=pending)
-    finally:
-        await source.close()
 
 
 async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
@@ -273,7 +358,13 @@ async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
             await _look_nearby(source, state, pending=pending)
             continue
         tensor, piece = pending.pieces.popleft()
-        await source.fetch(piece, arrived=state.arrived)
+        try:
+            if piece.begin < piece.end:  # else it arrived while another stream broke
+                await source.fetch(piece, arrived=partial(state.arrived, state.route.target))
+        except SourceWaitingError as waiting:
+            state.source_mark = waiting.mark
+            pending.pieces.append((tensor, piece))
+            continue
         tensor.missing.remove(piece)
         if not tensor.missing:
             await _verify(state, tensor=tensor)
@@ -285,6 +376,7 @@ async def _look_nearby(source: Source, state: _Pull, *, pending: _Pending) -> No
     cached = None if state.cache is None or tensor.arrived_bytes else await state.cache.read(tensor.entry)
     if cached is not None:
         tensor.have(cached)
+        state.passed_on(tensor)
     elif not tensor.arrived_bytes and await _by_deltas(source, state, tensor=tensor):
         _kept(state, tensor=tensor)
     elif tensor.missing:
@@ -329,120 +421,11 @@ async def _delta(source: Source, state: _Pull, *, delta: pb.TensorDelta) -> memo
         delta.hash, Piece(hash=delta.hash, buffer=reserved(delta.size_bytes), begin=0, end=delta.size_bytes)
     )
     if piece.begin < piece.end:
-        await source.fetch(piece, arrived=state.arrived)
+        await source.fetch(piece, arrived=partial(state.arrived, state.route.target))
     return piece.buffer
 
 
 def _kept(state: _Pull, *, tensor: FetchedTensor) -> None:
+    state.passed_on(tensor)
     if state.cache is not None:
         state.cache.write(tensor.entry, tensor.buffer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulled:
-    """Verified bytes of a version."""
-
-    version: pb.VersionName
-    tensors: dict[str, TensorBytes]
-    fetch_s: float
-    at_s: float
-    """When they were all there, by the monotonic clock."""
-
-
-Pull = Callable[[pb.WeightsAvailable], Awaitable[dict[str, TensorBytes]]]
-
-
-class Puller:
-    """Pulls what is announced; `wake` is called when a version is ready and when pulling ends, `failed` with each error."""
-
-    def __init__(self, pull: Pull, *, wake: Callable[[], None], failed: Callable[[pb.VersionName, str], None]) -> None:
-        self._pull = pull
-        self._wake = wake
-        self._failed = failed
-        self._target: pb.WeightsAvailable | None = None
-        """What the task pulls, or pulled last."""
-        self._next: pb.WeightsAvailable | None = None
-        """What it pulls afterwards."""
-        self._task: asyncio.Task[None] | None = None
-        self._ready: Pulled | None = None
-
-    @property
-    def pulling(self) -> bool:
-        """Whether bytes are on their way."""
-        return self._task is not None and not self._task.done()
-
-    @property
-    def ready(self) -> bool:
-        """Whether a pulled version waits for the engine."""
-        return self._ready is not None
-
-    def announce(self, target: pb.WeightsAvailable) -> None:
-        """Pull `target` next, unless that is already being done or was done."""
-        if self.pulling and self._target is not None and _of_one_trainer(self._target, target):
-            self._next = None if target == self._target else target
-            return
-        if target == self._target and self.ready:
-            return
-        self._target, self._next, self._ready = target, None, None
-        self._task = asyncio.get_running_loop().create_task(
-            self._replace(self._task), name=f"pull-{target.version.step}"
-        )
-        self._task.add_done_callback(lambda _: self._wake())
-
-    def drop(self) -> None:
-        """Nothing is wanted: the engine has what was announced last."""
-        self._target = self._next = self._ready = None
-        if self._task is not None:
-            self._task.cancel()
-
-    def take(self) -> Pulled:
-        """The pulled version; it is the caller's now."""
-        assert self._ready is not None, "nothing is ready"
-        ready, self._ready = self._ready, None
-        return ready
-
-    def check(self) -> None:
-        """Raise the fault that ended the pull task, if one did."""
-        if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.result()
-
-    async def close(self) -> None:
-        """End the pull task."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-
-    async def _replace(self, old: "asyncio.Task[None] | None") -> None:
-        if old is not None:
-            old.cancel()
-            await asyncio.wait({old})
-        while self._target is not None:
-            await self._until_had(self._target)
-            if self._next is None:
-                return
-            self._target, self._next = self._next, None
-
-    async def _until_had(self, target: pb.WeightsAvailable) -> None:
-        """Until it is ready, is gone, or failed while a newer one waits."""
-        backoff = Backoff(first_s=_RETRY_FIRST_S, limit_s=_RETRY_LIMIT_S)
-        while True:
-            begun_s = time.monotonic()
-            try:
-                tensors = await self._pull(target)
-            except WeightsError as error:
-                self._failed(target.version, str(error))
-                if isinstance(error, VersionGoneError) or self._next is not None:
-                    return  # asking again is pointless; a newer one is there or will be announced
-                await backoff.pause()
-                if self._next is not None:
-                    return
-            else:
-                at_s = time.monotonic()
-                self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=at_s - begun_s, at_s=at_s)
-                self._wake()
-                return
-
-
-def _of_one_trainer(one: pb.WeightsAvailable, other: pb.WeightsAvailable) -> bool:
-    """Whether the same attempt of the same trainer has published both."""
-    return one.address == other.address and one.version.attempt == other.version.attempt

@@ -9,7 +9,7 @@ from streamrl_workers.weights.source import Source
 
 
 class WeightServer(Protocol):
-    """Serves a `WeightStore`."""
+    """Serves a `ServedStore`."""
 
     address: str
     """That a source is opened with."""

@@ -126,6 +126,8 @@ def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: Mem
         keys.ENV_HEARTBEAT_FILE: f"{names.DIR_RUN}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_GENERATOR}",
         keys.ENV_SCHEDULER_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_GRPC}",
         keys.ENV_SIGNALS_PORT: str(names.PORT_SIGNALS),
+        keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
+        keys.ENV_POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}},
         **_SERVING,
         **({} if place is None else _from_member(place, uid=uid)),
     }

@@ -107,6 +107,6 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
             **_own_cache(pool),
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
-        ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
+        ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,
     )

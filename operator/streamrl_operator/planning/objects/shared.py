@@ -212,7 +212,9 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler and weights and to look names up, and with vLLM to where traces go; in for signals."""
+    """A pool's pods: out to scheduler, weights and other generators and to look names up, and with vLLM to where traces go; in for signals and weights."""
+    generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
+    on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
     home = {
         **({} if plan.job.spec.trainer.pod.host_network else trainer),
@@ -220,12 +222,16 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     }
     egress: list[Built] = [
         *([home] if plan.place is None else _out_of_member(plan.place.exposed)),
+        {**({} if on_nodes else {"to": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
         {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
     ]
     tracing = plan.job.spec.tracing
     if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
         egress.append({"ports": [_tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
-    ingress = [{"ports": [_tcp(names.PORT_SIGNALS)]}]
+    ingress = [
+        {"ports": [_tcp(names.PORT_SIGNALS)]},
+        {**({} if on_nodes else {"from": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
+    ]
     name = names.pool(plan.name, pool.name)
     return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
 

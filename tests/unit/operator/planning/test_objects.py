@@ -316,4 +316,4 @@ def test_generators_go_out_with_traces_of_their_own_alone(
     document["spec"]["tracing"] = {"endpoint": endpoint, "sharePercent": share_percent}
     document["spec"]["generators"][0]["engine"] = engine
     egress = find(planned(parse_job(document)), "NetworkPolicy", "full-fixed")["spec"]["egress"]
-    assert egress[2:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])
+    assert egress[3:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])
