@@ -103,3 +103,13 @@ def test_the_newest_is_kept_and_what_somebody_pulls() -> None:
     had(store, 3)
     assert [version.step for version in store.versions()] == [3]
     assert store.content(one.tensors[0].hash) is None
+
+
+def test_the_deltas_of_a_manifest_are_not_passed_on():
+    """It has none of their bytes."""
+    store = RelayStore()
+    version = pb.VersionName(attempt=1, step=2, hash=b"v")
+    store.begin(version, mark=lambda: 0)
+    store.described(pb.Manifest(version=version, deltas=[pb.TensorDelta(hash=b"d")]))
+    with store.pulling(version) as manifest:
+        assert manifest == pb.Manifest(version=version)
