@@ -14,7 +14,7 @@ from typing import Any
 
 from streamrl import keys, names
 from streamrl.errors import UserError, UserErrors
-from streamrl.spec import RLJob, parse_job
+from streamrl.spec import RLJob
 from streamrl.spec.pod import DEFAULTS_NAME
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
@@ -39,6 +39,7 @@ from streamrl_operator.planning.failures import failures_of_pod
 from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.members import NOT_ALLOWED, refused
+from streamrl_operator.planning.objects.job_file import read_job
 from streamrl_operator.planning.values import MemberView, Object, Observed, PlanningSettings, SignalsUnreachable
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
     metadata = {key: raw["metadata"][key] for key in ("name", "namespace") if key in raw["metadata"]}
     document = {key: raw.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata}
     try:
-        return parse_job(document), ""
+        return read_job(document), ""
     except UserErrors as error:
         return None, str(error)
 
