@@ -133,6 +133,12 @@ def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: Mem
     }
 
 
+def by_grpc(variables: Variables, *, port: str | None) -> Variables:
+    """As the release before `weights.http` had them. `port`: what it called the port of weights; None: it had none here."""
+    named = {port if name == keys.ENV_WEIGHTS_PORT else name: value for name, value in variables.items()}
+    return {name: value for name, value in named.items() if name not in (None, keys.ENV_POD_IP)}
+
+
 def _from_member(place: MemberPlace, *, uid: str) -> Variables:
     """How a generator in a member reaches the job's home."""
     return {

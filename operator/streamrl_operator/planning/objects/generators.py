@@ -94,10 +94,12 @@ def _own_cache(pool: GeneratorPool) -> dict[str, str]:
 
 
 def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
+    variables = containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place)
+    weights = {} if plan.moves_by_grpc else {names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS}
     return Container(
         name=names.CONTAINER_GENERATOR,
         module="streamrl_workers.generator",
-        variables=containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place),
+        variables=containers.by_grpc(variables, port=None) if plan.moves_by_grpc else variables,
         mounts={
             names.DIR_JOB: template.VOLUME_JOB,
             names.DIR_TLS: template.VOLUME_TLS,
@@ -107,6 +109,6 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
             **_own_cache(pool),
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
-        ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
+        ports={**weights, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,
     )

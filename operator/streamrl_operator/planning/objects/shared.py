@@ -63,6 +63,11 @@ class JobPlan:
         return self.wanted.images or self.settings.images
 
     @property
+    def moves_by_grpc(self) -> bool:
+        """Whether it began with a release whose images know no `weights.http`. Its pods stay as they are."""
+        return '"weights":{"grpc":' in self.resolved.get(keys.FILE_JOB, "")
+
+    @property
     def name(self) -> str:
         """Name of the job."""
         return self.job.metadata.name
