@@ -15,6 +15,8 @@ HEAVY = {"torch", "transformers", "numpy", "tokenizers", "reasoning_gym"}
 
 LOADS = {"from_pretrained", "from_config"}
 
+MOST_STARTS = 16
+"""Imports of `http.server` that a start may cost; a dozen were measured, and torch costs a hundred."""
 MEASURE = """
 import json, resource, sys, importlib
 importlib.import_module(sys.argv[1])
@@ -75,9 +77,9 @@ def test_contract_needs_are_declared() -> None:
 
 
 @pytest.mark.parametrize("module", ["streamrl_workers.scheduler.main", "streamrl_cli.run"])
-def test_scheduler_and_runner_start_in_a_second_and_80_mb(module: str) -> None:
-    starts = [json.loads(python(MEASURE, module)) for _ in range(3)]
-    assert not HEAVY & set(starts[0]["modules"])
-    # Processor time, and the least: the first start may compile, and what shares a processor slows it.
-    assert min(measured["cpu_s"] for measured in starts) < 1.0
-    assert min(measured["rss_kib"] for measured in starts) < 80 * 1000
+def test_scheduler_and_runner_start_light(module: str) -> None:
+    """In about half a second of a quiet processor: beside an import of the standard library's, since a busy one takes several times as long for both."""
+    starts = [(json.loads(python(MEASURE, "http.server")), json.loads(python(MEASURE, module))) for _ in range(3)]
+    assert not HEAVY & set(starts[0][1]["modules"])
+    assert min(measured["cpu_s"] for _, measured in starts) < MOST_STARTS * min(base["cpu_s"] for base, _ in starts)
+    assert min(measured["rss_kib"] for _, measured in starts) < 80 * 1000
