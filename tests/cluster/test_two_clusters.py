@@ -15,7 +15,7 @@ from cluster.harness.processes import wait_until
 from cluster.harness.two_clusters import TwoClusters
 from cluster.operators import Operator
 
-pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.node, pytest.mark.soak, pytest.mark.timeout(900)]
 
 COMMAND_S = 120
 PORT, NODE_PORT = 8080, 30080
@@ -158,7 +158,6 @@ def test_an_operator_of_the_hub_runs_in_its_network(two_clusters: TwoClusters, t
     assert operator.stop() == 0, operator.tail()
 
 
-@pytest.mark.soak
 def test_a_member_made_anew_is_another_cluster_at_the_same_address(two_clusters: TwoClusters) -> None:
     old, seen = uid(two_clusters.member), two_clusters.seen_from_hub()
     address = two_clusters.member.server

@@ -56,6 +56,7 @@ def kubeconfig(environment: dict[str, str]) -> Iterator[str]:
     run(environment, "cluster.harness.up", "down")
 
 
+@pytest.mark.soak
 def test_a_cluster_stays_until_it_is_taken_down(environment: dict[str, str], kubeconfig: str) -> None:
     folder = Path(kubeconfig).parent
     assert run(environment, "cluster.harness.up", "up").startswith("up: level 1")
