@@ -447,9 +447,10 @@ async def _by_deltas(stream: _Stream, *, tensor: FetchedTensor, pending: _Pendin
     except _UnopenedError:
         pending.tensors.append(tensor)
         raise
-    except (SourceRefusedError, DeltaError) as error:
+    except (SourceRefusedError, DeltaError, RuntimeError, MemoryError) as error:  # no memory or thread for it either
         if not state.whole:
-            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, error)
+            reason = str(error) or type(error).__name__
+            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, reason)
         state.whole.add(tensor.entry.name)
         state.nearby.delta_failed()
         return False

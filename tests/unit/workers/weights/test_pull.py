@@ -182,3 +182,16 @@ async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():
     with pytest.raises(asyncio.CancelledError):
         await server.task
     assert server.opened == 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def failing(*_: object, **__: object) -> memoryview:
+        raise error
+
+    monkeypatch.setattr("streamrl_workers.weights.pull.follow", failing)
+    server = Server()
+    server.publish(1)
+    route = server.publish(2)
+    assert await server.pull(route, nearby=Nearby(held=dict(held(1)))) == tensors(2)
+    assert len(server.fetched) == 2 * len(NAMES)
