@@ -76,7 +76,7 @@ ENV_CLUSTER = "STREAMRL_CLUSTER"
 ENV_SCHEDULER_TLS_NAME = "STREAMRL_SCHEDULER_TLS_NAME"
 """Name that the scheduler's leaf must have, sent as SNI; absent = the scheduler's Service. Read by generators."""
 ENV_WEIGHTS_TLS_NAME = "STREAMRL_WEIGHTS_TLS_NAME"
-"""The same of the Weights service. Read by generators."""
+"""Name that is sent as SNI to the trainer's port of weights, where the role in the leaf counts; absent = its Service. Read by generators."""
 ENV_CONNECTION_AGE = "STREAMRL_CONNECTION_AGE_SECONDS"
 """Number above 0: a connection with TLS lives so long at most; absent = an hour. Less than a leaf's life."""
 

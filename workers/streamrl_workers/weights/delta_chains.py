@@ -10,6 +10,7 @@ Invariants:
 - A way is shorter than the tensor, whatever a manifest says.
 """
 
+import logging
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ _MOST_SHARE = 0.75
 """Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
 _MOST_STEPS = 8
 """Each delta has an entry in each manifest."""
+
+_log = logging.getLogger("streamrl.weights")
 
 _Step = dict[bytes, tuple[pb.TensorDelta, memoryview]]
 """By hash of the delta."""
@@ -42,6 +45,7 @@ class DeltaStore:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
+        self._has_failed = False  # it is logged once
         self.made_bytes = 0
         """Since the process began."""
         self.seconds = 0.0
@@ -49,19 +53,16 @@ class DeltaStore:
 
     def make(self, before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]) -> list[pb.TensorDelta]:
         """Make those from the version before to this one; what can be had then, oldest first."""
-        from streamrl_workers.weights.delta import encode  # numpy
-
         begun_s = time.perf_counter()
         step: _Step = {}
-        for base, new in _changed(before, after):
-            before_hash, after_hash = base.entry.hash, new.entry.hash
-            made = encode(base.data, new.data, width=_width(new.entry), base_hash=before_hash, new_hash=after_hash)
-            if made is not None:
-                data = memoryview(made)
-                entry = pb.TensorDelta(
-                    base_hash=before_hash, new_hash=after_hash, hash=bytes_hash(data), size_bytes=len(data)
-                )
-                step[entry.hash] = entry, data
+        try:
+            for base, new in _changed(before, after):
+                step.update(_made(base, new))
+        except (RuntimeError, MemoryError) as error:  # no thread, or no memory: pullers can do without
+            if not self._has_failed:
+                _log.warning("no deltas to this version: %s", str(error) or type(error).__name__)
+            self._has_failed = True
+            step.clear()
         most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))
         with self._lock:
             self._steps.append(step)
@@ -75,6 +76,18 @@ class DeltaStore:
         """The delta of this hash; None when it is not kept."""
         with self._lock:
             return next((step[content_hash][1] for step in self._steps if content_hash in step), None)
+
+
+def _made(base: KeptTensor, new: KeptTensor) -> _Step:
+    from streamrl_workers.weights.delta import encode  # numpy
+
+    before, after = base.entry.hash, new.entry.hash
+    made = encode(base.data, new.data, width=_width(new.entry), base_hash=before, new_hash=after)
+    if made is None:
+        return {}
+    data = memoryview(made)
+    entry = pb.TensorDelta(base_hash=before, new_hash=after, hash=bytes_hash(data), size_bytes=len(data))
+    return {entry.hash: (entry, data)}
 
 
 def _changed(

@@ -71,7 +71,12 @@ class HttpSource:
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         headers |= {CLUSTER_HEADER: cluster} if cluster else {}
-        source = cls(await _connected(address), address=address, tls=tls, headers=headers)
+        connection = await _connected(address)
+        try:
+            source = cls(connection, address=address, tls=tls, headers=headers)
+        except (OSError, ValueError) as error:  # it has ended, or our files are not whole
+            connection.close()
+            raise SourceBrokenError(str(error) or type(error).__name__) from None
         try:
             await source._in_thread(source._begin, role)
         except BaseException:
@@ -158,6 +163,8 @@ class HttpSource:
                 return
             reason = response.read(_REASON_BYTES).decode(errors="replace")
             mark = response.getheader(MARK_HEADER, "")
+            if response.length:
+                self._http.close()  # the rest is not read, so nothing else can be asked here
         if response.status == 404:  # noqa: PLR2004
             raise NotKeptError(reason)
         if 400 <= response.status < 500:  # noqa: PLR2004

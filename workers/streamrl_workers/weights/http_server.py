@@ -8,7 +8,8 @@ Owns the port, who is let in, requests and status codes. Does not own which vers
 Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.
 - A connection ends when its handshake or first request takes too long, when the other side takes no bytes, and when it is too old.
-- A reader who stalls holds no bytes: they are looked up again for each slice.
+- A reader who stalls holds the bytes of one slice, and with it of its tensor, until `_STALL_S` end him: they are looked up again for each slice.
+- Strangers take no places from those who are let in.
 """
 
 import logging
@@ -35,7 +36,8 @@ from streamrl_workers.weights.hashing import HASH_ALGORITHM
 from streamrl_workers.weights.source import NotYetError, ServedStore
 
 _MOST_CONNECTIONS = 512
-"""More are closed at once, and come again. Each has a thread; a puller has four."""
+"""That are let in. More are closed at once, and come again. Each has a thread; a puller has four.
+Of those who have not shown yet who they are there may be as many; the oldest of them makes room."""
 _FIRST_REQUEST_S = 10.0
 """From the first byte of a connection until we know who it is."""
 _STALL_S = 60.0
@@ -162,7 +164,9 @@ class _Server(ThreadingMixIn, TCPServer):
         self._role_door = None if tls is None else RoleDoor(tls.identity)
         self._lock = threading.Lock()
         self._ends: dict[socket.socket, float] = {}
-        """When each connection is ended, if it has not ended by itself."""
+        """When each connection that was let in is ended, if it has not ended by itself."""
+        self._strangers: dict[socket.socket, float] = {}
+        """The same of those that are not let in yet, oldest first."""
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -177,15 +181,15 @@ class _Server(ThreadingMixIn, TCPServer):
     def let_in(self, connection: socket.socket, *, begun_s: float) -> None:
         """This connection may grow old."""
         with self._lock:
+            self._strangers.pop(connection, None)
             self._ends[connection] = begun_s + self.age_s + min(GRACE_S, self.age_s)
 
     def end_connections(self, *, older_than_s: float = float("inf")) -> None:
         """End those whose time has come before then."""
         with self._lock:
-            due = [connection for connection, end_s in self._ends.items() if end_s <= older_than_s]
-        for connection in due:
-            with suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # its thread awakes, and closes it
+            ends = {**self._strangers, **self._ends}
+        for connection in [connection for connection, end_s in ends.items() if end_s <= older_than_s]:
+            _end(connection)
 
     # ---- what socketserver calls
 
@@ -205,11 +209,16 @@ class _Server(ThreadingMixIn, TCPServer):
         with self._lock:
             if len(self._ends) >= _MOST_CONNECTIONS:
                 return False
-            self._ends[request] = time.monotonic() + _FIRST_REQUEST_S
+            if len(self._strangers) >= _MOST_CONNECTIONS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                _end(oldest)
+            self._strangers[request] = time.monotonic() + _FIRST_REQUEST_S
         return True
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
         with self._lock:
+            self._strangers.pop(request, None)
             self._ends.pop(request, None)
         with suppress(OSError):
             socket.socket.shutdown(request, socket.SHUT_WR)
@@ -220,6 +229,11 @@ class _Server(ThreadingMixIn, TCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
         log.debug("a connection of %s ended", client_address, exc_info=True)
+
+
+def _end(connection: socket.socket) -> None:
+    with suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # its thread awakes, and closes it
 
 
 def keep_alive(connection: socket.socket) -> None:

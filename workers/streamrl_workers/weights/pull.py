@@ -16,9 +16,9 @@ Invariants:
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -111,9 +111,7 @@ async def pull(
     watch = asyncio.create_task(_watch(state), name="weights-watch")
     try:
         async with asyncio.timeout(timeout_s):
-            backoff = Backoff()
-            while not await _attempt(state):
-                await backoff.pause()
+            await _attempts(state)
     except BaseException as error:
         if nearby.relay is not None:
             nearby.relay.failed()
@@ -189,6 +187,8 @@ class _Pull:
     tensors: list[FetchedTensor] | None = None  # None until the manifest is there
     leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
     deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
+    fetching: defaultdict[bytes, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """A delta, by one stream at a time: names may share it."""
     whole: set[str] = field(default_factory=set)  # tensors whose deltas could not be used: they are not tried again
     source_mark: int = 0  # what the source has said of itself
     last_break: str = "none"
@@ -242,10 +242,19 @@ async def _watch(state: _Pull) -> None:
             state.route.stalled(target)
 
 
+async def _attempts(state: _Pull) -> None:
+    task, backoff = asyncio.current_task(), Backoff()
+    assert task is not None
+    while not await _attempt(state):
+        if task.cancelling():  # a break came in its place
+            raise asyncio.CancelledError
+        await backoff.pause()
+
+
 async def _attempt(state: _Pull) -> bool:
     """Go on over new connections; False when one broke. The first error ends them all."""
     try:
-        async with _stream(state) as first:  # open until the end: the version is not dropped between two tensors
+        async with aclosing(_Stream(state, target=state.route.target)) as first:
             await _over(first, state)
     except SourceBrokenError as error:
         state.last_break = str(error)
@@ -260,24 +269,48 @@ async def _attempt(state: _Pull) -> bool:
     return True
 
 
-@asynccontextmanager
-async def _stream(state: _Pull) -> AsyncIterator[Source]:
-    """One more to where the version is pulled from now."""
-    target = state.route.target
-    source = await state.connect(target)
-    state.route.sources.add(source)
-    try:
-        if target is not state.route.target:
+class _UnopenedError(SourceBrokenError):
+    """There is no such stream: what it was to fetch is for the others."""
+
+
+class _Stream:
+    """One of an attempt's streams."""
+
+    def __init__(self, state: _Pull, *, target: pb.WeightsAvailable) -> None:
+        """`target`: of the attempt."""
+        self.state = state
+        self.target = target
+        self._source: Source | None = None
+
+    async def opened(self) -> Source:
+        """Opens it when it is first used: one that waits without a request is closed by the other side."""
+        if self._source is None:
+            self._source = await self.state.connect(self.target)
+            self.state.route.sources.add(self._source)
+        if self.target is not self.state.route.target:
             raise SourceBrokenError("it is pulled from somewhere else now")
-        yield source
-    finally:
-        state.route.sources.discard(source)
-        await source.close()
+        return self._source
+
+    async def fetch(self, piece: Piece) -> None:
+        """What has not arrived of it."""
+        if piece.begin == piece.end:
+            return  # it arrived while another stream broke
+        try:
+            source = await self.opened()
+        except SourceBrokenError as error:
+            raise _UnopenedError(str(error)) from None
+        await source.fetch(piece, arrived=partial(self.state.arrived, self.target))
+
+    async def aclose(self) -> None:
+        if self._source is not None:
+            self.state.route.sources.discard(self._source)
+            await self._source.close()
 
 
-async def _over(first: Source, state: _Pull) -> None:
+async def _over(first: _Stream, state: _Pull) -> None:
     """Fetch what is missing, by several streams at once."""
-    while (manifest := await _manifest(first, state)) is None:
+    source = await first.opened()  # until the end: the version is not dropped between two tensors
+    while (manifest := await _manifest(source, state)) is None:
         pass
     state.leading_to = {delta.new_hash: delta for delta in manifest.deltas}
     if state.tensors is None:
@@ -288,13 +321,16 @@ async def _over(first: Source, state: _Pull) -> None:
     pending = _Pending(deque(t for t in state.tensors if not t.verified), deque())
     if state.cache is not None and state.nearby.relay is None:  # who passes tensors on takes them in the order of all
         state.cache.shuffle(pending.tensors)
+    work = [_work(first, pending=pending)]
+    work += [_another(first, pending=pending) for _ in range(1, min(_STREAMS, pending.most_streams))]
+    tasks = [asyncio.create_task(part, name=f"fetch-{number}") for number, part in enumerate(work)]
     try:
-        async with asyncio.TaskGroup() as group:
-            for number in range(min(_STREAMS, pending.most_streams)):
-                work = _work(first, state, pending=pending) if number == 0 else _another(state, pending=pending)
-                group.create_task(work, name=f"fetch-{number}")
-    except ExceptionGroup as errors:
-        raise min(errors.exceptions, key=lambda e: isinstance(e, SourceBrokenError)) from None
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    await _work(first, pending=pending)  # what a stream that could not be opened has left
 
 
 async def _manifest(source: Source, state: _Pull) -> pb.Manifest | None:
@@ -346,38 +382,41 @@ class _Pending:
         return sum(max(1, len(tensor.missing)) for tensor in self.tensors)
 
 
-async def _another(state: _Pull, *, pending: _Pending) -> None:
-    async with _stream(state) as source:
-        await _work(source, state, pending=pending)
+async def _another(first: _Stream, *, pending: _Pending) -> None:
+    async with aclosing(_Stream(first.state, target=first.target)) as stream:
+        with suppress(_UnopenedError):
+            await _work(stream, pending=pending)
 
 
-async def _work(source: Source, state: _Pull, *, pending: _Pending) -> None:
+async def _work(stream: _Stream, *, pending: _Pending) -> None:
     """One stream's part."""
     while pending.pieces or pending.tensors:
         if not pending.pieces:
-            await _look_nearby(source, state, pending=pending)
+            await _look_nearby(stream, pending=pending)
             continue
         tensor, piece = pending.pieces.popleft()
         try:
-            if piece.begin < piece.end:  # else it arrived while another stream broke
-                await source.fetch(piece, arrived=partial(state.arrived, state.route.target))
+            await stream.fetch(piece)
         except SourceWaitingError as waiting:
-            state.source_mark = waiting.mark
+            stream.state.source_mark = waiting.mark
             pending.pieces.append((tensor, piece))
             continue
+        except _UnopenedError:
+            pending.pieces.append((tensor, piece))
+            raise
         tensor.missing.remove(piece)
         if not tensor.missing:
-            await _verify(state, tensor=tensor)
+            await _verify(stream.state, tensor=tensor)
 
 
-async def _look_nearby(source: Source, state: _Pull, *, pending: _Pending) -> None:
+async def _look_nearby(stream: _Stream, *, pending: _Pending) -> None:
     """Take the next tensor; it is had, or its pieces are pending."""
-    tensor = pending.tensors.popleft()
+    state, tensor = stream.state, pending.tensors.popleft()
     cached = None if state.cache is None or tensor.arrived_bytes else await state.cache.read(tensor.entry)
     if cached is not None:
         tensor.have(cached)
         state.passed_on(tensor)
-    elif not tensor.arrived_bytes and await _by_deltas(source, state, tensor=tensor):
+    elif not tensor.arrived_bytes and await _by_deltas(stream, tensor=tensor, pending=pending):
         _kept(state, tensor=tensor)
     elif tensor.missing:
         pending.pieces.extend((tensor, piece) for piece in tensor.missing)
@@ -393,8 +432,9 @@ async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
     _kept(state, tensor=tensor)
 
 
-async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> bool:
+async def _by_deltas(stream: _Stream, *, tensor: FetchedTensor, pending: _Pending) -> bool:
     """Whether the tensor was made of what is held."""
+    state = stream.state
     held = None if tensor.entry.name in state.whole else state.nearby.held.get(tensor.entry.name)
     deltas = way(tensor.entry, held=held.entry.hash, leading_to=state.leading_to) if held is not None else ()
     if held is None or not deltas:
@@ -402,11 +442,15 @@ async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> 
     from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
 
     try:
-        parts = [await _delta(source, state, delta=delta) for delta in deltas]
+        parts = [await _delta(stream, delta=delta) for delta in deltas]
         made = await asyncio.to_thread(follow, deltas, parts=parts, base=held.buffer)
-    except (SourceRefusedError, DeltaError) as error:
+    except _UnopenedError:
+        pending.tensors.append(tensor)
+        raise
+    except (SourceRefusedError, DeltaError, RuntimeError, MemoryError) as error:  # no memory or thread for it either
         if not state.whole:
-            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, error)
+            reason = str(error) or type(error).__name__
+            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, reason)
         state.whole.add(tensor.entry.name)
         state.nearby.delta_failed()
         return False
@@ -415,13 +459,13 @@ async def _by_deltas(source: Source, state: _Pull, *, tensor: FetchedTensor) -> 
     return True
 
 
-async def _delta(source: Source, state: _Pull, *, delta: pb.TensorDelta) -> memoryview:
+async def _delta(stream: _Stream, *, delta: pb.TensorDelta) -> memoryview:
     """Its bytes; what had arrived before a break is not asked for again."""
-    piece = state.deltas.setdefault(
+    piece = stream.state.deltas.setdefault(
         delta.hash, Piece(hash=delta.hash, buffer=reserved(delta.size_bytes), begin=0, end=delta.size_bytes)
     )
-    if piece.begin < piece.end:
-        await source.fetch(piece, arrived=partial(state.arrived, state.route.target))
+    async with stream.state.fetching[delta.hash]:
+        await stream.fetch(piece)
     return piece.buffer
 
 

@@ -99,3 +99,20 @@ def test_the_way_from_what_is_held(held: int, deltas: list[pb.TensorDelta], expe
     wanted = pb.TensorEntry(name="w", size_bytes=100, hash=bytes([4]))
     found = way(wanted, held=bytes([held]), leading_to={one.new_hash: one for one in deltas})
     assert list(found) == expected
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_version_is_published_where_no_deltas_can_be_made(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    trainer = Trainer()
+    trainer.publish(0)
+    with monkeypatch.context() as patched:
+        patched.setattr("streamrl_workers.weights.delta.encode", failing)
+        assert not trainer.publish(1).deltas
+        assert not trainer.publish(2).deltas
+    assert len([record for record in caplog.records if "no deltas" in record.getMessage()]) == 1
+    assert len(trainer.publish(3).deltas) == 1
