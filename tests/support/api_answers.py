@@ -94,12 +94,17 @@ class ApiAnswers:
 
     def kubeconfig(self, folder: Path) -> Path:
         """A kubeconfig file that leads there."""
-        config: dict[str, Any] = {
-            "current-context": "here",
-            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-            "clusters": [{"name": "c", "cluster": {"server": str(self.server.make_url("")).rstrip("/")}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-        }
-        path = folder / "kubeconfig"
-        path.write_text(json.dumps(config))
-        return path
+        return write_kubeconfig(self.server, folder)
+
+
+def write_kubeconfig(server: TestServer, folder: Path) -> Path:
+    """A kubeconfig file in `folder` that leads to the server."""
+    config: dict[str, Any] = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+        "clusters": [{"name": "c", "cluster": {"server": str(server.make_url("")).rstrip("/")}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path

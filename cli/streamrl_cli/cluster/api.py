@@ -271,9 +271,8 @@ class ApiClient:
                     elif channel == _STATUS:
                         pieces[channel] += piece
             finally:
-                await (
-                    self._session.close()
-                )  # waits for the end of connections in use, which closing the socket first does not
+                # The session waits for the end of connections in use; of one whose socket was closed first it would not.
+                await self._session.close()
                 await socket.close()
             for channel, tell in told.items():
                 if rest := pieces[channel]:

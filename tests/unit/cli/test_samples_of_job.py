@@ -1,7 +1,6 @@
 """`streamrl samples JOB`: run in the scheduler's container through an API server; on a real node: tests/e2e/test_smoke.py."""
 
 import argparse
-import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from aiohttp.test_utils import TestServer
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl_cli.reporting import samples_command
+from support.api_answers import write_kubeconfig
 from support.jobs import simulated_job
 
 SUCCESS = b'\x03{"status": "Success"}'
@@ -55,16 +55,9 @@ async def served() -> AsyncIterator[Served]:
 
 
 async def samples(served: Served, tmp_path: Path, *flags: str) -> int:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-        "clusters": [{"name": "c", "cluster": {"server": str(served.server.make_url("")).rstrip("/")}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
     parser = argparse.ArgumentParser()
     samples_command.add_arguments(parser)
-    arguments = parser.parse_args(["simulated", f"--kubeconfig={tmp_path / 'kubeconfig'}", *flags])
+    arguments = parser.parse_args(["simulated", f"--kubeconfig={write_kubeconfig(served.server, tmp_path)}", *flags])
     return await samples_command.show_job(arguments)
 
 

@@ -4,7 +4,6 @@ import argparse
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,6 +13,7 @@ from streamrl.spec import parse_job
 from streamrl_cli import top
 from streamrl_cli.main import main
 from streamrl_cli.runner.folder import RunFolder, create_folder
+from support.api_answers import write_kubeconfig
 from support.jobs import simulated_job
 
 STEP = {"reward_mean": 0.25, "tokens_per_s": 1500.0, "samples_per_s": 3.0, "staleness_mean": 0.5, "staleness_max": 1}
@@ -117,16 +117,9 @@ async def served() -> AsyncIterator[Served]:
 
 
 def arguments(served: Served, tmp_path: Path) -> argparse.Namespace:
-    config: dict[str, Any] = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
-        "clusters": [{"name": "c", "cluster": {"server": str(served.server.make_url("")).rstrip("/")}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "kubeconfig").write_text(json.dumps(config))
     parser = argparse.ArgumentParser()
     top.add_arguments(parser)
-    return parser.parse_args(["simulated", f"--kubeconfig={tmp_path / 'kubeconfig'}"])
+    return parser.parse_args(["simulated", f"--kubeconfig={write_kubeconfig(served.server, tmp_path)}"])
 
 
 async def test_a_job_is_shown_by_its_schedulers_page(
