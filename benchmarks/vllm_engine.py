@@ -34,6 +34,7 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.models.published import Parameters
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.pull import Route
 
 MAX_TOKENS = 192
 LEAST_PAIRS = 3
@@ -176,7 +177,7 @@ class Generator:
         self._hash = tensors_hash(weights)
         self._outbox = GeneratorOutbox()
 
-        async def pull(_: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+        async def pull(_: Route) -> dict[str, TensorBytes]:
             return weights
 
         self._loop = EngineLoop(engine, pull=pull, outbox=self._outbox, recorder=Recorder(sink=None, metrics=None))

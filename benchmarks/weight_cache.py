@@ -10,49 +10,48 @@ import asyncio
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
+from collections.abc import Awaitable
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.channel import bind, make_server
-from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Nearby, pull
-from streamrl_workers.weights.server import WeightsService, WeightStore
+from streamrl_workers.weights.http_client import HttpSource
+from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.pull import Nearby, Route, pull
+from streamrl_workers.weights.store import WeightStore
 
 TENSOR_BYTES = 4 * 2**20
-CHUNK_BYTES = 2**20
 TOKEN = "benchmark"  # noqa: S105 - on this machine, for this run
 CONTEXT = multiprocessing.get_context("spawn")
 
 
-async def serve_weights(pipe: Connection, size_bytes: int) -> None:
+def serving(pipe: Connection, size_bytes: int) -> None:
     store = WeightStore()
     random = (memoryview(os.urandom(TENSOR_BYTES)) for _ in range(size_bytes // TENSOR_BYTES))
     tensors = {f"w{number}": TensorBytes("uint8", (TENSOR_BYTES,), data) for number, data in enumerate(random)}
     version = store.publish(attempt=1, step=0, tensors=tensors)
-    server = make_server(TOKEN)
-    serve(server, WEIGHTS, WeightsService(store))
-    address = bind(server, port=0)
-    await server.start()
+    address = HttpWeightServer(store, token=TOKEN).address
     pipe.send(pb.WeightsAvailable(version=version, address=address).SerializeToString())
-    await asyncio.Event().wait()
-
-
-def serving(pipe: Connection, size_bytes: int) -> None:
-    asyncio.run(serve_weights(pipe, size_bytes))
+    threading.Event().wait()
 
 
 async def pulled(target: pb.WeightsAvailable, cache: WeightCache | None) -> tuple[int, int]:
     """(tensors, bytes that came from the server)."""
     arrived: list[int] = []
     nearby = Nearby(cache=cache)
-    tensors = await pull(
-        target, timeout_s=600, chunk_bytes=CHUNK_BYTES, token=TOKEN, arrived=arrived.append, nearby=nearby
-    )
+
+    def connect(_: pb.WeightsAvailable) -> Awaitable[HttpSource]:
+        return HttpSource.connect(target.address, tls=None, token=TOKEN, role="trainer")
+
+    def told(_: pb.WeightsAvailable, size_bytes: int) -> None:
+        arrived.append(size_bytes)
+
+    tensors = await pull(Route(target), timeout_s=600, connect=connect, arrived=told, nearby=nearby)
     return len(tensors), sum(arrived)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paper import fit, measured, resources, svg, tables
 from paper.calibration import calibrate
-from paper.facts import ELASTIC, LENGTHS, MODELS, THROUGHPUT
+from paper.facts import CROSS, ELASTIC, LENGTHS, MODELS, THROUGHPUT
 from paper.holdout import Cell, calibration_cells, generation_cells, held_out, our_cells, setting, throughput_cells
 from paper.rule import QWEN, RULE, Knobs, instance_gpus
 from paper.runs import split
@@ -157,6 +157,19 @@ def _resources() -> Section:
         whole = sum(counts.values())
         shares = ", ".join(f"{age}: {count / whole:.0%}" for age, count in counts.items())
         yield "", f"- {system}, 32B at 20K: age in steps of the groups trained on: {shares}"
+    yield "", "\n### Table 3: two datacenters, and what the planner takes of them\n"
+    yield (
+        "",
+        "| 7B | 32 H800, samples/s by cost | 32 H20 + 16 H800 | gain | the planner's | samples/s by cost | gain | the paper's gain |\n"
+        + "|---" * 8
+        + "|",
+    )
+    for row, paper in zip(resources.priced(), zip(*CROSS.values(), strict=True), strict=True):
+        yield (
+            "",
+            f"| {row.length} | {row.single:.3g} | {row.papers_sizes:.3g} | {row.papers_sizes / row.single:.2f}x | {row.sizes[0]} H20 + {row.sizes[1]} H800 "
+            f"| {row.planned:.3g} | {row.planned / row.single:.2f}x | {paper[0] / paper[1]:.2f}x |",
+        )
 
 
 def _lines(lines: Iterator[str]) -> Section:

@@ -85,16 +85,29 @@ def generation_cells(knobs: Knobs = RULE) -> Iterator[Cell]:
             yield Cell(table="Fig. 9", name=f"{model} {name}", paper=shares[name], ours=seconds / base_s)
 
 
+def machines_cost(h20: int, h800: int) -> float:
+    """Of so many GPUs, in the paper's unit."""
+    return (h20 * MACHINE_COST["H20"] + h800 * MACHINE_COST["H800"]) / MACHINE_GPUS
+
+
+def cross_case(one: Setting, *, gpus: int) -> Case:
+    """Generation on so many H20."""
+    return Case(model=one.model, lengths=one.lengths, gpus=gpus, knobs=one.knobs, hardware=H20)
+
+
+def cross_speed(one: Setting, *, sizes: tuple[int, int]) -> float:
+    """Samples/s with so many H20 that generate and H800 that train, over the link between the two datacenters."""
+    case = cross_case(one, gpus=sizes[0])
+    plain = document(one, case, trainer_gpus=sizes[1], mode="StreamAsync", bandwidth=REMOTE_BYTES_PER_S)
+    return BATCH / measured.run(plain).step_s()
+
+
 def cross_cells(knobs: Knobs = RULE) -> Iterator[Cell]:
     """Two datacenters and one, samples/s by cost; the unit of cost is that of the two."""
-    generators, trainers = CROSS_GPUS
-    cost = (generators * MACHINE_COST["H20"] + trainers * MACHINE_COST["H800"]) / MACHINE_GPUS
-    single_cost = SINGLE_GPUS * MACHINE_COST["H800"] / MACHINE_GPUS / cost
+    single_cost = machines_cost(0, SINGLE_GPUS) / machines_cost(*CROSS_GPUS)
     for place, length in enumerate(LENGTHS):
         one = setting("7B", length, knobs)
-        case = Case(model="7B", lengths=one.lengths, gpus=generators, knobs=knobs, hardware=H20)
-        plain = document(one, case, trainer_gpus=trainers, mode="StreamAsync", bandwidth=REMOTE_BYTES_PER_S)
-        speed = BATCH / measured.run(plain).step_s()
+        speed = cross_speed(one, sizes=CROSS_GPUS)
         single = throughput(one, "StreamRL-Async", sizes=sizes("7B", length)) / single_cost
         yield Cell(table="Table 3", name=f"H20 + H800 {length}", paper=CROSS["H20 + H800"][place], ours=speed)
         yield Cell(table="Table 3", name=f"H800 {length}", paper=CROSS["H800"][place], ours=single)

@@ -1,4 +1,4 @@
-"""Fig. 10, 11 and 12: how many GPUs for which stage, the elastic trace, and what a simulation can say of staleness.
+"""Fig. 10, 11, 12 and Table 3: how many GPUs for which stage, the elastic trace, what a simulation can say of staleness, two datacenters with prices.
 
 Fits, not predictions: Fig. 10's own points go in, and the elastic scenario was chosen for this trace. The decisions are the operator's
 `allocation` and `autoscaler`, and the scheduler's staleness rule.
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paper import measured
-from paper.facts import CHOSEN_SPLIT, EVEN_SPLIT, LENGTHS
-from paper.holdout import setting
+from paper.facts import CHOSEN_SPLIT, EVEN_SPLIT, LENGTHS, MACHINE_COST, MACHINE_GPUS
+from paper.holdout import CROSS_GPUS, cross_case, cross_cells, cross_speed, machines_cost, setting
 from paper.profile import makespan_s
 from paper.rule import QWEN, RULE
-from paper.runs import MODES, document, split
+from paper.runs import MODES, Setting, document, split
 from streamrl_cli.simulation.reading import read_scenario
 from streamrl_cli.simulation.results import summary
 from streamrl_cli.simulation.world import simulate
-from streamrl_operator.allocation.choice import Sizes, Stage, one_datacenter
+from streamrl_operator.allocation.choice import Allocation, Sizes, Stage, one_datacenter, two_datacenters
 from streamrl_operator.allocation.stage_times import StageCurve
 
 ELASTIC_SCENARIO = Path(__file__).resolve().parents[2] / "examples" / "simulations" / "elastic.yaml"
@@ -86,6 +86,49 @@ def even_split_s(model: str) -> float:
     """Generation on half of the GPUs."""
     one = setting(model, LENGTHS[-1], RULE)
     return one.found.scale * makespan_s(one.case(QWEN[model].gpus // 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedRow:
+    """Two datacenters, 7B: samples/s by cost as `facts.CROSS` has it, of the paper's GPUs and of those that the planner takes of them."""
+
+    length: str
+    sizes: tuple[int, int]
+    """H20 that generate, H800 that train, by the planner."""
+    papers_sizes: float
+    planned: float
+    single: float
+    """On 32 H800 in one datacenter."""
+
+
+def priced() -> Iterator[PricedRow]:
+    """Algorithm 1 for two datacenters: the same time or at most 5 % more, with what is not needed given back."""
+    found = {cell.name: cell.ours for cell in cross_cells()}
+    for length in LENGTHS:
+        one = setting("7B", length, RULE)
+        chosen = _two_datacenters(one)
+        sizes = (chosen.generator_devices, chosen.trainer_devices)
+        by_cost = machines_cost(*CROSS_GPUS) / machines_cost(*sizes)
+        yield PricedRow(
+            length=length,
+            sizes=sizes,
+            papers_sizes=found[f"H20 + H800 {length}"],
+            planned=cross_speed(one, sizes=sizes) * by_cost,
+            single=found[f"H800 {length}"],
+        )
+
+
+def _two_datacenters(one: Setting) -> Allocation:
+    generators, trainers = CROSS_GPUS
+    profiled = range(MACHINE_GPUS, generators + 1, MACHINE_GPUS)
+    generation = StageCurve.through({x: one.found.scale * makespan_s(cross_case(one, gpus=x)) for x in profiled})
+    training = StageCurve.through({1: one.found.training_s(one.lengths, gpus=1)})
+    sizes = Sizes(unit=MACHINE_GPUS, least=MACHINE_GPUS)
+    stages = (
+        Stage(seconds=curve.at, sizes=sizes, device_cost_per_hour=MACHINE_COST[name] / MACHINE_GPUS)
+        for name, curve in (("H20", generation), ("H800", training))
+    )
+    return two_datacenters(*stages, generator_devices=generators, trainer_devices=trainers)
 
 
 def elastic_traces() -> dict[int, list[int]]:

@@ -1,15 +1,19 @@
-"""`streamrl explain [FIELD]`: type, default, bounds and text of a field of the RLJob, as `kubectl explain` does."""
+"""`streamrl explain [FIELD]`: type, default, bounds and text of a field of an RLJob or an RLCluster, as `kubectl explain` does."""
 
 import argparse
 import json
 import textwrap
 from collections.abc import Iterator
 
+from pydantic import BaseModel
+
 from streamrl.changes import PHRASES, has_parts, when
+from streamrl.clusters import RLCluster
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import unknown_field
 from streamrl.spec.phrases import allowed, type_name, unit
-from streamrl.spec.schema import Schema, children, job_schema, schema_at
+from streamrl.spec.rljob import RLJob
+from streamrl.spec.schema import Schema, children, plain_schema, schema_at
 from streamrl_cli import console
 
 _WIDTH = 100
@@ -18,25 +22,39 @@ _WIDTH = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "field", nargs="?", default="", metavar="FIELD", help="path such as spec.pipeline; absent = the whole job"
+        "field",
+        nargs="?",
+        default="",
+        metavar="FIELD",
+        help="path such as spec.pipeline, or rlcluster.spec; absent = the whole job",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what is known of the field."""
-    path = args.field.removeprefix("rljob").removeprefix(".").rstrip(".")
-    console.out(*_explain(path))
+    kind, path = _kind_of(args.field)
+    console.out(*_explain(path, kind=kind))
     return EXIT_DONE
 
 
-def _explain(path: str) -> Iterator[str]:
-    schema = schema_at(path)
+def _kind_of(field: str) -> tuple[type[BaseModel], str]:
+    """Which document it is of; a path that names none is of a job."""
+    for kind in (RLCluster, RLJob):
+        prefix = kind.__name__.lower()
+        if field == prefix or field.startswith(f"{prefix}."):
+            return kind, field.removeprefix(prefix).strip(".")
+    return RLJob, field.rstrip(".")
+
+
+def _explain(path: str, *, kind: type[BaseModel]) -> Iterator[str]:
+    root = plain_schema(kind)
+    schema = schema_at(path, root=root)
     if schema is None:
-        raise _unknown(path)
+        raise _unknown(path, root=root)
     name = path.rsplit(".", 1)[-1]
-    yield f"{path or 'RLJob'} <{type_name(schema)}>"
+    yield f"{path or kind.__name__} <{type_name(schema)}>"
     yield from textwrap.wrap(schema.get("description", ""), _WIDTH, initial_indent="  ", subsequent_indent="  ")
-    for label, text in (facts(name, schema) | _change(path)).items():
+    for label, text in (facts(name, schema) | (_change(path) if kind is RLJob else {})).items():
         yield f"  {label + ':':<9} {text}"
     for rule in schema.get("x-kubernetes-validations", []):
         yield f"  Rule:     {rule['message']}"
@@ -73,12 +91,12 @@ def _fields(schema: Schema) -> Iterator[str]:
         )
 
 
-def _unknown(path: str) -> UserError:
+def _unknown(path: str, *, root: Schema) -> UserError:
     """The error for the first part of `path` that does not exist."""
     parts = path.split(".")
     for end in range(1, len(parts) + 1):
         here = ".".join(parts[:end])
-        if schema_at(here) is None:
+        if schema_at(here, root=root) is None:
             break
-    parent = schema_at(".".join(parts[: end - 1])) or job_schema()
+    parent = schema_at(".".join(parts[: end - 1]), root=root) or root
     return unknown_field(here, name=parts[end - 1], section=parent)

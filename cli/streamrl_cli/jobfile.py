@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from streamrl.clusters import RLCluster
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
 from streamrl.spec import RLJob, parse_job
@@ -25,7 +26,7 @@ MAX_FILE_BYTES = 1024 * 1024
 _PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d{1,6}\])*\Z")
 FLAG = "--set"
-_DEFAULTS = RLJobDefaults.__name__
+_DEFAULTS, _CLUSTER = RLJobDefaults.__name__, RLCluster.__name__
 
 
 class Check(Protocol):
@@ -98,11 +99,16 @@ def _defaults(document: Document, *, path: Path) -> RLJobDefaults:
 
 
 def _is_beside(document: Document, *, path: Path) -> bool:
-    """Whether it is no job: an RLJobDefaults, which is checked, or a ConfigMap, such as a job's code."""
+    """Whether it is no job: an RLJobDefaults or an RLCluster, which are checked, or a ConfigMap, such as a job's code."""
     kind = document.data.get("kind") if isinstance(document.data, dict) else None
     if kind == _DEFAULTS:
         _defaults(document, path=path)
-    return kind in (_DEFAULTS, "ConfigMap")
+    if kind == _CLUSTER:
+        try:
+            parse_document(document.data, model=RLCluster, rule=f"must be a mapping of kind {_CLUSTER}")
+        except UserErrors as errors:
+            raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
+    return kind in (_DEFAULTS, _CLUSTER, "ConfigMap")
 
 
 def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Check | None) -> RLJob:

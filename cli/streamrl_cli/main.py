@@ -41,14 +41,21 @@ COMMANDS = {
     "resume": "let a suspended job go on",
     "scale": "set the size of a generator pool",
     "cancel": "delete a job",
+    "cluster": "member clusters: join, list, leave",
 }
 """Name -> what it does. The module of a command has its name, but for `MODULES`."""
 
-MODULES = {"profile": "profile_command", "resume": "suspend", "samples": "samples_command", "ui": "command"}
+MODULES = {
+    "cluster": "members",
+    "profile": "profile_command",
+    "resume": "suspend",
+    "samples": "samples_command",
+    "ui": "command",
+}
 """Commands whose module has another name: that of the standard library or of a folder is taken; two are one story."""
 
 PACKAGES = {
-    "streamrl_cli.cluster": ("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel"),
+    "streamrl_cli.cluster": ("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel", "cluster"),
     "streamrl_cli.reporting": ("report", "samples", "compare"),
     "streamrl_cli.ui": ("ui",),
 }

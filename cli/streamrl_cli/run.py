@@ -206,6 +206,7 @@ class _Run:
             keys.ENV_CODE_DIR: str(self.folder.base_dir),
             keys.ENV_UMASK: f"{self.umask:o}",
             keys.ENV_GRPC_PORT: str(self.args.grpc_port),
+            keys.ENV_WEIGHTS_PORT: "",  # on one machine there is no link to spare
             keys.ENV_SIGNALS_PORT: "0",
         }
 

@@ -327,11 +327,18 @@ GENERATOR = MetricTable(
             _gauge("generator_weights_step", "Weight version in the engine; NaN before the first.", unit="steps"),
             _counter(
                 "weights_pulled_bytes",
-                "Bytes of weights that have arrived, by source: trainer, cache (of the pool).",
+                "Bytes of weights that have arrived, by source: trainer, peer (a generator of the same cluster), cache (of the pool).",
                 unit="bytes",
                 by="source",
             ),
+            _counter("weights_served_bytes", "Bytes of weights that were sent to other generators.", unit="bytes"),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),
+            _counter(
+                "weights_delta_saved_bytes",
+                "Bytes of weights that were not fetched, since deltas led to them from the version before.",
+                unit="bytes",
+            ),
+            _counter("weights_delta_failures", "Tensors that were fetched, since a delta to them could not be used."),
             _counter("weights_failures", "Pulls that failed, and versions that the engine refused."),
             _histogram(
                 "weights_pull_duration_seconds",
@@ -361,6 +368,12 @@ TRAINER = MetricTable(
                 _gauge("trainer_waiting_groups", "Groups received, not yet taken by the step loop.", unit="groups"),
                 _counter("weights_published_versions", "Weight versions that were published."),
                 _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
+                _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
+                _counter(
+                    "weights_delta_seconds",
+                    "Time in which deltas were made, before the versions were announced.",
+                    unit="seconds",
+                ),
             )
         ),
     },
@@ -379,6 +392,7 @@ OPERATOR = MetricTable(
             _operator(
                 "histogram", "api_request_seconds", "Time of a request that is no watch.", unit="seconds", by="verb"
             ),
+            _operator("gauge", "cluster_connected", "1 for a member cluster that answers.", by="cluster"),
             _operator("counter", "kopf_restarts", "Times that kopf's watch of jobs had to be begun again."),
             _operator("gauge", "leader", "1 while this process acts."),
             _operator(

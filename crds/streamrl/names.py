@@ -28,7 +28,16 @@ ANNOTATION_KEEP_CHECKPOINTS = f"{API_GROUP}/keep-checkpoints"
 """On an RLJob, `true`: the claim of its checkpoints outlives it, whatever `storage` says. `streamrl cancel` sets it."""
 ANNOTATION_PLACEMENT = f"{API_GROUP}/placement"
 """On a StatefulSet: what the job's admission by Kueue adds to its pods, as it was when the quota was reserved."""
+ANNOTATION_ABANDON = f"{API_GROUP}/abandon"
+"""On an RLJob: names of member clusters, separated by commas, for which its deletion does not wait any more. Written by people."""
 FINALIZER = f"{API_GROUP}/cleanup"
+
+LABEL_CLUSTER = f"{API_GROUP}/cluster"
+"""Name of the RLCluster, on every object in a member; at home on nothing."""
+LABEL_ORIGIN = f"{API_GROUP}/origin"
+"""UID of the home cluster, on every object in a member."""
+LABEL_HUB_NAMESPACE = f"{API_GROUP}/hub-namespace"
+"""Namespace of the RLJob at home, on every object in a member."""
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 """On an RLJob: the LocalQueue of Kueue that its pods wait in. Written by the user, read by the operator."""
@@ -40,7 +49,7 @@ REPLICAS_MANAGER = "streamrl-replicas"
 """Owns `spec.replicas` of GeneratorPools, alone."""
 
 PORT_GRPC, PORT_SIGNALS, PORT_WEIGHTS, PORT_TRAINER_SIGNALS = 50051, 8080, 50052, 8081
-"""Scheduler's gRPC and signals; trainer's Weights service and signals. A generator's signals port is PORT_SIGNALS too."""
+"""Scheduler's gRPC and signals; trainer's server of weights and signals. A generator's signals port is PORT_SIGNALS too."""
 PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weights"
 PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
 PORT_RANK_SIGNALS = PORT_TRAINER_SIGNALS + 1
@@ -94,7 +103,7 @@ def trainer_workers(job: str) -> str:
 
 
 def scheduler(job: str) -> str:
-    """Service of the scheduler's ports and of the trainer's Weights service."""
+    """Service of the scheduler's ports and of the trainer's server of weights."""
     return f"{job}-scheduler"
 
 
@@ -119,8 +128,8 @@ def ca_secret(job: str) -> str:
 
 
 def tls_secret(job: str, role: str) -> str:
-    """Secret with a role's leaf (`scheduler`, `trainer`, `generator`)."""
-    return f"{job}-tls-{role}"
+    """Secret with a role's leaf (`scheduler`, `trainer`, `generator`, `generator/<cluster>`)."""
+    return f"{job}-tls-{role.replace('/', '-')}"
 
 
 def journal_claim(job: str) -> str:
@@ -136,6 +145,26 @@ def checkpoints_claim(job: str) -> str:
 def workload(job: str, *, pool: str = "", number: int = 0) -> str:
     """Kueue's Workload of the job, or of a pool's replica beyond those: its number counts from 0."""
     return f"rljob-{job}.{pool}.{number}" if pool else f"rljob-{job}"
+
+
+def anchor(job: str) -> str:
+    """ConfigMap in a member cluster that owns all that the job has there."""
+    return f"{job}-anchor"
+
+
+def exposed(job: str) -> str:
+    """Service at home by which generators in members reach the job."""
+    return f"{job}-exposed"
+
+
+def generator_role(cluster: str) -> str:
+    """Role of the leaf that generators in a member show."""
+    return f"generator/{cluster}"
+
+
+def tls_name(service: str, *, uid: str) -> str:
+    """Name in the leaf of `scheduler` or `weights` of the job with this UID: what generators in members demand, and send as SNI."""
+    return f"{service}.{uid[:8]}.streamrl.internal"
 
 
 def store_dir(job: str, *, uid: str) -> str:

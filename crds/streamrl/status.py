@@ -76,6 +76,14 @@ class Images(StatusModel):
     )
 
 
+class ClusterStatus(StatusModel):
+    """A member cluster that has, or may have, objects of the job."""
+
+    name: str = Field(description="Name of the RLCluster.", min_length=1, max_length=63)
+    cluster_uid: str = Field(default="", max_length=64, description="Which cluster it was when the job came there.")
+    namespace: str = Field(description="Namespace of the job's objects there.", min_length=1, max_length=63)
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
@@ -116,6 +124,12 @@ class RLJobStatus(StatusModel):
     pools: tuple[PoolSummary, ...] = Field(
         default=(), max_length=8, description="Pods by pool.", json_schema_extra=map_by("name")
     )
+    clusters: tuple[ClusterStatus, ...] = Field(
+        default=(),
+        max_length=16,
+        description="Member clusters that the job has objects in, written before the first; deleting the job waits for each of them.",
+        json_schema_extra=map_by("name"),
+    )
 
 
 class GeneratorPoolStatus(StatusModel):
@@ -137,3 +151,20 @@ class GeneratorPoolStatus(StatusModel):
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the pods, for /scale.")
     reason: str | None = Field(default=None, max_length=1024, description="Why so many.")
     scaling_history: tuple[Scaled, ...] = Field(default=(), max_length=10, description="Last changes, newest last.")
+
+
+class RLClusterStatus(StatusModel):
+    """What is known of a member cluster."""
+
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="Generation of the spec that this is about."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=16, description="State of the member, by aspect.", json_schema_extra=map_by("type")
+    )
+    cluster_uid: str | None = Field(
+        default=None, max_length=64, description="UID of its namespace kube-system: another one is another cluster."
+    )
+    last_contact_time: Time | None = Field(
+        default=None, description="When it last answered, to the minute.", json_schema_extra=_TIME
+    )

@@ -10,6 +10,7 @@ A job that is deleted goes in steps, so that somebody can tell when all of it is
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
@@ -21,10 +22,31 @@ from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, ST
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.compare import differs, with_claim_kept
 from streamrl_operator.planning.objects import pool_replicas
-from streamrl_operator.planning.values import Observed
-from streamrl_operator.tls_secrets import secret_names
 
 Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """Whose the objects of a job in one cluster are."""
+
+    namespace: str
+    """Of the objects."""
+    job: str
+    uid: str
+    """Of the object that owns them: at home the job, in a member its anchor."""
+
+    @property
+    def key(self) -> Key:
+        """As the caches know the job's objects."""
+        return self.namespace, self.job
+
+
+def ownership_of(job: Object) -> Ownership:
+    """At home."""
+    metadata = job["metadata"]
+    return Ownership(namespace=metadata["namespace"], job=metadata["name"], uid=metadata["uid"])
+
 
 _WHOLE_JOB = ""
 """What an object of no pool is needed for: the trainer, without which no generator is of use, or all pods."""
@@ -36,8 +58,8 @@ async def apply_objects(
     cluster: CachedCluster,
     desired: Sequence[Object],
     *,
-    observed: Observed,
-    requested: Mapping[str, int],
+    owner: Ownership,
+    requested: Mapping[str, int] | None = None,
     refused: Sequence[Refusal] = (),
 ) -> list[Refusal]:
     """Bring every object about; all that was refused. `requested`: pool -> replicas that are written under their own manager, before all
@@ -50,24 +72,23 @@ async def apply_objects(
         KubeError: a write failed; the next reconcile goes on from there.
     """
     reported, hindered = list(refused), {_WHOLE_JOB} if refused else set()
-    uid = observed.metadata["uid"]
     for obj in sorted(desired, key=lambda each: APPLIED.index(of(each))):
         part = str(obj["metadata"]["labels"].get(names.LABEL_POOL, _WHOLE_JOB))
         try:
             if of(obj) is STATEFUL_SET and obj["spec"]["replicas"] and hindered & {_WHOLE_JOB, part}:
-                await _shrink(cluster, cluster.find(obj, owner_uid=uid), replicas=obj["spec"]["replicas"])
+                await _shrink(cluster, cluster.find(obj, owner_uid=owner.uid), replicas=obj["spec"]["replicas"])
             else:
-                await _apply(cluster, obj, observed=observed, requested=requested)
+                await _apply(cluster, obj, owner=owner, requested=requested or {})
         except (NameTakenError, RequestRefusedError) as error:
             reported.append(error)
             hindered.add(part)
     return reported
 
 
-async def _apply(cluster: CachedCluster, obj: Object, *, observed: Observed, requested: Mapping[str, int]) -> None:
+async def _apply(cluster: CachedCluster, obj: Object, *, owner: Ownership, requested: Mapping[str, int]) -> None:
     if of(obj) is GENERATOR_POOL:
-        await _apply_replicas(cluster, obj, observed=observed, requested=requested)
-    found = await cluster.find_or_make(obj, owner_uid=observed.metadata["uid"])
+        await _apply_replicas(cluster, obj, owner=owner, requested=requested)
+    found = await cluster.find_or_make(obj, owner_uid=owner.uid)
     obj = with_claim_kept(obj, found)
     if not differs(obj, found):
         return
@@ -80,7 +101,7 @@ async def _apply(cluster: CachedCluster, obj: Object, *, observed: Observed, req
 
 
 async def _apply_replicas(
-    cluster: CachedCluster, obj: Object, *, observed: Observed, requested: Mapping[str, int]
+    cluster: CachedCluster, obj: Object, *, owner: Ownership, requested: Mapping[str, int]
 ) -> None:
     """Under their own manager. A pool comes into the world with its replicas: the default is nobody's wish."""
     pool, manager = obj["spec"]["poolName"], names.REPLICAS_MANAGER
@@ -88,15 +109,12 @@ async def _apply_replicas(
         return
     metadata = {name: value for name, value in obj["metadata"].items() if name != "annotations"}
     born = {**obj, "metadata": metadata, "spec": obj["spec"] | {"replicas": requested[pool]}}
-    found = await cluster.find_or_make(born, owner_uid=observed.metadata["uid"], manager=manager)
+    found = await cluster.find_or_make(born, owner_uid=owner.uid, manager=manager)
     if _is_unfinished(found):
         if differs(born, found):
             await cluster.apply(born, manager=manager)
         return
-    assert observed.job is not None, "objects are planned of a valid job"
-    namespace = obj["metadata"]["namespace"]
-    least = pool_replicas(observed.job, namespace=namespace, pool=pool, replicas=requested[pool])
-    await cluster.apply(least, manager=manager)
+    await cluster.apply(pool_replicas(obj, replicas=requested[pool]), manager=manager)
 
 
 def _is_unfinished(found: Object) -> bool:
@@ -104,20 +122,19 @@ def _is_unfinished(found: Object) -> bool:
     return names.ANNOTATION_SPEC_HASH not in (found["metadata"].get("annotations") or {})
 
 
-async def stop(cluster: CachedCluster, *, observed: Observed) -> list[Refusal]:
+async def stop(cluster: CachedCluster, *, owner: Ownership) -> list[Refusal]:
     """No pods, of a job whose objects are not planned (its spec is not valid, or its pods go first): its StatefulSets are set to 0 as they are.
 
     What was refused is told, and the others are set all the same.
     """
-    sets = _owned(cluster, (STATEFUL_SET,), raw=observed.raw)
+    sets = _owned(cluster, (STATEFUL_SET,), owner=owner)
     return await _try_each(sets, lambda each: _shrink(cluster, each, replicas=0))
 
 
-def _owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> list[dict[str, Any]]:
-    """What the job is the controller of."""
-    metadata = raw["metadata"]
-    found = (obj for kind in kinds for obj in cluster.of_job(kind, (metadata["namespace"], metadata["name"])))
-    return [obj for obj in found if is_owned(obj, uid=metadata["uid"])]
+def _owned(cluster: CachedCluster, kinds: Sequence[Kind], *, owner: Ownership) -> list[dict[str, Any]]:
+    """What the owner is the controller of."""
+    found = (obj for kind in kinds for obj in cluster.of_job(kind, owner.key))
+    return [obj for obj in found if is_owned(obj, uid=owner.uid)]
 
 
 async def _try_each(
@@ -139,22 +156,24 @@ async def _shrink(cluster: CachedCluster, found: Object | None, *, replicas: int
         await cluster.merge(found, {"spec": {"replicas": replicas}})
 
 
-async def prune(cluster: CachedCluster, desired: Sequence[Object], *, observed: Observed) -> list[Refusal]:
-    """Delete what the job owns and no longer wants; what was refused of that. Its certificates are no part of the plan and stay."""
+async def prune(
+    cluster: CachedCluster, desired: Sequence[Object], *, owner: Ownership, certificates: Sequence[str] = ()
+) -> list[Refusal]:
+    """Delete what the job owns and no longer wants; what was refused of that. `certificates`: Secrets that are no part of the plan and stay."""
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
-    wanted |= {("Secret", name) for name in secret_names(observed.name)}
-    owned = _owned(cluster, _PRUNED, raw=observed.raw)
+    wanted |= {("Secret", name) for name in certificates}
+    owned = _owned(cluster, _PRUNED, owner=owner)
     gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
     return await _try_each(gone, lambda obj: delete_once(cluster, obj))
 
 
-async def delete_pods(cluster: CachedCluster, pod_names: Sequence[str], *, observed: Observed) -> None:
+async def delete_pods(cluster: CachedCluster, pod_names: Sequence[str], *, among: Sequence[Object]) -> None:
     """Delete these pods, if they are still the ones that were looked at.
 
     Raises:
         KubeError: a pod could not be deleted.
     """
-    for pod in observed.pods:
+    for pod in among:
         if pod["metadata"]["name"] in pod_names:
             await delete_once(cluster, dict(pod))
 
@@ -195,11 +214,11 @@ async def delete_once(cluster: CachedCluster, obj: dict[str, Any]) -> None:
         await cluster.delete(obj)
 
 
-async def _delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, raw: Object) -> list[dict[str, Any]]:
-    """Delete what the job owns of these kinds; what of it is still there."""
-    for obj in _owned(cluster, kinds, raw=raw):
+async def _delete_owned(cluster: CachedCluster, kinds: Sequence[Kind], *, owner: Ownership) -> list[dict[str, Any]]:
+    """Delete what is owned of these kinds; what of it is still there."""
+    for obj in _owned(cluster, kinds, owner=owner):
         await delete_once(cluster, obj)
-    return _owned(cluster, kinds, raw=raw)
+    return _owned(cluster, kinds, owner=owner)
 
 
 _FIRST = (GENERATOR_POOL, STATEFUL_SET)
@@ -218,21 +237,25 @@ async def add_finalizer(cluster: CachedCluster, raw: dict[str, Any]) -> dict[str
 
 
 async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the next step; what it waits for, which tells us when it is gone. Nothing: the job is let go."""
-    metadata = raw["metadata"]
-    key: Key = (metadata["namespace"], metadata["name"])
+    """Take the next step at home; what it waits for, which tells us when it is gone. Nothing: `let_go`, if nothing is left elsewhere."""
     await _keep(cluster, raw)
-    left = await _delete_owned(cluster, _FIRST, raw=raw)
-    found = [pod for pod in cluster.of_job(POD, key) if not pods.is_foreign(pod)]
+    return await remove(cluster, owner=ownership_of(raw))
+
+
+async def let_go(cluster: CachedCluster, raw: dict[str, Any]) -> None:
+    """Step 3."""
+    finalizers = [name for name in raw["metadata"]["finalizers"] if name != names.FINALIZER]
+    await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
+
+
+async def remove(cluster: CachedCluster, *, owner: Ownership) -> list[dict[str, Any]]:
+    """The next of the steps 1 and 2; what of it is still there."""
+    left = await _delete_owned(cluster, _FIRST, owner=owner)
+    found = [pod for pod in cluster.of_job(POD, owner.key) if not pods.is_foreign(pod)]
     for pod in found:
         if not pod["metadata"].get("ownerReferences"):  # somebody orphaned it: nobody else would delete it
             await delete_once(cluster, pod)
-    left = left + found or await _delete_owned(cluster, _REST, raw=raw)
-    if left:
-        return left
-    finalizers = [name for name in metadata["finalizers"] if name != names.FINALIZER]
-    await cluster.merge(raw, {"metadata": {"finalizers": finalizers}})
-    return []
+    return left + found or await _delete_owned(cluster, _REST, owner=owner)
 
 
 async def _keep(cluster: CachedCluster, raw: dict[str, Any]) -> None:

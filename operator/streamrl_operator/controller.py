@@ -2,39 +2,33 @@
 
     caches ──add──▶ WorkQueue ──get──▶ a free worker ──▶ Reconciler.reconcile ──done, failed──▶ WorkQueue
 
-Owns: that a job is reconciled by one worker at a time, that many changes make one reconcile, and that a failing job waits longer each time.
+Owns: how many jobs are reconciled at once, and what is said of those that fail. `work_queue.py` has when each is due.
 Waits for: a job that is due; unblocked by a change, time, or cancellation. In a namespace whose caches are not in sync none is reconciled;
 all of them are when they are. A reconcile that fails is repeated after a while that doubles, with jitter, and the job says so where the
 server itself fails for long; the process goes on. The queue is bounded by the number of jobs that there are.
 """
 
 import asyncio
-import heapq
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from streamrl_operator import events
+from streamrl_operator.clusters.registry import Members
 from streamrl_operator.kube.answers import ConflictError, ForbiddenError, KubeError, NotFoundError
-from streamrl_operator.kube.cache import Key, pause_s
+from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.reconcile import Reconciler
+from streamrl_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
 WORKERS = 16
 """Jobs reconciled at once. Most of one is waiting for the API server. Those that wait for a pod are not counted (`aside`)."""
-SETTLE_S = 0.1
-"""A change is looked at so long after it: changes come in bursts, and one reconcile serves them all."""
-LONGEST_S = 60.0
-"""Between two reconciles of a job that fails."""
-BURST, REFILL_S = 40.0, 2.0
-"""So many reconciles of one job may follow each other at once, and one more each `REFILL_S`: whatever fights with us over an object, or
-changes without end, does not make us hot."""
 
 
 @asynccontextmanager
@@ -47,103 +41,9 @@ async def aside(workers: asyncio.Semaphore) -> AsyncIterator[None]:
         await workers.acquire()
 
 
-@dataclass(slots=True)
-class WorkQueue:
-    """Jobs that wait to be looked at. `clock`: monotonic seconds."""
-
-    clock: Callable[[], float]
-    _due: dict[Key, float] = field(default_factory=dict)
-    _calendar: list[tuple[float, Key]] = field(default_factory=list)
-    """Entries that `_due` no longer agrees with are skipped."""
-    _working: dict[Key, float | None] = field(default_factory=dict)
-    """Job in work -> when it became due again meanwhile."""
-    _failures: dict[Key, int] = field(default_factory=dict)
-    _budgets: dict[Key, tuple[float, float]] = field(default_factory=dict)
-    """Job -> (reconciles left, when that was)."""
-    _stirred: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def add(self, key: Key, is_asked: bool = False) -> None:  # noqa: FBT001, FBT002 - as a store calls it
-        """Something of the job has changed. A job that fails keeps its pause, unless its owner asks for something else.
-
-        A change during the reconcile after such a pause counts: that reconcile may be the one that succeeds, and was too early to see it.
-        """
-        if is_asked:
-            self.add_after(key, SETTLE_S)
-        elif key in self._working or not self._failures.get(key):
-            self.add_after(key, SETTLE_S + max(0.0, 1.0 - self._budget_left(key)) * REFILL_S)
-
-    def _budget_left(self, key: Key) -> float:
-        left, at_s = self._budgets.get(key, (BURST, 0.0))
-        return min(BURST, left + (self.clock() - at_s) / REFILL_S)
-
-    def add_after(self, key: Key, seconds: float) -> None:
-        """Look at it so long from now, or earlier if that is planned already."""
-        at_s = self.clock() + seconds
-        if key in self._working:
-            planned = self._working[key]
-            self._working[key] = at_s if planned is None else min(planned, at_s)
-            return
-        if at_s < self._due.get(key, float("inf")):
-            self._due[key] = at_s
-            heapq.heappush(self._calendar, (at_s, key))
-            self._stirred.set()
-
-    async def get(self) -> Key:
-        """The next job that is due; it is the caller's until `done` or `failed`."""
-        while True:
-            now_s = self.clock()
-            while self._calendar and self._due.get(self._calendar[0][1]) != self._calendar[0][0]:
-                heapq.heappop(self._calendar)
-            if self._calendar and self._calendar[0][0] <= now_s:
-                _, key = heapq.heappop(self._calendar)
-                del self._due[key]
-                self._working[key] = None
-                self._budgets[key] = (max(0.0, self._budget_left(key) - 1.0), now_s)
-                return key
-            self._stirred.clear()
-            wait_s = self._calendar[0][0] - now_s if self._calendar else None
-            try:
-                await asyncio.wait_for(self._stirred.wait(), wait_s)
-            except TimeoutError:
-                continue
-
-    def done(self, key: Key, *, requeue_after_s: float | None) -> None:
-        """It was looked at."""
-        self._failures.pop(key, None)
-        self._finish(key, requeue_after_s)
-
-    def failed(self, key: Key, *, asked_s: float | None = None) -> float:
-        """It could not be brought about; the seconds until the next attempt."""
-        self._failures[key] = self._failures.get(key, 0) + 1
-        wait_s = pause_s(self._failures[key], asked_s=asked_s, longest_s=LONGEST_S)
-        self._working[key] = None
-        self._finish(key, wait_s)
-        return wait_s
-
-    def failures(self, key: Key) -> int:
-        """How often in a row it could not be brought about."""
-        return self._failures.get(key, 0)
-
-    def _finish(self, key: Key, seconds: float | None) -> None:
-        again_s = self._working.pop(key)
-        if again_s is not None:
-            self.add_after(key, max(0.0, again_s - self.clock()))
-        if seconds is not None:
-            self.add_after(key, seconds)
-
-    def forget(self, key: Key) -> None:
-        """The job is gone."""
-        self._budgets.pop(key, None)
-
-    def depth(self) -> int:
-        """Jobs that are due and wait for a worker."""
-        now_s = self.clock()
-        return sum(at_s <= now_s for at_s in self._due.values())
-
-
 @dataclass(slots=True, kw_only=True)
 class Controller:
-    """The operator's work on one cluster."""
+    """The operator's work at home, and beside it in members."""
 
     cluster: CachedCluster
     reconciler: Reconciler
@@ -151,11 +51,14 @@ class Controller:
     workers: asyncio.Semaphore
     """One for each job that is reconciled at once."""
     metrics: OperatorMetrics
+    members: Members | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.cluster.follow(), name="follow")
+            if self.members is not None:
+                tasks.create_task(self.members.run(), name="members")
             while True:
                 await self.workers.acquire()
                 key = await self._next()

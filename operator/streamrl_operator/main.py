@@ -16,15 +16,18 @@ from datetime import UTC, datetime
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl.text import say
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.controller import WORKERS, Controller, WorkQueue, aside
+from streamrl_operator.clusters.registry import Members
+from streamrl_operator.controller import WORKERS, Controller, aside
 from streamrl_operator.events import Events
 from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster
+from streamrl_operator.kube.kinds import CHILDREN, RLJOB, TLS_ROUTE, WORKLOAD
 from streamrl_operator.leader import Leader, LeaseLostError
 from streamrl_operator.metrics import OperatorMetrics, serve_endpoints
 from streamrl_operator.reconcile import Reconciler
 from streamrl_operator.settings import OperatorSettings, from_environment
+from streamrl_operator.work_queue import WorkQueue
 
 LEASE_NAME = "streamrl-operator"
 
@@ -85,15 +88,21 @@ def _controller(
         if not is_whole:
             cluster.doubt(namespace)  # kopf would go on asking there
 
-    cluster = CachedCluster(
-        client, queue.add, namespaces=settings.planning.namespaces, kueue=settings.kueue, reported=reported
-    )
+    kinds = (RLJOB, *CHILDREN, *([WORKLOAD] if settings.kueue else []), *([TLS_ROUTE] if settings.clusters else []))
+    cluster = CachedCluster(client, queue.add, namespaces=settings.planning.namespaces, kinds=kinds, reported=reported)
     metrics.read("operator_queue_depth", queue.depth)
     metrics.read("operator_objects", lambda: sum(cluster.counts().values()))
     metrics.read("operator_cache_stale_seconds", cluster.stale_s)
     metrics.read("operator_kopf_restarts", lambda: sum(watch.restarts for watch in cluster.job_watches.values()))
+    members = None
+    if settings.clusters:
+        members = Members(
+            home=cluster, queue=queue, namespace=settings.planning.namespace, clock=clock, count=metrics.requested
+        )
+        metrics.read("operator_cluster_connected", members.connected)
     reconciler = Reconciler(
         cluster=cluster,
+        members=members,
         events=Events(client=client, clock=clock, instance=settings.identity),
         settings=settings.planning,
         lives=settings.lives,
@@ -102,7 +111,9 @@ def _controller(
         metrics=metrics,
     )
     metrics.read("operator_unreachable_jobs", reconciler.unreachable)
-    return Controller(cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics)
+    return Controller(
+        members=members, cluster=cluster, reconciler=reconciler, queue=queue, workers=workers, metrics=metrics
+    )
 
 
 async def _until(stop: asyncio.Event, task: asyncio.Future[None]) -> None:

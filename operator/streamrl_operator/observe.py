@@ -13,11 +13,12 @@ from datetime import datetime
 from typing import Any
 
 from streamrl import keys, names
-from streamrl.errors import UserErrors
-from streamrl.spec import RLJob, parse_job
+from streamrl.errors import UserError, UserErrors
+from streamrl.spec import RLJob
 from streamrl.spec.pod import DEFAULTS_NAME
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
+from streamrl_operator.clusters.registry import NOT_ENABLED, Members
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import Key
@@ -31,10 +32,15 @@ from streamrl_operator.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
     WORKLOAD,
+    Kind,
 )
-from streamrl_operator.planning import admission, defaults, pods
+from streamrl_operator.planning import admission, defaults, pods, replicas
+from streamrl_operator.planning.failures import failures_of_pod
+from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.values import Object, Observed, PlanningSettings, SignalsUnreachable
+from streamrl_operator.planning.members import NOT_ALLOWED, refused
+from streamrl_operator.planning.objects.job_file import read_job
+from streamrl_operator.planning.values import MemberView, Object, Observed, PlanningSettings, SignalsUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +83,7 @@ def validated(raw: Object) -> tuple[RLJob | None, str]:
     metadata = {key: raw["metadata"][key] for key in ("name", "namespace") if key in raw["metadata"]}
     document = {key: raw.get(key) for key in ("apiVersion", "kind", "spec")} | {"metadata": metadata}
     try:
-        return parse_job(document), ""
+        return read_job(document), ""
     except UserErrors as error:
         return None, str(error)
 
@@ -123,6 +129,7 @@ def observe(
     clock: OperatorClock,
     settings: PlanningSettings,
     inherited: str = "",
+    members: Members | None = None,
 ) -> Observed:
     """Everything of the job at this moment, with the numbers that were read last. `inherited`: as of `NamespaceDefaults`."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
@@ -135,8 +142,12 @@ def observe(
             job, invalid, reason = None, str(error), "InvalidDefaults"
     if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
         job, invalid = None, str(UserErrors(problems))
+    views = _views(raw, job, members=members)
+    if job is not None and (problems := _not_allowed(job, raw, views=views)):
+        job, invalid, reason = None, str(UserErrors(problems)), NOT_ALLOWED
     workers = _workers(cluster, key)
     told = _told(workers, uid=raw["metadata"]["uid"])
+    far_sets, far_pods = (_in_members(kind, key, job, views=views, members=members) for kind in (STATEFUL_SET, POD))
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -145,8 +156,10 @@ def observe(
         invalid_reason=reason,
         defaults=inherited,
         pools=_pools(cluster, key),
-        sets={each["metadata"]["name"]: each for each in cluster.of_job(STATEFUL_SET, key)},
-        pods=workers,
+        sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *far_sets)},
+        pods=[*workers, *far_pods],
+        exposed=cluster.known(SERVICE, key[0], names.exposed(key[1])),
+        members=views,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
@@ -155,6 +168,75 @@ def observe(
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[str, MemberView]:
+    """Of every member that the job's pools name, or that it has been in."""
+    entries = read_job_status(raw).clusters
+    there = {entry.name for entry in entries}
+    named = there | ({pool.cluster_name for pool in job.spec.generators if pool.cluster_name} if job else set())
+    key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
+    if members is None:
+        return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
+    views = {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
+    for entry in entries:
+        if views[entry.name].namespace not in ("", entry.namespace):
+            why = f"the job is in namespace {entry.namespace} there, which is not its place any more"
+            views[entry.name] = replace(views[entry.name], unreachable=why)
+    return views
+
+
+def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:
+    queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE, "")
+    return refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
+
+
+def _in_members(
+    kind: Kind, key: Key, job: RLJob | None, *, views: Mapping[str, MemberView], members: Members | None
+) -> list[dict[str, Any]]:
+    """Pods of the job's generators, or their StatefulSets, in all members that it has to do with, as they were known last.
+
+    A member has no say in anything else; and in which cluster an object is, its cache says. Of a pool that is elsewhere by now, only pods
+    that are known to be there still count.
+    """
+    found: list[dict[str, Any]] = []
+    pools = {pool.name: pool.cluster_name for pool in job.spec.generators} if job else {}
+    if members is None:
+        return found
+    for name, view in views.items():
+        for obj in members.objects(kind, name, key):
+            pool = pods.label(obj, names.LABEL_POOL)
+            has_moved = job is not None and pools.get(pool) != name
+            stays = kind is POD and not view.unreachable
+            is_ours = _is_of_generators(obj, kind, job_name=key[1], pool=pool) and _is_readable(obj, kind)
+            if is_ours and (stays or not has_moved):
+                obj["metadata"]["labels"] |= {names.LABEL_CLUSTER: name}
+                found.append(obj)
+    return found
+
+
+def _is_of_generators(obj: Object, kind: Kind, *, job_name: str, pool: str) -> bool:
+    if not pool:
+        return False
+    if kind is POD:
+        return pods.is_generator(obj) and not pods.is_foreign(obj)
+    return bool(obj["metadata"]["name"] == names.pool(job_name, pool))
+
+
+def _is_readable(obj: Object, kind: Kind) -> bool:
+    """Whether all that is asked of it can be asked: a member may send anything, and it must not stop its job."""
+    try:
+        if kind is POD:
+            pods.waiting_reason(obj)
+            failures_of_pod(obj)
+        else:
+            pods.asked(obj)
+            replicas.newest_revision(obj)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        extra = {"object": str(obj["metadata"]["name"]), "error": type(error).__name__}
+        log.warning("object of a member cannot be read", extra=extra)
+        return False
+    return True
 
 
 async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:

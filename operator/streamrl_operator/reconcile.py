@@ -21,6 +21,8 @@ from typing import Any
 from streamrl import names
 from streamrl_operator import apply, events, tls_secrets
 from streamrl_operator.clock import OperatorClock
+from streamrl_operator.clusters.member import MemberWork
+from streamrl_operator.clusters.registry import Members
 from streamrl_operator.events import Events, Refusal
 from streamrl_operator.kube.answers import RequestRefusedError
 from streamrl_operator.kube.cache import Key
@@ -37,13 +39,14 @@ from streamrl_operator.kube.kinds import (
 )
 from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.observe import Memory, NamespaceDefaults, look_up, observe, refresh
-from streamrl_operator.planning import job_status, pods, termination
+from streamrl_operator.planning import job_status, members, pods, termination
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.shared import JobPlan
-from streamrl_operator.planning.values import JobDecision, JobEvent, Object, Observed, PlanningSettings
+from streamrl_operator.planning.objects.members import addresses, anchor, member_objects
+from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
+from streamrl_operator.planning.values import JobDecision, JobEvent, MemberView, Object, Observed, PlanningSettings
 
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
@@ -75,6 +78,8 @@ class Reconciler:
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Entered while a reconcile waits for a pod (`controller.aside`)."""
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
+    members: Members | None = None
+    """None: jobs have no pools in member clusters."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _defaults: NamespaceDefaults = field(default_factory=NamespaceDefaults)
 
@@ -109,6 +114,8 @@ class Reconciler:
         memory = self._memories.get(key)
         if memory is None or memory.uid != raw["metadata"]["uid"]:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
+        if self.members is not None and not self.members.is_known and _names_member(raw):
+            return ReconcileResult(again_s=1.0)
         settings = replace(self.settings, resync_s=self._resync_s())
         await refresh(
             self.cluster,
@@ -128,7 +135,15 @@ class Reconciler:
         inherited = await self._defaults.inherited(
             self.cluster, raw, memory=memory, clock=self.clock, settings=settings
         )
-        observed = observe(self.cluster, raw, memory=memory, clock=self.clock, settings=settings, inherited=inherited)
+        observed = observe(
+            self.cluster,
+            raw,
+            memory=memory,
+            clock=self.clock,
+            settings=settings,
+            inherited=inherited,
+            members=self.members,
+        )
         observed = await look_up(self.cluster, observed, memory=memory)
         decision = decide(observed, settings=settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
@@ -150,6 +165,8 @@ class Reconciler:
         raw = self.cluster.known(RLJOB, *key)
         if raw is None:
             self._memories.pop(key, None)
+            if self.members is not None:
+                self.members.forget(key)
             self.metrics.forget(key)
             return None
         if pods.is_leaving(raw):
@@ -157,10 +174,26 @@ class Reconciler:
         return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
     async def _leave(self, observed: Observed, decision: JobDecision) -> ReconcileResult:
-        if left := await apply.finish(self.cluster, dict(observed.raw)):
+        left: list[Object] = await self._leave_members(observed)
+        left += await apply.finish(self.cluster, dict(observed.raw))
+        if left:
             status = termination.with_deletion(decision.status, left)
             await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), status)
-        return ReconcileResult()
+        else:
+            await apply.let_go(self.cluster, dict(observed.raw))
+        return ReconcileResult(again_s=self.settings.resync_s if left and observed.members else None)
+
+    async def _leave_members(self, observed: Observed) -> list[Object]:
+        """Have the job removed from the members that it is in; what stands for each that it is still in."""
+        entries = job_status.read_job_status(observed.raw).clusters
+        waiting = [entry for entry in entries if not members.is_done(entry, observed)]
+        for entry in waiting:
+            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"]))
+        return [{"kind": "what is in RLCluster", "metadata": {"name": entry.name}} for entry in waiting]
+
+    def _want(self, cluster: str, observed: Observed, work: MemberWork) -> None:
+        if self.members is not None:
+            self.members.want(cluster, observed.key, work)
 
     async def _perform(self, observed: Observed, decision: JobDecision, memory: Memory) -> ReconcileResult:
         if decision.has_ended and termination.end_of_status(job_status.read_job_status(observed.raw)) is None:
@@ -171,11 +204,14 @@ class Reconciler:
         if observed.job is not None and not decision.stops_first:
             certificates_at, refused = await self._bring_about(observed, decision, memory)
         elif not decision.wanted.any_pods:
-            refused = await apply.stop(self.cluster, observed=observed)
+            refused = await apply.stop(self.cluster, owner=apply.ownership_of(observed.raw))
         if refused and not self._has_begun(observed, decision):
             raise refused[0]
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
-        await apply.delete_pods(self.cluster, decision.delete_pods, observed=observed)
+        await apply.delete_pods(
+            self.cluster, decision.delete_pods, among=[pod for pod in observed.pods if not pods.cluster_of(pod)]
+        )
+        is_told_first = self._hand_over(observed, decision)
         for name, change in decision.workload_statuses.items():
             await self.cluster.merge(observed.workloads[name], {"status": change}, subresource="status")
         if refused:
@@ -189,13 +225,72 @@ class Reconciler:
         await self._write_statuses(observed, decision)
         if decision.delete_job:
             await self.cluster.delete(dict(observed.raw))
-        again_s = _soonest(decision.requeue_after_s, certificates_at, now=self.clock.now())
+        again_s = 0.0 if is_told_first else _soonest(decision.requeue_after_s, certificates_at, now=self.clock.now())
         return ReconcileResult(again_s=again_s, refused=events.refusal_condition(refused).reason if refused else "")
 
     def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
         trainer = self.cluster.known(STATEFUL_SET, observed.key[0], names.trainer(observed.name))
         return not decision.wanted.trainers or pods.asked(trainer) > 0
+
+    def _hand_over(self, observed: Observed, decision: JobDecision) -> bool:
+        """Tell each member what is to be there; whether a status must be written before one may be told."""
+        entries = {entry.name: entry for entry in job_status.read_job_status(observed.raw).clusters}
+        wanted, uid, is_told_first = members.needed(observed), observed.metadata["uid"], False
+        for name, view in wanted.items():
+            entry = entries.get(name)
+            if entry is None or (view.cluster_uid and entry.cluster_uid != view.cluster_uid):
+                is_told_first = True  # it is the memory of where we have been
+            elif not view.cluster_uid or entry.namespace != view.namespace:
+                continue  # nobody can be told yet, or what is there is elsewhere
+            elif decision.has_ended or decision.stops_first:
+                self._want(name, observed, MemberWork(action="Stop", uid=uid))
+            elif (work := self._member_work(observed, decision, view)) is not None:
+                self._want(name, observed, work)
+        for name in entries.keys() - wanted.keys():
+            if observed.job is not None:
+                self._want(name, observed, MemberWork(action="Remove", uid=uid))
+            elif not decision.wanted.any_pods:
+                self._want(name, observed, MemberWork(action="Stop", uid=uid))
+        return is_told_first
+
+    def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
+        """All that the job is to have in a member; None while its leaf or its way home is not known."""
+        assert view.exposure is not None, "the member may be used"
+        exposed = addresses(view.exposure, observed.exposed)
+        role = names.generator_role(view.cluster)
+        leaf = self.cluster.known(SECRET, observed.key[0], names.tls_secret(observed.name, role))
+        if exposed is None or leaf is None:
+            return None
+        place = MemberPlace(cluster=view.cluster, namespace=view.namespace, origin=view.origin, exposed=exposed)
+        plan = replace(self._plan(observed, decision), place=place)
+        deleted = [
+            pods.uid(pod)
+            for pod in observed.pods
+            if pods.cluster_of(pod) == view.cluster and pods.name(pod) in decision.delete_pods
+        ]
+        return MemberWork(
+            action="Apply",
+            uid=plan.uid,
+            anchor=anchor(plan),
+            objects=member_objects(plan, leaf=leaf["data"]),
+            delete_pods=frozenset(deleted),
+        )
+
+    def _plan(self, observed: Observed, decision: JobDecision) -> JobPlan:
+        assert observed.job is not None, "objects are planned of a valid job"
+        return JobPlan(
+            job=observed.job,
+            namespace=observed.key[0],
+            uid=observed.metadata["uid"],
+            wanted=decision.wanted,
+            settings=self.settings,
+            resolved=observed.resolved,
+            defaults=observed.defaults,
+            exposures={
+                name: view.exposure for name, view in members.needed(observed).items() if view.exposure is not None
+            },
+        )
 
     async def _warn(self, raw: Object, reported: Aspect) -> None:
         """Once for each spec."""
@@ -206,20 +301,11 @@ class Reconciler:
         self, observed: Observed, decision: JobDecision, memory: Memory
     ) -> tuple[datetime | None, list[Refusal]]:
         """Certificates and objects; when a certificate is due next, and what was refused."""
-        assert observed.job is not None, "objects are planned of a valid job"
         before = self._state(observed, decision)
         is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
         if memory.settled == before and not is_due:
             return memory.certificates_at, []
-        plan = JobPlan(
-            job=observed.job,
-            namespace=observed.key[0],
-            uid=observed.metadata["uid"],
-            wanted=decision.wanted,
-            settings=self.settings,
-            resolved=observed.resolved,
-            defaults=observed.defaults,
-        )
+        plan = self._plan(observed, decision)
         due_at: datetime | None = None
         refused: list[Refusal] = []
         if decision.wanted.any_pods:
@@ -228,15 +314,16 @@ class Reconciler:
             except (NameTakenError, RequestRefusedError) as error:
                 refused = [error]
         desired = plan_objects(plan)
-        requested = decision.wanted.requested
+        requested, owner = decision.wanted.requested, apply.ownership_of(observed.raw)
         refused = await apply.apply_objects(
             self.cluster,
             [obj for obj in desired if not decision.has_ended or self._outlives_the_end(obj)],
-            observed=observed,
+            owner=owner,
             requested=requested,
             refused=refused,
         )
-        refused += await apply.prune(self.cluster, desired, observed=observed)
+        certificates = tls_secrets.secret_names(observed.name, roles=tls_secrets.roles_of(plan.job))
+        refused += await apply.prune(self.cluster, desired, owner=owner, certificates=certificates)
         is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused
@@ -253,25 +340,38 @@ class Reconciler:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         versions = self.cluster.versions(APPLIED, observed.key)
         generation = observed.metadata.get("generation")
-        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, versions
+        exposures = {name: view.exposure for name, view in members.needed(observed).items()}
+        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, exposures, versions
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
+        roles = tls_secrets.roles_of(plan.job)
         for _ in range(_MAX_ROUNDS):
             known = {
                 name: secret
-                for name in tls_secrets.secret_names(plan.name)
+                for name in tls_secrets.secret_names(plan.name, roles=roles)
                 if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
             }
-            made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives)
+            copies = self._copies(plan)
+            made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives, copies=copies)
             if not made:
-                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known))
+                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known, roles=roles))
                 return next_check
             for secret in made:  # one that we did not know of is looked at in the next round
                 await self.cluster.find_or_make(secret, owner_uid=plan.uid)
                 if secret["metadata"]["name"] in known:
                     await self.cluster.apply(secret)
         raise AssertionError(f"certificates of {plan.name} do not settle")
+
+    def _copies(self, plan: JobPlan) -> dict[str, Object]:
+        """Member -> the Secret with the leaf there, where one is known."""
+        if self.members is None:
+            return {}
+        key, name = (plan.namespace, plan.name), names.tls_secret(plan.name, "generator")
+        found = {
+            cluster: self.members.known(SECRET, cluster, key, name) for cluster in tls_secrets.clusters_of(plan.job)
+        }
+        return {cluster: secret for cluster, secret in found.items() if secret is not None}
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
         self.metrics.job(observed.key, decision.status)
@@ -284,6 +384,11 @@ class Reconciler:
                 found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
                 await apply.write_status(self.cluster, found, reported)
         await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
+
+
+def _names_member(raw: Object) -> bool:
+    pools = (raw.get("spec") or {}).get("generators") or ()
+    return any(pool.get("clusterName") for pool in pools) or bool((raw.get("status") or {}).get("clusters"))
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

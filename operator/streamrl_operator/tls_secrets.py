@@ -4,13 +4,13 @@ Owns: what stands in a CA and in a leaf, the keys in the Secrets, the stamp of t
 (`planning/certificates.py`), the API server (`reconcile.py` applies what `due` gives).
 
     <job>-ca           ca.crt ca.key, while it is being changed next.crt next.key too; mounted nowhere
-    <job>-tls-<role>   ca.crt (one certificate, or two) tls.crt tls.key
+    <job>-tls-<role>   ca.crt (one certificate, or two) tls.crt tls.key; of generators in a member too, which has a copy
 """
 
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from streamrl import API_GROUP, names
+from streamrl.spec import RLJob
 from streamrl_operator.planning.certificates import (
     ROLES,
     Action,
@@ -55,6 +56,13 @@ class Holder:
     namespace: str
     job: str
     role: str
+    uid: str = ""
+    """Of a job that is dialled from member clusters, whose generators demand names with it."""
+
+    @property
+    def is_generator(self) -> bool:
+        """At home, or in a member."""
+        return self.role.partition("/")[0] == "generator"
 
 
 def new_ca(job: str, *, now: datetime, lives: Lives) -> KeyPair:
@@ -71,7 +79,7 @@ def new_leaf(holder: Holder, *, ca: KeyPair, now: datetime, lives: Lives) -> Key
     """A role's leaf; it never outlives its CA."""
     authority, signing = x509.load_pem_x509_certificate(ca.certificate), _key(ca.key)
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{holder.job} {holder.role}"[:64])])
     builder = _builder(name, issuer=authority.subject, key=key, is_ca=False)
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(max(_before(now, lives.leaf_s), authority.not_valid_before_utc))
@@ -89,12 +97,18 @@ def alternative_names(holder: Holder) -> list[x509.GeneralName]:
     found: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(names.role_uri(holder.namespace, holder.job, holder.role))
     ]
-    if holder.role == "generator":
+    if holder.is_generator:
         return found
     service, pods = names.scheduler(holder.job), f"*.{names.trainer(holder.job)}"
     suffixes = ("", f".{holder.namespace}", f".{holder.namespace}.svc", f".{holder.namespace}.svc.cluster.local")
     hosts = [*(service + suffix for suffix in suffixes), *(pods + suffix for suffix in suffixes[1:]), "localhost"]
+    if holder.uid:
+        hosts.append(names.tls_name(_DIALLED[holder.role], uid=holder.uid))
     return found + [x509.DNSName(host) for host in hosts]
+
+
+_DIALLED = {"scheduler": "scheduler", "trainer": "weights"}
+"""Role -> the service of it that generators dial."""
 
 
 def read(pair: KeyPair) -> x509.Certificate | None:
@@ -144,8 +158,8 @@ def is_for(certificate: x509.Certificate, holder: Holder) -> bool:
 
 
 def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
-    client, server = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
-    return [client] if holder.role == "generator" else [client, server]
+    """All serve: generators pass weights on."""
+    return [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
 
 
 def _builder(
@@ -197,16 +211,30 @@ Secrets = Mapping[str, Secret]
 """By name."""
 
 
-def secret_names(job: str) -> tuple[str, ...]:
+def secret_names(job: str, *, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     """Of all Secrets with certificates of a job."""
-    return (names.ca_secret(job), *(names.tls_secret(job, role) for role in ROLES))
+    return (names.ca_secret(job), *(names.tls_secret(job, role) for role in roles))
+
+
+def roles_of(job: RLJob) -> tuple[str, ...]:
+    """Who has a leaf in a job."""
+    return (*ROLES, *(names.generator_role(cluster) for cluster in clusters_of(job)))
+
+
+def clusters_of(job: RLJob) -> list[str]:
+    """Members that pools of the job are in."""
+    return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
 
 
 def due(
-    plan: JobPlan, secrets: Secrets, *, now: datetime, lives: Lives
+    plan: JobPlan, secrets: Secrets, *, now: datetime, lives: Lives, copies: Mapping[str, Secret] | None = None
 ) -> tuple[list[dict[str, Any]], datetime | None]:
-    """Secrets to apply now, CA first, and when to look again. Where a CA is applied, look again at once."""
+    """Secrets to apply now, CA first, and when to look again. Where a CA is applied, look again at once.
+
+    `copies`: member -> the Secret with its leaf as it is there, where it was seen. A change of the CA waits for those that are behind.
+    """
     seen = observe_certificates(plan, secrets)
+    seen = replace(seen, leaves={**seen.leaves, **_not_delivered(plan, secrets, seen, copies=copies or {}, now=now)})
     wanted = plan_certificates(seen, now=now, lives=lives)
     made = [_perform(action, plan=plan, secrets=secrets, now=now, lives=lives) for action in wanted.actions]
     # A Secret whose certificates are in order, but not its labels or its owner.
@@ -214,10 +242,25 @@ def due(
     return made, wanted.next_check
 
 
-def ends(job: str, secrets: Secrets) -> dict[str, datetime]:
+def _not_delivered(
+    plan: JobPlan, secrets: Secrets, seen: Seen, *, copies: Mapping[str, Secret], now: datetime
+) -> dict[str, Leaf]:
+    """Role -> its leaf as if it was written now, where a member has an older copy that is good still."""
+    found: dict[str, Leaf] = {}
+    for cluster, copy in copies.items():
+        role = names.generator_role(cluster)
+        leaf, home = seen.leaves.get(role), secrets.get(names.tls_secret(plan.name, role))
+        shown = read_trusted(_data(copy, _CERTIFICATE))
+        is_good = bool(shown) and now < shown[0].not_valid_after_utc
+        if leaf is not None and home is not None and is_good and copy.get("data") != home.get("data"):
+            found[role] = replace(leaf, changed=now)
+    return found
+
+
+def ends(job: str, secrets: Secrets, *, roles: Sequence[str] = ROLES) -> dict[str, datetime]:
     """Role, or `ca` -> when its certificate ends; what cannot be read is left out."""
     places = {"ca": (names.ca_secret(job), _CA_KEYS["present"][0])}
-    places |= {role: (names.tls_secret(job, role), _CERTIFICATE) for role in ROLES}
+    places |= {role: (names.tls_secret(job, role), _CERTIFICATE) for role in roles}
     found: dict[str, datetime] = {}
     for role, (name, key) in places.items():
         for certificate in read_trusted(_data(secrets.get(name), key)):
@@ -231,7 +274,10 @@ def observe_certificates(plan: JobPlan, secrets: Secrets) -> Seen:
     return Seen(
         present=_ca(ca, "present"),
         next=_ca(ca, "next"),
-        leaves={role: _leaf(secrets.get(names.tls_secret(plan.name, role)), _holder(plan, role)) for role in ROLES},
+        leaves={
+            role: _leaf(secrets.get(names.tls_secret(plan.name, role)), _holder(plan, role))
+            for role in roles_of(plan.job)
+        },
     )
 
 
@@ -322,7 +368,8 @@ def _is_astray(plan: JobPlan, secret: Secret) -> bool:
 
 
 def _holder(plan: JobPlan, role: str) -> Holder:
-    return Holder(namespace=plan.namespace, job=plan.name, role=role)
+    uid = plan.uid if clusters_of(plan.job) else ""
+    return Holder(namespace=plan.namespace, job=plan.name, role=role, uid=uid)
 
 
 def _ca_pair(secret: Secret | None, place: Signer) -> KeyPair:

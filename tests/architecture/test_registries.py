@@ -9,7 +9,7 @@ from streamrl.spec.generators import GeneratorEngine, Scaling
 from streamrl.spec.scheduling import Dispatch, RankerSpec
 from streamrl.spec.task import Dataset, EnvironmentSpec, Reward
 from streamrl.spec.trackers import Trackers
-from streamrl.spec.training import AlgorithmSpec, Correction, TrainerEngine
+from streamrl.spec.training import AlgorithmSpec, Correction, TrainerEngine, Weights
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
 from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES
@@ -21,6 +21,7 @@ from streamrl_workers.trackers.registry import TRACKERS
 from streamrl_workers.trainer.algorithms import ALGORITHMS
 from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
+from streamrl_workers.weights.transports import TRANSPORTS
 
 REGISTRIES: dict[type[OneOf], Collection[str]] = {
     AlgorithmSpec: ALGORITHMS,
@@ -33,9 +34,10 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     Reward: REWARDS,
     Scaling: SCALING_POLICIES,
     TrainerEngine: TRAINER_ENGINES,
+    Weights: TRANSPORTS,
 }
-WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "Model", "ResourceClaim", "Speculation", "Volume", "Weights"}
-"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes'; there is one transport."""
+WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "Model", "ResourceClaim", "Speculation", "Volume"}
+"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes'."""
 
 
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streamrl.keys import ENV_GRPC_PORT, ENV_SIGNALS_PORT, ENV_WEIGHTS_ADDRESS, FILE_JOB
+from streamrl.keys import ENV_SIGNALS_PORT, ENV_WEIGHTS_ADDRESS, ENV_WEIGHTS_PORT, FILE_JOB
 from support import dashboards
 from support.dashboards import ONLY_WHEN
 from support.jobs import simulated_job, write_prompts
@@ -70,7 +70,7 @@ class Patient:
     def start(self, process: str) -> None:
         variables = {ENV_SIGNALS_PORT: str(self.ports[process])}
         if process == TRAINER:
-            variables |= {ENV_GRPC_PORT: str(self.weights_port), ENV_WEIGHTS_ADDRESS: self.weights.address}
+            variables |= {ENV_WEIGHTS_PORT: str(self.weights_port), ENV_WEIGHTS_ADDRESS: self.weights.address}
         self.workers.start(process, **variables)
 
     def until_it_goes_on(self) -> None:

@@ -90,7 +90,7 @@ def test_bindings_name_what_there_is(rendered: Objects) -> None:
 
 
 def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) -> None:
-    (role,) = _of(objects("--set", "kueue.enabled=true"), "ClusterRole", ":streamrl")
+    (role,) = _of(objects("--set", "kueue.enabled=true,clusters.enabled=true"), "ClusterRole", ":streamrl")
     allowed: dict[tuple[str, str], set[str]] = {}
     for rule in role["rules"]:
         for group in rule["apiGroups"]:
@@ -106,6 +106,9 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         ("streamrl.io", "generatorpools/status"): {"patch"},
         ("streamrl.io", "rljobs/finalizers"): {"update"},
         ("streamrl.io", "generatorpools/finalizers"): {"update"},
+        ("streamrl.io", "rlclusters"): {"list", "watch", "patch"},
+        ("streamrl.io", "rlclusters/status"): {"patch"},
+        ("", "namespaces"): {"get"},
         ("", "pods"): {"list", "watch", "delete"},
         ("events.k8s.io", "events"): {"create"},
         ("kueue.x-k8s.io", "workloads/status"): {"patch"},
@@ -246,7 +249,7 @@ def test_crds_have_the_annotations_that_are_asked_for(objects: Callable[..., Obj
     asked = ("--set-string", r"crds.annotations.argocd\.argoproj\.io/sync-options=ServerSideApply=true")
     for keep, more in (("true", {"helm.sh/resource-policy": "keep"}), ("false", {})):
         crds = _of(objects(*asked, "--set", f"crds.keep={keep}"), "CustomResourceDefinition")
-        assert len(crds) == 3
+        assert len(crds) == 4
         for crd in crds:
             assert crd["metadata"]["annotations"] == {"argocd.argoproj.io/sync-options": "ServerSideApply=true"} | more
 

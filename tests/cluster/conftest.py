@@ -17,7 +17,15 @@ from cluster.harness import kueue, tools
 from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.control_plane import ControlPlane, open_cluster
 from cluster.harness.processes import wait_until
-from cluster.node_fixtures import node, node_cluster, node_namespace, node_possible, prepare  # noqa: F401 - fixtures
+from cluster.node_fixtures import (  # noqa: F401 - fixtures
+    linked_clusters,
+    node,
+    node_cluster,
+    node_namespace,
+    node_possible,
+    prepare,
+    two_clusters,
+)
 from cluster.operators import Lab, Operator, refused
 
 LONGEST_STEM = 40

@@ -4,6 +4,7 @@ Needs root and a few Debian packages; where they are missing tests are skipped w
 STREAMRL_REQUIRE has `cluster`. Logs of failed tests: in the folder that STREAMRL_CLUSTER_LOGS names, else in pytest's.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -14,12 +15,13 @@ from typing import NoReturn
 
 import pytest
 
-from cluster.harness import images, kueue, pods, tools
+from cluster.harness import images, kueue, leftovers, pods, tools
 from cluster.harness.base import GIVEN
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.containers import missing_packages
 from cluster.harness.node import Node
 from cluster.harness.processes import ClusterError
+from cluster.harness.two_clusters import TwoClusters
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 LONGEST_NAMESPACE = 40
@@ -84,12 +86,42 @@ def node(
     node_cluster: NodeCluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
     """The node; when the test failed, everything that explains it is written into a folder."""
+    with _kept_logs(request, tmp_path_factory, node_cluster):
+        yield node_cluster.the_node
+
+
+@contextlib.contextmanager
+def _kept_logs(
+    request: pytest.FixtureRequest, factory: pytest.TempPathFactory, *clusters: NodeCluster
+) -> Iterator[None]:
+    """Where a test failed in the block, write what explains it into a folder."""
     failed = request.session.testsfailed
-    yield node_cluster.the_node
+    yield
     if request.session.testsfailed > failed:
         kept = os.environ.get("STREAMRL_CLUSTER_LOGS")
-        folder = Path(kept) / request.node.name if kept else tmp_path_factory.mktemp("cluster-logs")
-        sys.stderr.write(f"logs of the cluster: {node_cluster.collect_logs(folder)}\n")
+        folder = Path(kept) / request.node.name if kept else factory.mktemp("cluster-logs")
+        for number, cluster in enumerate(clusters):
+            sys.stderr.write(f"logs of the cluster: {cluster.collect_logs(folder / str(number))}\n")
+
+
+@pytest.fixture(scope="session")
+def linked_clusters(node_possible: None) -> Iterator[TwoClusters]:
+    """A hub with our CRDs, a member without, a WAN between them; `two_clusters` is for tests. Nothing is left of them."""
+    with TwoClusters() as two:
+        two.hub.apply_crds()
+        yield two
+        places = [cluster.the_node.place for cluster in (two.hub, two.member)]
+    assert [leftovers.wait_gone(*place) for place in places] == [{}, {}]
+
+
+@pytest.fixture
+def two_clusters(
+    linked_clusters: TwoClusters, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoClusters]:
+    """`.hub`, `.member`, `.link` (cut, slow, lossy, heal, shape), `.seen_from_hub(kubeconfig)`; the link is healed afterwards."""
+    with _kept_logs(request, tmp_path_factory, linked_clusters.hub, linked_clusters.member):
+        yield linked_clusters
+    linked_clusters.link.heal()
 
 
 @pytest.fixture

@@ -41,10 +41,13 @@ _PATHS = {
     "rljobdefaults": GROUP,
     "leases": "/apis/coordination.k8s.io/v1",
     "events": "/apis/events.k8s.io/v1",
+    "tlsroutes": "/apis/gateway.networking.k8s.io/v1",
     "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
 }
 MADE = tuple(
-    plural for plural in _PATHS if plural not in ("pods", "rljobs", "rljobdefaults", "leases", "events", "rolebindings")
+    plural
+    for plural in _PATHS
+    if plural not in ("pods", "rljobs", "rljobdefaults", "leases", "events", "rolebindings", "tlsroutes")
 )
 """Kinds that the operator makes for a job."""
 
@@ -53,11 +56,20 @@ class Operator:
     """One process of the operator that looks after one namespace, with the rights that the chart gives it; another `user` has its own."""
 
     def __init__(
-        self, cluster: ControlPlane, namespace: str, *, name: str = "operator", user: str = USER, **environ: str
+        self,
+        cluster: ControlPlane,
+        namespace: str,
+        *,
+        name: str = "operator",
+        user: str = USER,
+        chart: Mapping[str, str] | None = None,
+        **environ: str,
     ) -> None:
         self.user = user
         if user == USER:
-            rights.grant(cluster.api, user, home=namespace)
+            rights.grant(cluster.api, user, home=namespace, **(chart or {}))
+        self._settings = cluster.settings
+        """A cluster with a network namespace of its own has its operator there too."""
         self.port = free_port()
         self.log = cluster.folder / f"{namespace}-{name}.log"
         self._environ = reaper.environment(cluster.mark) | {
@@ -71,7 +83,7 @@ class Operator:
             keys.ENV_NUMBERS: "Proxy",
             keys.ENV_LEASE_SECONDS: str(LEASE_S),
             keys.ENV_SIGNALS_PORT: str(self.port),
-            keys.ENV_BIND_HOST: "127.0.0.1",
+            keys.ENV_BIND_HOST: cluster.settings.host,
             **environ,
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +92,7 @@ class Operator:
         """Start it; it may be started again."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "streamrl_operator"],
+                [*self._settings.enter, sys.executable, "-m", "streamrl_operator"],
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -108,7 +120,7 @@ class Operator:
     def page(self, name: str) -> tuple[int, str]:
         """(status, text) of a page; status 0: nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{name}", timeout=PAGE_S) as answer:
+            with urllib.request.urlopen(f"http://{self._settings.host}:{self.port}/{name}", timeout=PAGE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -21,11 +21,10 @@ UP_S = 240.0
 SLEEP = "import time; time.sleep(3600)"
 KINDS = {"processes", "devices", "routes", "cgroups", "folders"}
 OWNER = """
-import json, os, signal, sys
+import json, signal
 from cluster.harness.cluster import NodeCluster
 with NodeCluster() as cluster:
-    node = cluster.the_node
-    print(json.dumps({"mark": node.mark, "device": cluster.addresses.device, "pids": os.readlink(f"/proc/{node.sandbox.pid}/ns/pid")}), flush=True)
+    print(json.dumps(cluster.the_node.place), flush=True)
     signal.pause()
 """
 
@@ -37,7 +36,7 @@ def test_an_end_leaves_nothing(node_possible: None) -> None:
         cluster.load("worker-test")
         cluster.apply(python_pod("one", "default", SLEEP, WORKER_IMAGE))
         wait_ready(node.objects, "default", "one")
-        place = (node.mark, cluster.addresses.device, str(Path(f"/proc/{node.sandbox.pid}/ns/pid").readlink()))
+        place = node.place
         assert {kind for kind, found in leftovers.traces(*place).items() if found} == KINDS
     assert leftovers.wait_gone(*place) == {}
     assert leftovers.machine_state() == before
@@ -57,11 +56,10 @@ def test_a_killed_owner_leaves_what_the_next_start_removes(node_possible: None, 
             deadline_s=UP_S,
             log=log,
         )
-        said = json.loads((tmp_path / "out").read_text())
+        place = json.loads((tmp_path / "out").read_text())
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.wait(leftovers.GONE_S)
-    place = (said["mark"], said["device"], said["pids"])
     wait_until(
         lambda: {kind for kind, found in leftovers.traces(*place).items() if found} <= {"cgroups", "folders"},
         what="the killed owner's processes, devices and routes to be gone",

@@ -16,7 +16,16 @@ from cluster.harness import images, pods
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.node import Node
 from cluster.harness.processes import ClusterError
-from cluster.node_fixtures import LACK, RESTRICTED, node, node_cluster, node_possible, prepare  # noqa: F401 - fixtures
+from cluster.node_fixtures import (  # noqa: F401 - fixtures
+    LACK,
+    RESTRICTED,
+    linked_clusters,
+    node,
+    node_cluster,
+    node_possible,
+    prepare,
+    two_clusters,
+)
 from cluster.operators import Operator
 from e2e.jobs import prompts
 from e2e.release import Release

@@ -133,7 +133,7 @@ with ThreadPoolExecutor(16) as pool:
 """
 SIGNALS = {"trainer:signals", "trainer:trainer-signals", "generator:signals", "operator:metrics"}
 REACHES: dict[str, set[str]] = {
-    "generator": {"trainer:grpc", "trainer:weights"},
+    "generator": {"trainer:grpc", "trainer:weights", "generator:weights"},
     "other job's generator": set(),
     "trainer": {"generator:signals", "operator:metrics", "api"},
     "other job's trainer": SIGNALS | {"api"},
@@ -185,7 +185,7 @@ def targets(release: Release, stage: Stage, *, but: str) -> list[tuple[str, str,
             "signals": names.PORT_SIGNALS,
             "trainer-signals": names.PORT_TRAINER_SIGNALS,
         },
-        "generator": {"signals": names.PORT_SIGNALS},
+        "generator": {"weights": names.PORT_WEIGHTS, "signals": names.PORT_SIGNALS},
         "operator": {"metrics": 8080},
     }
     every = [

@@ -59,7 +59,7 @@ def test_a_slow_transfer_lies_under_weights(prepare: Prepare) -> None:
     workers, link = prepare(simulated_job(replicas=1, steps=ENDLESS, staleness=0)), HeldLink()
     workers.start_scheduler()
     workers.start(TRAINER, **{ENV_WEIGHTS_ADDRESS: link.address})
-    with link.to(str(workers.endpoint(TRAINER)["grpc"])):
+    with link.to(str(workers.endpoint(TRAINER)["weights"])):
         workers.start(GENERATOR)
         until_steps(workers, 2)
         begun_s = link.hold()

@@ -79,7 +79,7 @@ def test_ranks_have_torchruns_environment(pods: Pods) -> None:
     assert [env[keys.ENV_LOCAL_RANK] for env in (first, second)] == ["0", "1"]
     assert [env[keys.ENV_PROCESS] for env in (first, second)] == ["trainer-0", "trainer-1"]
     assert first[keys.ENV_SIGNALS_PORT] == str(pods.ports["trainer"])
-    assert second[keys.ENV_SIGNALS_PORT] == second[keys.ENV_GRPC_PORT] == "0", "a port is rank 0's alone"
+    assert second[keys.ENV_SIGNALS_PORT] == second[keys.ENV_WEIGHTS_PORT] == "0", "a port is rank 0's alone"
     assert pods.terminate("trainer") == EXIT_DONE, pods.text("trainer")
     assert gone(started)
 

@@ -1,16 +1,17 @@
 """A link on which a version takes longer than a training step: pulls come to their end all the same."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-import grpc.aio
-
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.services import WEIGHTS, serve
-from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Puller, pull
-from streamrl_workers.weights.server import WeightsService, WeightStore
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, tensors_hash
+from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.pull import Route
+from streamrl_workers.weights.puller import Puller
+from streamrl_workers.weights.store import WeightStore
+from support.weight_servers import TOKEN, pull_along
 
 DEADLINE_S = 240.0
 CHUNK_BYTES, CHUNKS, TENSORS = 1024, 8, 4
@@ -18,46 +19,49 @@ A_STEP = 4
 """Chunks that the link carries while the trainer takes a step; a version is `CHUNKS * TENSORS` of them."""
 
 
-class Link(WeightsService):
+class Link(HttpWeightServer):
     """Carries as many chunks as the test has allowed."""
 
+    slice_bytes = CHUNK_BYTES
+
     def __init__(self, store: WeightStore) -> None:
-        super().__init__(store)
-        self._allowed = asyncio.Semaphore(0)
+        self._allowed = threading.Semaphore(0)
+        self._used = threading.Condition()
         self._open = 0
-        self._used = asyncio.Event()
-        self.more = asyncio.Event()
+        self.more = threading.Event()
         """Whether tensors after the first are sent."""
         self.more.set()
+        super().__init__(store, token=TOKEN)
 
-    async def Fetch(self, request: pb.FetchRequest, context) -> AsyncIterator[pb.Chunk]:  # noqa: N802 - the RPC's name
-        if request.tensor != "w0":
-            await self.more.wait()
-        async for chunk in super().Fetch(request, context):
-            await self._allowed.acquire()
-            self._open -= 1
-            self._used.set()
+    def content(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
+        if content_hash not in {bytes_hash(tensors(step)["w0"].data) for step in range(40)}:
+            self.more.wait(DEADLINE_S)
+        for chunk in super().content(content_hash, begin=begin, end=end):
+            self._allowed.acquire(timeout=DEADLINE_S)
+            with self._used:
+                self._open -= 1
+                self._used.notify_all()
             yield chunk
 
     async def carry(self, chunks: int) -> None:
         """Until so many more chunks have been carried."""
-        self._open += chunks
-        for _ in range(chunks):
-            self._allowed.release()
-        async with asyncio.timeout(DEADLINE_S):
-            while self._open:
-                self._used.clear()
-                await self._used.wait()
+        with self._used:
+            self._open += chunks
+        self._allowed.release(chunks)
+        await asyncio.to_thread(self._until_carried)
+
+    def _until_carried(self) -> None:
+        with self._used:
+            assert self._used.wait_for(lambda: self._open <= 0, DEADLINE_S)
 
     def open(self) -> None:
         """No limit any more."""
-        for _ in range(10_000):
-            self._allowed.release()
+        self._allowed.release(10_000)
 
 
 def tensors(step: int) -> dict[str, TensorBytes]:
-    data = memoryview(bytes([step % 256]) * (CHUNK_BYTES * CHUNKS))
-    return {f"w{number}": TensorBytes("uint8", (len(data),), data) for number in range(TENSORS)}
+    contents = [memoryview(bytes([step % 256, number]) * (CHUNK_BYTES * CHUNKS // 2)) for number in range(TENSORS)]
+    return {f"w{number}": TensorBytes("uint8", (len(data),), data) for number, data in enumerate(contents)}
 
 
 class Trainer:
@@ -70,8 +74,8 @@ class Trainer:
         self.puller = Puller(self._pull, wake=self._woken, failed=lambda _, error: self.failures.append(error))
         self.failures: list[str] = []
 
-    async def _pull(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-        return await pull(target, timeout_s=DEADLINE_S, chunk_bytes=CHUNK_BYTES, token="t")
+    async def _pull(self, route: Route) -> dict[str, TensorBytes]:
+        return await pull_along(route, timeout_s=DEADLINE_S)
 
     def _woken(self) -> None:
         if self.puller.ready:
@@ -95,16 +99,14 @@ class Trainer:
 async def trainer() -> AsyncIterator[Trainer]:
     store = WeightStore()
     link = Link(store)
-    server = grpc.aio.server()
-    serve(server, WEIGHTS, link)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    running = Trainer(store, link, f"127.0.0.1:{port}")
+    running = Trainer(store, link, link.address)
     try:
         yield running
     finally:
         await running.puller.close()
-        await server.stop(None)
+        link.open()
+        link.more.set()
+        await asyncio.to_thread(link.close)
 
 
 async def test_a_pull_that_outlasts_many_steps_comes_to_its_end() -> None:

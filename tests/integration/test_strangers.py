@@ -1,7 +1,9 @@
 """Callers without the run's token: what they cost the servers before they are refused."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -15,7 +17,6 @@ from support.worker_processes import Workers
 DOORS = [
     ("scheduler", "/streamrl.v1alpha1.Scheduler/Generate"),
     ("scheduler", "/streamrl.v1alpha1.Scheduler/GetModel"),
-    ("trainer-0", "/streamrl.v1alpha1.Weights/GetManifest"),
 ]
 CALLS = 12
 MESSAGE_BYTES = 60 * 2**20
@@ -69,3 +70,19 @@ async def test_large_messages_without_a_token_take_no_memory(workers: Workers, p
     assert set(answers) <= {"UNAUTHENTICATED", "RESOURCE_EXHAUSTED", "INTERNAL"}, answers
     assert _peak_bytes(pid) - before_bytes < GROWTH_BYTES
     assert not workers.ended(process)
+
+
+@pytest.mark.parametrize("head", [b"GET /weights/v1/blake3/content/", b"GET / HTTP/1.1\r\nX: ", b""])
+def test_endless_requests_for_weights_take_no_memory(workers: Workers, head: bytes) -> None:
+    """Each is closed when it is too long, or not whole in time."""
+    host, _, port = workers.endpoint("trainer-0")["weights"].rpartition(":")
+    pid = workers.processes["trainer-0"].pid
+    before_bytes = _peak_bytes(pid)
+    piece = bytes(2**20).replace(b"\0", b"x")
+    for _ in range(CALLS):
+        with socket.create_connection((host, int(port)), DEADLINE_S) as stranger, suppress(OSError):
+            stranger.sendall(head)
+            for _ in range(MESSAGE_BYTES // len(piece)):
+                stranger.sendall(piece)
+    assert _peak_bytes(pid) - before_bytes < GROWTH_BYTES
+    assert not workers.ended("trainer-0")

@@ -1,9 +1,11 @@
 """Whom the servers let in: real processes and real certificates, good ones and every kind of bad one."""
 
 import asyncio
+import http.client
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import pytest
 from streamrl import keys
 from streamrl.errors import EXIT_USER_ERROR
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.auth import await_admission, call_metadata
+from streamrl_workers.stream.auth import WEIGHTS_PATH, await_admission, call_metadata
 from streamrl_workers.stream.channel import ConnectTimeoutError, connect
 from streamrl_workers.stream.messages import write
-from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, client
+from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.weights.hashing import HASH_ALGORITHM
+from streamrl_workers.weights.http_client import HttpSource
+from streamrl_workers.weights.http_server import content_path, versions_path
+from streamrl_workers.weights.source import SourceBrokenError
 from support.certificates import Authority, mount
 from support.jobs import simulated_job, write_prompts
 from support.pods import HOST, Pods
@@ -69,17 +73,41 @@ async def get_model(channel: grpc.aio.Channel) -> Any:
     return [piece async for piece in client(channel, SCHEDULER).GetModel(pb.ModelRequest(), timeout=ANSWER_S)]
 
 
-async def get_manifest(channel: grpc.aio.Channel) -> Any:
-    return (
-        await client(channel, WEIGHTS)
-        .GetManifest(pb.ManifestRequest(hash_algorithm=HASH_ALGORITHM), timeout=ANSWER_S)
-        .read()
-    )
+def get_manifest(port: int, context: ssl.SSLContext | None) -> tuple[str, str]:
+    return _asked(versions_path(pb.VersionName(attempt=9, step=9, hash=b"9")), port=port, context=context)
 
 
-async def fetch(channel: grpc.aio.Channel) -> Any:
-    request = pb.FetchRequest(tensor="w", chunk_bytes=1)
-    return [chunk async for chunk in client(channel, WEIGHTS).Fetch(request, timeout=ANSWER_S)]
+def get_content(port: int, context: ssl.SSLContext | None) -> tuple[str, str]:
+    return _asked(content_path(bytes(32)), port=port, context=context)
+
+
+STATUSES = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND"}
+
+
+def _asked(path: str, *, port: int, context: ssl.SSLContext | None) -> tuple[str, str]:
+    """gRPC's name of the status, and its text; None: without TLS."""
+    if context is None:
+        connection = http.client.HTTPConnection(HOST, port, timeout=ANSWER_S)
+    else:
+        connection = http.client.HTTPSConnection(HOST, port, timeout=ANSWER_S, context=context)
+    try:
+        connection.request("GET", path)
+        with connection.getresponse() as response:
+            return STATUSES[response.status], response.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return "UNAVAILABLE", str(error)
+    finally:
+        connection.close()
+
+
+def context_of(trusted: bytes, files: Path | None) -> ssl.SSLContext:
+    """Of one who does not look at his own files; None: he has no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(cadata=trusted.decode())
+    if files is not None:
+        context.load_cert_chain(files / "tls.crt", files / "tls.key")
+    return context
 
 
 async def _converse(call: Any, event: Any) -> Any:
@@ -107,19 +135,28 @@ CALLS = {
     train: ("grpc", "trainer", "INVALID_ARGUMENT"),  # let in: its first message was no hello
     get_model: ("grpc", "generator", "UNAVAILABLE"),  # let in: a simulated job has no model
     get_manifest: ("weights", "generator", "NOT_FOUND"),
-    fetch: ("weights", "generator", "NOT_FOUND"),
+    get_content: ("weights", "generator", "NOT_FOUND"),
 }
 """Call -> its port, the role that may make it, and what that role gets here."""
+
+
+async def answered(pods: Pods, call: Callable[..., Any], *, files: Path) -> tuple[str, str]:
+    """What a call gets that is made with these files, whosever they are."""
+    service, tls = CALLS[call][0], Tls(files)
+    if service == "weights":
+        return await asyncio.to_thread(call, pods.ports[service], tls.ssl_context(server=False))
+    options = (("grpc.ssl_target_name_override", "simulated-scheduler"),)
+    address = f"{HOST}:{pods.ports[service]}"
+    async with grpc.aio.secure_channel(address, tls.channel_credentials(), options=options) as channel:
+        return await outcome(call, channel)
 
 
 @pytest.mark.parametrize("role", ["scheduler", "trainer", "generator"])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_each_call_is_for_one_role(pods: Pods, tmp_path: Path, call: Any, role: str) -> None:
-    service, allowed, answer = CALLS[call]
+    _, allowed, answer = CALLS[call]
     files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role))
-    channel = await channel_of(pods, service, files=files)
-    code, text = await outcome(call, channel)
-    await channel.close()
+    code, text = await answered(pods, call, files=files)
     if role == allowed:
         assert code == answer, text
     else:
@@ -133,13 +170,9 @@ async def test_each_call_is_for_one_role(pods: Pods, tmp_path: Path, call: Any, 
 async def test_another_jobs_leaf_of_the_same_authority_is_refused(
     pods: Pods, tmp_path: Path, call: Any, changes: dict[str, str]
 ) -> None:
-    service, role, _ = CALLS[call]
+    _, role, _ = CALLS[call]
     files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role, **changes))
-    address = f"{HOST}:{pods.ports[service]}"
-    tls = Tls(files)
-    options = (("grpc.ssl_target_name_override", "simulated-scheduler"),)
-    async with grpc.aio.secure_channel(address, tls.channel_credentials(), options=options) as channel:
-        code, text = await outcome(call, channel)
+    code, text = await answered(pods, call, files=files)
     assert (code, text.endswith("this is job team/simulated")) == ("PERMISSION_DENIED", True), text
 
 
@@ -150,14 +183,17 @@ async def test_a_leaf_that_names_no_one_role_is_unknown(pods: Pods, tmp_path: Pa
     credentials = grpc.ssl_channel_credentials(Tls(good).material().ca, leaf.key_pem, leaf.chain)
     options = (("grpc.ssl_target_name_override", "simulated-scheduler"),)
     async with grpc.aio.secure_channel(f"{HOST}:{pods.ports['grpc']}", credentials, options=options) as channel:
-        code, text = await outcome(generate, channel)
-    assert code == "UNAUTHENTICATED"
-    assert "must name exactly one role" in text
+        answers = [await outcome(generate, channel)]
+    files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=leaf)
+    answers.append(await asyncio.to_thread(get_manifest, pods.ports["weights"], context_of(pods.ca.pem, files)))
+    for code, text in answers:
+        assert code == "UNAUTHENTICATED"
+        assert "must name exactly one role" in text
 
 
 @pytest.fixture(params=["none", "no certificate", "foreign authority", "expired", "its own authority"])
-async def stranger(request: pytest.FixtureRequest, pods: Pods, tmp_path: Path) -> AsyncIterator[Any]:
-    """Credentials that no handshake takes; the last one brings an authority that the server does not know."""
+def stranger(request: pytest.FixtureRequest, pods: Pods, tmp_path: Path) -> tuple[Any, ssl.SSLContext | None]:
+    """What no handshake takes, for gRPC and for HTTP; the last one brings an authority that the server does not know."""
     foreign = Authority("foreign")
     trusted = pods.ca.pem
     leaf = {
@@ -166,23 +202,28 @@ async def stranger(request: pytest.FixtureRequest, pods: Pods, tmp_path: Path) -
         "its own authority": lambda: foreign.leaf("generator", job=pods.name),
     }.get(request.param)
     if request.param == "none":
-        yield None
-    elif leaf is None:
-        yield grpc.ssl_channel_credentials(trusted)
-    else:
-        made = leaf()
-        chain = made.chain + (foreign.pem if request.param == "its own authority" else b"")
-        yield grpc.ssl_channel_credentials(trusted, made.key_pem, chain)
+        return None, None
+    if leaf is None:
+        return grpc.ssl_channel_credentials(trusted), context_of(trusted, None)
+    made = leaf()
+    chain = made.chain + (foreign.pem if request.param == "its own authority" else b"")
+    files = mount(tmp_path / "stranger", trusted=(), leaf=made)
+    (files / "tls.crt").write_bytes(chain)
+    return grpc.ssl_channel_credentials(trusted, made.key_pem, chain), context_of(trusted, files)
 
 
 @pytest.mark.parametrize(("call", "service"), [(generate, "grpc"), (get_manifest, "weights")])
 async def test_a_stranger_does_not_get_in(pods: Pods, stranger: Any, call: Any, service: str) -> None:
+    credentials, context = stranger
+    if service == "weights":
+        assert (await asyncio.to_thread(call, pods.ports[service], context))[0] == "UNAVAILABLE"
+        return
     address = f"{HOST}:{pods.ports[service]}"
     options = (("grpc.ssl_target_name_override", "simulated-scheduler"), ("grpc.enable_retries", 0))
     channel = (
         grpc.aio.insecure_channel(address)
-        if stranger is None
-        else grpc.aio.secure_channel(address, stranger, options=options)
+        if credentials is None
+        else grpc.aio.secure_channel(address, credentials, options=options)
     )
     async with channel:
         code, _ = await outcome(call, channel)
@@ -197,6 +238,45 @@ async def test_a_server_of_another_job_or_role_is_not_taken_for_ours(pods: Pods,
     ours = mount(tmp_path / "ours", trusted=(Authority("foreign"),), leaf=pods.leaf("generator"))
     with pytest.raises(ConnectTimeoutError):
         await channel_of(pods, "grpc", files=ours, timeout_s=REFUSED_S)
+
+
+@pytest.mark.parametrize(
+    ("authority", "job", "role", "reason"),
+    [
+        (
+            "ours",
+            "another",
+            "trainer",
+            "its certificate is of streamrl://team/simulated/trainer, not of the trainer of team/another",
+        ),
+        ("ours", "simulated", "generator", "not of the generator of team/simulated"),
+        ("foreign", "simulated", "trainer", "certificate verify failed"),
+    ],
+)
+async def test_a_server_of_weights_must_be_who_is_expected(
+    pods: Pods, tmp_path: Path, authority: str, job: str, role: Any, reason: str
+) -> None:
+    trusted = pods.ca if authority == "ours" else Authority("foreign")
+    files = mount(tmp_path / "leaf", trusted=(trusted,), leaf=pods.leaf("generator", job=job))
+    with pytest.raises(SourceBrokenError, match=reason):
+        await HttpSource.connect(f"{HOST}:{pods.ports['weights']}", tls=Tls(files), token="", role=role)
+
+
+async def test_paths_that_are_none_and_bodies_are_refused(pods: Pods, tmp_path: Path) -> None:
+    files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf("generator"))
+    address = HOST, pods.ports["weights"]
+    for request, status in {
+        f"GET {WEIGHTS_PATH}/v1/blake3/versions/../.. HTTP/1.1": 400,
+        f"GET {WEIGHTS_PATH}/v1/blake3/content/{'0' * 63} HTTP/1.1": 400,
+        "GET / HTTP/1.1\r\nContent-Length: 1": 400,
+        "GET / HTTP/1.0": 400,
+        "PUT / HTTP/1.1": 501,
+        f"GET /{'x' * 70_000} HTTP/1.1": 414,
+        "GET / HTTP/1.1\r\n" + "\r\n".join(f"X-{n}: 1" for n in range(200)): 431,
+    }.items():
+        with Tls(files).ssl_context(server=False).wrap_socket(socket.create_connection(address, ANSWER_S)) as sock:
+            sock.sendall(request.encode() + b"\r\n\r\n")
+            assert sock.recv(100).split()[:2] == [b"HTTP/1.1", str(status).encode()], request
 
 
 async def test_refusals_are_told_once_for_each_peer(pods: Pods, tmp_path: Path) -> None:

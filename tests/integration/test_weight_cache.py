@@ -23,12 +23,12 @@ from streamrl_workers.weights import cache as cache_module
 from streamrl_workers.weights import pull as pull_module
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import describe, tensors_hash
-from streamrl_workers.weights.pull import Nearby, pull
+from streamrl_workers.weights.pull import Nearby
 from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.metric_pages import families, series
 from support.runs import DEADLINE_S, wait_for
-from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
+from support.weight_servers import SIZES, make_tensors, pull_from, weight_server
 from support.worker_processes import Workers
 
 TOTAL = sum(SIZES.values())
@@ -58,11 +58,9 @@ class Generator:
         """Pull what is not held of the version before."""
         self.fetched = self.cached = 0
         version = pb.VersionName(attempt=1, step=5, hash=tensors_hash(make_tensors()))
-        tensors = await pull(
+        tensors = await pull_from(
             pb.WeightsAvailable(version=version, address=address),
             timeout_s=DEADLINE_S,
-            chunk_bytes=64 * 1024,
-            token=TOKEN,
             arrived=self._arrived,
             nearby=self.nearby,
         )
@@ -448,7 +446,7 @@ def test_a_run_goes_on_without_its_cache(tmp_path: Path) -> None:
 
 
 def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: Path) -> None:
-    """Real processes, real gRPC. The gate stays shut: there is one version."""
+    """Real processes. The gate stays shut: there is one version."""
     Gate.shut(tmp_path)
     write_prompts(tmp_path / "prompts.jsonl")
     job = simulated_job()
@@ -462,14 +460,14 @@ def test_a_generator_that_comes_later_takes_no_byte_from_the_trainer(tmp_path: P
         wait_for(
             lambda: served(workers) == WEIGHT_BYTES, what="the count of what was sent"
         )  # a chunk counts once it is gone
-        assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "cache": 0}
+        assert by_source(workers, "generator-sim-0") == {"trainer": WEIGHT_BYTES, "peer": 0, "cache": 0}
         workers.start("generator-sim-1")
         workers.endpoint("generator-sim-1")
         wait_for(lambda: by_source(workers, "generator-sim-1")["cache"], what="weights from the cache")
         wait_for(
             lambda: workers.page("healthz", process="generator-sim-1").strip() == "ok", what="weights in the engine"
         )
-        assert by_source(workers, "generator-sim-1") == {"trainer": 0, "cache": WEIGHT_BYTES}
+        assert by_source(workers, "generator-sim-1") == {"trainer": 0, "peer": 0, "cache": WEIGHT_BYTES}
         assert served(workers) == WEIGHT_BYTES
     finally:
         workers.close()

@@ -14,12 +14,13 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, VersionGoneError, WeightsError, pull
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, VersionGoneError, WeightsError
 from support.engine_requests import request
 from support.ports import free_port
-from support.weight_servers import SIZES, TOKEN, make_tensors, weight_server
+from support.weight_servers import SIZES, TOKEN, make_tensors, pull_along, pull_from, weight_server
 
-CHUNK_BYTES = 64 * 1024
+SLICE_BYTES = 64 * 1024
+"""Of a slowed server."""
 TIMEOUT_S = 240.0
 SHORT_S = 10.0
 """What is at hand comes within it on a busy machine, too."""
@@ -39,10 +40,9 @@ async def pulled(
     cache=None,
     **changes,
 ):
-    return await pull(
+    return await pull_from(
         pb.WeightsAvailable(version=version(**changes), address=address),
         timeout_s=timeout_s,
-        chunk_bytes=CHUNK_BYTES,
         token=token,
         arrived=arrived,
         nearby=None if held is None else Nearby(held=held),
@@ -97,7 +97,7 @@ async def test_a_killed_server_costs_no_byte_that_had_arrived():
     port = free_port()
     with weight_server("slowed", port=port, allowed=20) as (address, events, process):
         some = asyncio.Event()
-        task = asyncio.create_task(pulled(address, arrived=lambda size: some.set() if size == CHUNK_BYTES else None))
+        task = asyncio.create_task(pulled(address, arrived=lambda size: some.set() if size >= 2**20 else None))
         await asyncio.to_thread(_until_stuck, events)
         async with asyncio.timeout(TIMEOUT_S):
             await some.wait()  # of `big`: what is on its way at the kill is nobody's
@@ -106,7 +106,7 @@ async def test_a_killed_server_costs_no_byte_that_had_arrived():
         with weight_server("slowed", port=port) as (_, again, _):
             assert await task == make_tensors()
             offsets = dict(_drain(again))
-    assert 0 < offsets["big"] <= 20 * CHUNK_BYTES  # what was under way at the kill is asked for again, no more
+    assert 2**20 <= offsets["big"] <= 20 * SLICE_BYTES  # what was under way at the kill is asked for again, no more
 
 
 def _until_stuck(events) -> None:
@@ -133,10 +133,10 @@ async def engine_loop():
     engine = SimulatedEngine(spec=Spec.model_validate({"timeScale": 0.0}), slots=2, seed=0)
     outbox = GeneratorOutbox()
 
-    async def over_grpc(target: pb.WeightsAvailable):
-        return await pulled(target.address, hash=target.version.hash)
+    async def pulled_over_http(route: Route):
+        return await pulled(route.target.address, hash=route.target.version.hash)
 
-    loop = EngineLoop(engine, pull=over_grpc, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
+    loop = EngineLoop(engine, pull=pulled_over_http, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
     outbox.open()
     loop.connected()
     task = asyncio.create_task(loop.run(), name="engine-loop")
@@ -202,11 +202,12 @@ async def test_what_was_being_verified_when_the_connection_broke_is_verified_aga
     ("kind", "ours", "text"),
     [
         ("older", "blake3", "refused: the trainer hashes weights by blake2b, this generator verifies blake3"),
-        ("plain", "", "refused: INVALID_ARGUMENT: this trainer hashes .* by blake3, the generator verifies blake2b"),
+        ("plain", "blake2b", "refused: 400: this server hashes .* by blake3, the generator verifies blake2b"),
     ],
 )
 async def test_a_peer_that_hashes_otherwise_is_refused_by_the_algorithms_name(kind, ours, text, monkeypatch):
     monkeypatch.setattr("streamrl_workers.weights.pull.HASH_ALGORITHM", ours)
+    monkeypatch.setattr("streamrl_workers.weights.http_server.HASH_ALGORITHM", ours)
     with weight_server(kind) as (address, _, _), pytest.raises(WeightsError, match=text + "; run one release"):
         await pulled(address)
 
@@ -216,7 +217,7 @@ async def test_a_peer_that_hashes_otherwise_is_refused_by_the_algorithms_name(ki
     [
         ({"step": 4}, VersionGoneError, r"version \(1, 4\).*is not kept; kept: \(1, 5\)"),
         ({"hash": b"another"}, VersionGoneError, "is not kept"),
-        ({"token": "wrong"}, WeightsError, "refused: UNAUTHENTICATED"),
+        ({"token": "wrong"}, WeightsError, "refused: 401: this call does not carry the token"),
     ],
 )
 async def test_what_no_retry_can_help_fails_at_once(changes, error, text):
@@ -246,3 +247,29 @@ async def test_a_pull_can_be_cancelled():
         with pytest.raises(asyncio.CancelledError):
             async with asyncio.timeout(TIMEOUT_S):
                 await task
+
+
+async def test_a_server_of_something_else_is_refused_at_once():
+    async def greets(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 mail at your service\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greets, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WeightsError, match=r"refused: this is no server of weights: 220 mail"):
+            await pulled(f"127.0.0.1:{port}")
+
+
+async def test_a_pull_goes_on_from_somebody_else_with_what_has_arrived():
+    with weight_server("slowed", allowed=20) as (address, events, _), weight_server("slowed") as (other, again, _):
+        route, some = Route(pb.WeightsAvailable(version=version(), address=address)), asyncio.Event()
+        told = lambda size: some.set() if size >= 2**20 else None  # noqa: E731 - of one line
+        task = asyncio.create_task(pull_along(route, timeout_s=TIMEOUT_S, arrived=told))
+        await asyncio.to_thread(_until_stuck, events)
+        async with asyncio.timeout(TIMEOUT_S):
+            await some.wait()
+        route.move(pb.WeightsAvailable(version=version(), address=other))
+        assert await task == make_tensors()
+        offsets = dict(_drain(again))
+    assert 2**20 <= offsets["big"] <= 20 * SLICE_BYTES

@@ -1,4 +1,4 @@
-"""A trainer of adapters that publishes over gRPC, and a generator that follows it: each token against the trainer's own forward."""
+"""A trainer of adapters that publishes, and a generator that follows it: each token against the trainer's own forward."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
@@ -14,9 +14,7 @@ from streamrl_workers.generator.engines.base import Delta, Engine
 from streamrl_workers.generator.main import pull_of
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.process.environment_variables import WorkerVariables
-from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.packing import pack_float32, pack_int32
-from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
 from streamrl_workers.trainer.engines.packing import pack_sample
@@ -24,7 +22,9 @@ from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.server import WeightsService, WeightStore
+from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.pull import Nearby, Route
+from streamrl_workers.weights.store import WeightStore
 from support.trainer_groups import make_group
 from support.vllm_models import CHARS, make, save
 
@@ -40,7 +40,7 @@ CLOSE, APART = 1e-4, 1e-2
 
 
 class AdapterTrainer:
-    """One attempt of a trainer: a real engine, its store, its Weights service."""
+    """One attempt of a trainer: a real engine, its store, its server of weights."""
 
     def __init__(self, spec: RLJobSpec, *, folder: Path, checkpoints: Path, attempt: int = 1) -> None:
         models = build_models(spec, model_path=str(folder), device=CPU)
@@ -55,14 +55,12 @@ class AdapterTrainer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        server = make_server(TOKEN)
-        serve(server, WEIGHTS, WeightsService(self.store))
-        self.address = bind(server, port=0)
-        await server.start()
+        server = HttpWeightServer(self.store, token=TOKEN)
+        self.address = server.address
         try:
             yield
         finally:
-            await server.stop(None)
+            server.close()
 
     def train(self, step: int) -> None:
         """Version `step` becomes the next."""
@@ -118,9 +116,10 @@ class Follower:
                 variables=WorkerVariables(token=TOKEN),
             ),
             arrived=self._arrived,
+            nearby=Nearby(),
         )
 
-    def _arrived(self, size_bytes: int) -> None:
+    def _arrived(self, size_bytes: int, *, source: str) -> None:
         self.fetched[-1] += size_bytes
 
     async def follow(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
@@ -129,7 +128,7 @@ class Follower:
         An engine that works by itself has ended its samples while the trainer trained: new ones begin, for the update to fall into.
         """
         self.fetched.append(0)
-        tensors = await self.pull(target)
+        tensors = await self.pull(Route(target))
         if self._gained:
             self._generate(4 * self.engine.slots)  # some of each
         self._take(self.engine.load_weights(version=target.version.step, tensors=tensors))

@@ -1,4 +1,4 @@
-"""A real generator process with the simulated engine, and a scheduler and a Weights service in the test's own loop."""
+"""A real generator process with the simulated engine, and a scheduler and a server of weights in the test's own loop."""
 
 import asyncio
 import json
@@ -17,9 +17,10 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.messages import Joiner, frames
 from streamrl_workers.stream.packing import unpack_int32
-from streamrl_workers.stream.services import SCHEDULER, WEIGHTS, serve
+from streamrl_workers.stream.services import SCHEDULER, serve
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.server import WeightsService, WeightStore
+from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.store import WeightStore
 from support.jobs import simulated_job
 from support.ports import free_port
 from support.runs import DEADLINE_S
@@ -189,10 +190,7 @@ async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
     document["spec"]["scheduling"]["leaseSeconds"] = LEASE_S
     (run_dir / keys.FILE_JOB).write_text(json.dumps(document))
     store = WeightStore()
-    weights = make_server(TOKEN)
-    serve(weights, WEIGHTS, WeightsService(store))
-    weights_address = bind(weights, port=0)
-    await weights.start()
+    weights = HttpWeightServer(store, token=TOKEN)
     scheduler = TinyScheduler()
     server, address = await _serve(scheduler=scheduler, port=free_port())
     process = await start_generator(run_dir, address=address)
@@ -201,7 +199,7 @@ async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
         server=server,
         address=address,
         store=store,
-        weights_address=weights_address,
+        weights_address=weights.address,
         process=process,
         run_dir=run_dir,
     )
@@ -212,4 +210,4 @@ async def generator_bench(run_dir: Path, **engine: Any) -> AsyncIterator[Bench]:
             process.kill()
             await process.wait()
         await bench.server.stop(grace=None)
-        await weights.stop(grace=None)
+        weights.close()

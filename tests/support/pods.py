@@ -120,7 +120,7 @@ class Pods:
     def environment(self, container: str, *, pod: str = "") -> dict[str, str | None]:
         """The operator's, moved."""
         if container == "generator":
-            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0])
+            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0], uid=UID)
         else:
             of_role = {
                 "prepare": containers.prepare_variables,
@@ -137,7 +137,7 @@ class Pods:
         inherited = {key: os.environ[key] for key in INHERITED if key in os.environ}
         ports = {
             "scheduler": {keys.ENV_GRPC_PORT: "grpc", keys.ENV_SIGNALS_PORT: "scheduler"},
-            "trainer": {keys.ENV_GRPC_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
+            "trainer": {keys.ENV_WEIGHTS_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
         }.get(container, {})
         changed = {key: str(self.ports[name]) for key, name in ports.items()}
         if keys.ENV_RANK_SIGNALS_PORT in given:
@@ -146,6 +146,8 @@ class Pods:
             changed[keys.ENV_MASTER_PORT] = str(self.ports["ranks"])
         if pod:
             changed[keys.ENV_SIGNALS_PORT] = "0"
+        if keys.ENV_POD_IP in given:
+            changed[keys.ENV_WEIGHTS_PORT] = "0"
             (self.base / pod).mkdir(exist_ok=True)
         if not self.secure:
             changed |= {keys.ENV_TLS_DIR: "", keys.ENV_TOKEN: "token of this job"}
@@ -156,6 +158,7 @@ class Pods:
         return {
             keys.ENV_POD_NAME: pod,
             keys.ENV_NODE_ORDINAL: pod.rpartition("-")[2],
+            keys.ENV_POD_IP: HOST,
             keys.ENV_MASTER_ADDR: HOST,
         }[key]
 

@@ -204,7 +204,7 @@ def _env(plan: ProcessPlan, *, run: RunFolder, model: str) -> dict[str, str]:
         keys.ENV_CODE_DIR: str(run.base_dir),
         keys.ENV_SCHEDULER_ADDRESS: _NO_SCHEDULER,
         keys.ENV_TOKEN: "",
-        keys.ENV_GRPC_PORT: "0",
+        keys.ENV_WEIGHTS_PORT: "0",
         keys.ENV_SIGNALS_PORT: "0",
     }
 

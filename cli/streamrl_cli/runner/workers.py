@@ -67,8 +67,6 @@ class Workers:
         """Start a worker; `env` is added to what its plan says."""
         assert self._watched is not None
         whole = {**os.environ, **self.shared_env, **plan.env, **env, keys.ENV_PARENT_WATCH_FD: str(self._watched)}
-        if plan.role != "scheduler":
-            whole[keys.ENV_GRPC_PORT] = "0"
         heartbeat = self.heartbeat_file(plan.name)
         heartbeat.parent.mkdir(exist_ok=True)
         heartbeat.touch()  # from its start on a worker is watched, also if it never comes to touch the file

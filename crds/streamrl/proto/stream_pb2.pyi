@@ -24,14 +24,6 @@ class VersionName(_message.Message):
     hash: bytes
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
-class ManifestRequest(_message.Message):
-    __slots__ = ("version", "hash_algorithm")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    hash_algorithm: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
-
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -47,32 +39,28 @@ class TensorEntry(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "tensors", "hash_algorithm")
+    __slots__ = ("version", "tensors", "hash_algorithm", "deltas")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
     hash_algorithm: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ...) -> None: ...
+    deltas: _containers.RepeatedCompositeFieldContainer[TensorDelta]
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[TensorDelta, _Mapping]]] = ...) -> None: ...
 
-class FetchRequest(_message.Message):
-    __slots__ = ("version", "tensor", "offset", "chunk_bytes")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    TENSOR_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
-    version: VersionName
-    tensor: str
-    offset: int
-    chunk_bytes: int
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensor: _Optional[str] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
-
-class Chunk(_message.Message):
-    __slots__ = ("data",)
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+class TensorDelta(_message.Message):
+    __slots__ = ("base_hash", "new_hash", "hash", "size_bytes")
+    BASE_HASH_FIELD_NUMBER: _ClassVar[int]
+    NEW_HASH_FIELD_NUMBER: _ClassVar[int]
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    base_hash: bytes
+    new_hash: bytes
+    hash: bytes
+    size_bytes: int
+    def __init__(self, base_hash: _Optional[bytes] = ..., new_hash: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
     __slots__ = ()
@@ -214,13 +202,14 @@ class Sample(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ...) -> None: ...
 
 class GeneratorEvent(_message.Message):
-    __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "leaving")
+    __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "weights_stalled", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FAILED_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_STALLED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     hello: GeneratorHello
     progress: ProgressBatch
@@ -228,17 +217,20 @@ class GeneratorEvent(_message.Message):
     weights_loaded: WeightsLoaded
     weights_failed: WeightsFailed
     drained: Drained
+    weights_stalled: WeightsStalled
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[GeneratorHello, _Mapping]] = ..., progress: _Optional[_Union[ProgressBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., weights_failed: _Optional[_Union[WeightsFailed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., weights_stalled: _Optional[_Union[WeightsStalled, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
 
 class GeneratorHello(_message.Message):
-    __slots__ = ("generator_id", "instance", "pool", "slots", "version", "kv_capacity_tokens", "shares_prompts")
+    __slots__ = ("generator_id", "instance", "pool", "slots", "version", "kv_capacity_tokens", "cluster", "weights_address", "shares_prompts")
     GENERATOR_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KV_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHARES_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     generator_id: str
     instance: str
@@ -246,8 +238,10 @@ class GeneratorHello(_message.Message):
     slots: int
     version: VersionName
     kv_capacity_tokens: int
+    cluster: str
+    weights_address: str
     shares_prompts: bool
-    def __init__(self, generator_id: _Optional[str] = ..., instance: _Optional[str] = ..., pool: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[_Union[VersionName, _Mapping]] = ..., kv_capacity_tokens: _Optional[int] = ..., shares_prompts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generator_id: _Optional[str] = ..., instance: _Optional[str] = ..., pool: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[_Union[VersionName, _Mapping]] = ..., kv_capacity_tokens: _Optional[int] = ..., cluster: _Optional[str] = ..., weights_address: _Optional[str] = ..., shares_prompts: _Optional[bool] = ...) -> None: ...
 
 class ProgressBatch(_message.Message):
     __slots__ = ("items",)
@@ -319,6 +313,14 @@ class WeightsFailed(_message.Message):
     error: str
     def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
+class WeightsStalled(_message.Message):
+    __slots__ = ("version", "address")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    version: VersionName
+    address: str
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+
 class Drained(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -366,12 +368,14 @@ class CancelBatch(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WeightsAvailable(_message.Message):
-    __slots__ = ("version", "address")
+    __slots__ = ("version", "address", "peer")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     address: str
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., address: _Optional[str] = ...) -> None: ...
+    peer: bool
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., address: _Optional[str] = ..., peer: _Optional[bool] = ...) -> None: ...
 
 class Idle(_message.Message):
     __slots__ = ("cause",)

@@ -194,6 +194,12 @@ FunctionName = Annotated[
 """`module:function`, importable from the job file's directory."""
 
 
+MOST_CLUSTER_CHARACTERS = 40
+"""Of a member cluster's name: it is part of the names of Secrets, and a label's value."""
+ClusterName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=MOST_CLUSTER_CHARACTERS)]
+"""Of an RLCluster."""
+
+
 def parse_bytes(quantity: str) -> int:
     """Number of bytes that a byte quantity names."""
     digits = quantity.rstrip("KMGTik")

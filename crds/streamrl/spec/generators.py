@@ -5,7 +5,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from streamrl import names
-from streamrl.spec.base import NAME_PATTERN, ByteQuantity, CostQuantity, FieldRule, OneOf, SpecModel, not_rising
+from streamrl.spec.base import (
+    NAME_PATTERN,
+    ByteQuantity,
+    ClusterName,
+    CostQuantity,
+    FieldRule,
+    OneOf,
+    SpecModel,
+    not_rising,
+)
 from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import WeightCacheSpec
 
@@ -241,6 +250,9 @@ class GeneratorPool(SpecModel):
     weight_cache: WeightCacheSpec | None = Field(
         default=None,
         description="Where weights lie nearer than the trainer; absent = each generator pulls all of them.",
+    )
+    cluster_name: ClusterName | None = Field(
+        default=None, description="On Kubernetes: the RLCluster that its pods are in; absent = the job's own cluster."
     )
     pod: GeneratorPod = Field(default=GeneratorPod(), description="Its pods on Kubernetes.")
 

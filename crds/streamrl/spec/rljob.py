@@ -81,7 +81,7 @@ class RLJobSpec(SpecModel):
     )
     trainer: Trainer = Field(default_factory=Trainer, description="The trainer and its optimiser.")
     weights: Weights = Field(
-        default_factory=lambda: Weights.model_validate({"grpc": {}}), description="How weights reach the generators."
+        default_factory=lambda: Weights.model_validate({"http": {}}), description="How weights reach the generators."
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
     trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")

@@ -1,5 +1,6 @@
 """How the policy learns: algorithm, pipeline, trainer, weights; what follows a failure."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -13,12 +14,8 @@ from streamrl.spec.base import (
     SpecModel,
     demand_different,
     map_by,
-    parse_bytes,
 )
 from streamrl.spec.pod import TrainerPod
-
-MAX_CHUNK = "3Mi"
-"""A gRPC message holds 4Mi by default; a chunk and its frame must fit."""
 
 
 class ReferenceKl(SpecModel):
@@ -308,6 +305,10 @@ class LogprobDiffBound(SpecModel):
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "clusterName": "the trainer's pod has the scheduler, which members dial: it is in the job's own cluster; use generators[].clusterName",
+    }
+
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."
     )
@@ -383,27 +384,31 @@ class Trainer(SpecModel):
     )
 
 
-class GrpcWeights(SpecModel):
-    """Weights pulled in hash-checked chunks over gRPC."""
+class HttpWeights(SpecModel):
+    """Weights pulled over HTTP by the hashes of their bytes, several streams at once."""
 
-    chunk_bytes: ByteQuantity = Field(default="1Mi", description="Bytes of one chunk, at most 3Mi.")
     timeout_seconds: float = Field(
         default=120.0, gt=0, le=86_400, description="Longest time for one version, retries included."
     )
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            f"chunkBytes must be at most {MAX_CHUNK}",
-            f"quantity(self.chunkBytes).compareTo(quantity('{MAX_CHUNK}')) <= 0",
-            lambda grpc: parse_bytes(grpc.chunk_bytes) > parse_bytes(MAX_CHUNK) and grpc.chunk_bytes,
-        ),
+    deltas: bool = Field(
+        default=False,
+        description="Send what changed since the version before to who holds that: for generators behind a slow link. Takes the trainer's processors, and main memory of a version in each generator.",
+    )
+    remote_bytes_per_second: ByteQuantity | None = Field(
+        default=None,
+        description="Most that the trainer sends to each cluster but its own in a second, as 25M; absent = no bound.",
     )
 
 
 class Weights(OneOf):
     """How weights reach the generators."""
 
-    grpc: GrpcWeights | None = Field(default=None, description="Pulled over gRPC.")
+    http: HttpWeights | None = Field(default=None, description="Pulled over HTTP.")
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether deltas are made, and what they lead from is held."""
+        return self.http is not None and self.http.deltas
 
 
 class FailureRule(SpecModel):

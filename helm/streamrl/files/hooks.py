@@ -88,12 +88,14 @@ def objects(api: Api, kind: str) -> list[dict[str, Any]]:
 
 def path_of(kind: str, item: dict[str, Any]) -> str:
     """Path of one object."""
-    return f"{GROUP}/namespaces/{item['metadata']['namespace']}/{kind}/{item['metadata']['name']}"
+    namespace = item["metadata"].get("namespace")
+    return "/".join([GROUP, *(["namespaces", namespace] if namespace else []), kind, item["metadata"]["name"]])
 
 
 def names(items: list[dict[str, Any]]) -> str:
     """namespace/name of the first few."""
-    told = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in items[:NAMED]]
+    about = [item["metadata"] for item in items[:NAMED]]
+    told = ["/".join(filter(None, (one.get("namespace"), one["name"]))) for one in about]
     return ", ".join(told + ([f"and {len(items) - NAMED} more"] if len(items) > NAMED else []))
 
 
@@ -127,15 +129,17 @@ def stop_operator(api: Api, deadline: float) -> None:
 
 def clear_finalizers(api: Api) -> None:
     """Take our finalizers away, so that what is left can be deleted without an operator."""
-    for kind in ("rljobs", "generatorpools"):
-        for item in objects(api, kind):
-            have = item["metadata"].get("finalizers", [])
-            keep = [one for one in have if not one.startswith(FINALIZERS)]
-            if keep != have:
-                # The resourceVersion: what somebody else added meanwhile is not lost; then the pod is tried again.
-                metadata = {"finalizers": keep, "resourceVersion": item["metadata"]["resourceVersion"]}
-                api.call("PATCH", path_of(kind, item), {"metadata": metadata})
-                print(f"cleared the finalizer of {kind} {names([item])}")  # noqa: T201 - the pod's log
+    found = [(kind, item) for kind in ("rljobs", "generatorpools") for item in objects(api, kind)]
+    if os.environ.get("STREAMRL_CLUSTERS"):
+        found += [("rlclusters", item) for item in api.each(f"{GROUP}/rlclusters")]
+    for kind, item in found:
+        have = item["metadata"].get("finalizers", [])
+        keep = [one for one in have if not one.startswith(FINALIZERS)]
+        if keep != have:
+            # The resourceVersion: what somebody else added meanwhile is not lost; then the pod is tried again.
+            metadata = {"finalizers": keep, "resourceVersion": item["metadata"]["resourceVersion"]}
+            api.call("PATCH", path_of(kind, item), {"metadata": metadata})
+            print(f"cleared the finalizer of {kind} {names([item])}")  # noqa: T201 - the pod's log
 
 
 def uninstall() -> None:

@@ -44,6 +44,12 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   resources: [services/proxy]
   verbs: [get]
 {{- end }}
+{{- if .Values.clusters.enabled }}
+# The ways by which generators in member clusters come in through a Gateway.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [tlsroutes]
+  verbs: [get, list, watch, create, patch, delete]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
@@ -68,6 +74,20 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   verbs: [get]
 {{- end -}}
 
+{{/* Member clusters: which there are, what is known of them, and which cluster this one is. */}}
+{{- define "streamrl.membersClusterRules" -}}
+- apiGroups: [streamrl.io]
+  resources: [rlclusters]
+  verbs: [list, watch, patch]
+- apiGroups: [streamrl.io]
+  resources: [rlclusters/status]
+  verbs: [patch]
+- apiGroups: [""]
+  resources: [namespaces]
+  resourceNames: [kube-system]
+  verbs: [get]
+{{- end -}}
+
 {{/* What the page of jobs reads: nothing is written, and no Secret seen. */}}
 {{- define "streamrl.uiRules" -}}
 - apiGroups: [streamrl.io]
@@ -89,6 +109,11 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [streamrl.io]
   resources: [rljobs, generatorpools]
   verbs: [list, patch]
+{{- if and .Values.clusters.enabled (not .Values.watchNamespaces) }}
+- apiGroups: [streamrl.io]
+  resources: [rlclusters]
+  verbs: [list, patch]
+{{- end }}
 {{- if eq .Values.uninstall.jobs "Delete" }}
 - apiGroups: [streamrl.io]
   resources: [rljobs]

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import from_json
 
 from streamrl.errors import EXIT_FAULT
-from streamrl_operator.kube.kinds import LEASE, Kind
+from streamrl_operator.kube.kinds import CLUSTER, LEASE, Kind
 
 _MOST_VALUES = 1_000_000
 """Of an answer of an API server: a full page of its largest objects has a fifth of it. A value takes up to 90 bytes once it is made."""
@@ -83,6 +83,28 @@ class _ClusterMetadata(_Shape):
 class _ClusterObject(_Shape):
     metadata: _ClusterMetadata
     spec: dict[str, Any] | None = None
+
+
+class _FollowedClusterMetadata(_ClusterMetadata):
+    resourceVersion: Version
+    generation: int | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    finalizers: list[str] | None = None
+    deletionTimestamp: str | None = None
+
+
+class _FollowedClusterObject(_ClusterObject):
+    metadata: _FollowedClusterMetadata
+    status: dict[str, Any] | None = None
+
+
+class _AccessReviewStatus(_Shape):
+    allowed: bool
+
+
+class _AccessReview(_Shape):
+    status: _AccessReviewStatus
 
 
 class _LeaseSpec(_Shape):
@@ -241,6 +263,16 @@ def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
     return event, obj
 
 
+def read_access_review(body: bytes, kind: Kind) -> bool:
+    """Whether we may.
+
+    Raises:
+        MalformedError: it does not say.
+    """
+    del kind
+    return _fits(_AccessReview, _mapping(body, most=_MOST_VALUES)).status.allowed
+
+
 def read_page(body: bytes) -> Mapping[str, Any]:
     """A page that a pod serves.
 
@@ -258,9 +290,12 @@ def check(obj: dict[str, Any], kind: Kind) -> dict[str, Any]:
     """
     if (obj.get("apiVersion"), obj.get("kind")) != (kind.api_version, kind.kind):
         raise MalformedError(f"it is no {kind.kind}")
-    shape = _Lease if kind is LEASE else _Object
-    _fits(shape if kind.namespaced else _ClusterObject, obj)
+    _fits(_SHAPES.get(kind, _Object if kind.namespaced else _ClusterObject), obj)
     return obj
+
+
+_SHAPES: Mapping[Kind, type[_Shape]] = {LEASE: _Lease, CLUSTER: _FollowedClusterObject}
+"""Of kinds of which more is relied on."""
 
 
 def _mapping(body: bytes, *, most: int) -> dict[str, Any]:

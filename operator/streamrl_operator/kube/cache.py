@@ -32,7 +32,7 @@ from streamrl_operator.kube.answers import (
     UnusableError,
 )
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.kinds import GENERATOR_POOL, RLJOB, Kind
+from streamrl_operator.kube.kinds import CLUSTER, GENERATOR_POOL, RLJOB, Kind
 
 _MAX_GONE = 4096
 """Deletions remembered: far more than there are in the seconds that an answer can be late."""
@@ -54,9 +54,9 @@ class _CachedObject:
 
 
 def job_of(obj: Mapping[str, Any]) -> str:
-    """Name of the job that an object belongs to: it is the job, says so by label, or is owned by it; else empty."""
+    """Name of the job that an object belongs to: it is the job, says so by label, or is owned by it; else empty. Of an RLCluster its own."""
     metadata = obj["metadata"]
-    if obj.get("kind") == RLJOB.kind:
+    if obj.get("kind") in (RLJOB.kind, CLUSTER.kind):
         return str(metadata["name"])
     label = (metadata.get("labels") or {}).get(names.LABEL_JOB)
     if label:
@@ -166,7 +166,7 @@ class Store:
 
 
 def _key(obj: Mapping[str, Any]) -> Key:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
 def _pack(obj: Mapping[str, Any]) -> bytes:

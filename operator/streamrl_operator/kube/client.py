@@ -21,7 +21,7 @@ from streamrl.errors import UserError
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
 from streamrl_operator.kube.connections import ApiResponse, OversizeError, session
-from streamrl_operator.kube.kinds import SERVICE, Kind
+from streamrl_operator.kube.kinds import ACCESS_REVIEW, SERVICE, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 
 log = logging.getLogger(__name__)
@@ -151,10 +151,20 @@ class Client:
             "create", kind, kind.path(obj["metadata"]["namespace"]), body=obj, read=answers.read_object
         )
 
+    async def may(self, kind: Kind, *, verb: str, namespace: str) -> bool:
+        """Whether the API server would let us."""
+        group = kind.api_version.rpartition("/")[0]
+        asked = {"namespace": namespace, "verb": verb, "group": group, "resource": kind.plural}
+        body = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind}
+        body |= {"spec": {"resourceAttributes": asked}}  # type: ignore[dict-item]
+        return await self._call(
+            "create", ACCESS_REVIEW, ACCESS_REVIEW.path(), body=body, read=answers.read_access_review
+        )
+
     async def apply(self, kind: Kind, obj: Mapping[str, Any], *, manager: str, subresource: str = "") -> dict[str, Any]:
         """Server-side apply: the fields in `obj` are the manager's, by force; what it gave before and omits now goes."""
         metadata = obj["metadata"]
-        path = kind.path(metadata["namespace"], metadata["name"], subresource)
+        path = kind.path(metadata.get("namespace"), metadata["name"], subresource)
         query = {"fieldManager": manager, "force": "true"}
         return await self._call(
             "apply", kind, path, read=answers.read_object, query=query, body=obj, content_type=_APPLY

@@ -14,7 +14,7 @@ from streamrl_operator.kube.answers import ConflictError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.job_watch import JobWatch
-from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, WORKLOAD, Kind, of
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, TLS_ROUTE, WORKLOAD, Kind, of
 
 Object = dict[str, Any]
 
@@ -33,14 +33,14 @@ class NameTakenError(Exception):
 
 @dataclass(slots=True)
 class CachedCluster:
-    """The home cluster, or later a member."""
+    """The home cluster, or a member."""
 
     client: Client
     changed: Changed
     namespaces: tuple[str, ...] = ()
     """Empty = all."""
-    kueue: bool = False
-    """Whether Workloads are followed too."""
+    kinds: tuple[Kind, ...] = (RLJOB, *CHILDREN)
+    """That are followed."""
     reported: Callable[[str, bool], None] = lambda *_: None
     """Told of a namespace that has become known, or is refused."""
     cache_sync: CacheSync = field(init=False)
@@ -51,8 +51,8 @@ class CachedCluster:
     """By namespace."""
 
     def __post_init__(self) -> None:
-        followed = (RLJOB, *CHILDREN, *([WORKLOAD] if self.kueue else []))
-        self._stores = {kind: Store(self.changed, is_defined=kind in followed) for kind in (RLJOB, *CHILDREN, WORKLOAD)}
+        followed, every = self.kinds, (RLJOB, *CHILDREN, WORKLOAD, TLS_ROUTE)
+        self._stores = {kind: Store(self.changed, is_defined=kind in followed) for kind in every}
         self.cache_sync = CacheSync(self.namespaces or ("",), followed, self._on_cache_sync)
         self._reflectors = [
             Reflector(
@@ -72,6 +72,7 @@ class CachedCluster:
                 client=self.client, store=self._stores[RLJOB], cache_sync=self.cache_sync, namespace=namespace
             )
             for namespace in self.cache_sync.namespaces
+            if RLJOB in followed
         }
 
     async def follow(self) -> None:

@@ -47,6 +47,7 @@ SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
 SERVICE_ACCOUNT = Kind(api_version="v1", kind="ServiceAccount", plural="serviceaccounts")
 DISRUPTION_BUDGET = Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets")
 NETWORK_POLICY = Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
+TLS_ROUTE = Kind(api_version="gateway.networking.k8s.io/v1", kind="TLSRoute", plural="tlsroutes", optional=True)
 WORKLOAD = Kind(api_version="kueue.x-k8s.io/v1beta2", kind="Workload", plural="workloads", optional=True)
 RESOURCE_FLAVOR = Kind(
     api_version="kueue.x-k8s.io/v1beta2", kind="ResourceFlavor", plural="resourceflavors", namespaced=False
@@ -60,6 +61,14 @@ WORKLOAD_PRIORITY = Kind(
 PRIORITY = Kind(api_version="scheduling.k8s.io/v1", kind="PriorityClass", plural="priorityclasses", namespaced=False)
 CLUSTER_KINDS = {kind.kind: kind for kind in (RESOURCE_FLAVOR, WORKLOAD_PRIORITY, PRIORITY)}
 """What has no namespace and is asked for by name."""
+CLUSTER = Kind(api_version=API_VERSION, kind="RLCluster", plural="rlclusters", namespaced=False)
+NAMESPACE = Kind(api_version="v1", kind="Namespace", plural="namespaces", namespaced=False)
+ACCESS_REVIEW = Kind(
+    api_version="authorization.k8s.io/v1",
+    kind="SelfSubjectAccessReview",
+    plural="selfsubjectaccessreviews",
+    namespaced=False,
+)
 LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 
@@ -68,6 +77,7 @@ APPLIED: tuple[Kind, ...] = (
     CONFIG_MAP,
     SECRET,
     SERVICE,
+    TLS_ROUTE,
     NETWORK_POLICY,
     DISRUPTION_BUDGET,
     CLAIM,
@@ -77,9 +87,22 @@ APPLIED: tuple[Kind, ...] = (
 )
 """What the operator makes for a job, in the order in which it is made: what a pod needs comes before the pod."""
 CHILDREN: tuple[Kind, ...] = (*(kind for kind in APPLIED if not kind.optional), POD)
-"""All that carries the label of a job; watched with that label. Workloads are too, where Kueue is."""
+"""All that carries the label of a job; watched with that label. Workloads and TLSRoutes are too, where they are asked for."""
 
-_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, LEASE, EVENT)}
+IN_MEMBERS: tuple[Kind, ...] = (
+    SERVICE_ACCOUNT,
+    CONFIG_MAP,
+    SECRET,
+    SERVICE,
+    NETWORK_POLICY,
+    DISRUPTION_BUDGET,
+    STATEFUL_SET,
+)
+"""What the operator makes for a job in a member cluster; pods are followed there too."""
+
+_BY_NAME = {
+    (kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, TLS_ROUTE, LEASE, EVENT, CLUSTER)
+}
 
 
 def of(obj: Mapping[str, Any]) -> Kind:

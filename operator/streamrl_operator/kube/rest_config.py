@@ -179,6 +179,45 @@ def find(kubeconfig: Path | None) -> RestConfig:
     return from_service_account(SERVICE_ACCOUNT_DIR, os.environ)
 
 
+_MEMBER_FIELDS = {
+    "cluster": {"server", "certificate-authority-data"},
+    "user": {"token", "client-certificate-data", "client-key-data"},
+}
+"""All that a kubeconfig of a member may say. What else there is starts programs, reads our files, or trusts anybody."""
+
+
+def of_member(text: str, *, source: str) -> RestConfig:
+    """As a kubeconfig in a Secret says, whoever wrote it: it runs nothing here, and reads none of our files.
+
+    Raises:
+        UserError: it would, or is none.
+    """
+    try:
+        config = YAML(typ="safe", pure=True).load(text)
+        chosen = _named(config["contexts"], config["current-context"], "context")
+        given = {
+            "cluster": _named(config["clusters"], chosen["cluster"], "cluster"),
+            "user": _named(config["users"], chosen["user"], "user"),
+        }
+    except (YAMLError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        rule = f"must be a kubeconfig with a current context, cluster and user ({type(error).__name__})"  # its text may quote a token
+        raise UserError(field=source, rule=rule) from None
+    for part, fields in given.items():
+        if others := sorted(key for key, value in fields.items() if key not in _MEMBER_FIELDS[part] and value):
+            allowed = ", ".join(sorted(_MEMBER_FIELDS[part]))
+            raise UserError(field=source, rule=f"{part} may have only {allowed}", got=", ".join(map(str, others)))
+    if not str(given["cluster"].get("server", "")).startswith("https://"):
+        raise UserError(
+            field=source, rule="cluster.server must begin with https://", got=given["cluster"].get("server")
+        )
+    found = from_kubeconfig(text, source=source)
+    if given["cluster"].get("certificate-authority-data") and not _pem(
+        given["cluster"], "certificate-authority", base=Path()
+    ):
+        raise UserError(field=source, rule="cluster.certificate-authority-data must be a certificate in base64")
+    return found
+
+
 def from_service_account(folder: Path, environ: Mapping[str, str]) -> RestConfig:
     """As a pod with a mounted token reaches its own cluster."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")

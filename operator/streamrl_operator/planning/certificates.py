@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 ROLES = ("scheduler", "trainer", "generator")
+"""Of every job; a job with pools in member clusters has a role more for each (`names.generator_role`)."""
 
 Signer = Literal["present", "next"]
 

@@ -6,8 +6,9 @@
     Failed     the job cannot go on, and will not be tried again
     TrainInferLogprobDiffHigh  the generators' log-probs are too far from the trainer's; the job goes on
     CostAboveMax  the job has cost more than `maxCost.amount`
+    ClusterUnreachable  nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown
 
-A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, CostAboveMax where it has `maxCost`. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, CostAboveMax where it has `maxCost`, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does.
 """
 
@@ -23,26 +24,39 @@ READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed
 LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 """A warning of the scheduler's page by the same name."""
 COST_ABOVE_MAX = "CostAboveMax"
+CLUSTER_UNREACHABLE = "ClusterUnreachable"
+"""A condition, and its reason."""
 REASONS = {
     "AboveBound": "The train-infer log-prob difference is above `trainer.trainInferLogprobDiff`; the message says what to do.",
     "AboveMaxCost": "The job has cost more than `maxCost.amount`; the message says what follows.",
     "AllReady": "All pods of the pool are ready.",
+    "Authorized": "The operator has all rights that it needs in the member cluster.",
+    "ClusterNotAllowed": "A pool names a member cluster, or an object there, that jobs of this namespace may not use.",
+    "ClusterRefused": "A member cluster refuses an object of the job; the message has its words.",
+    "ClusterUnreachable": "Nothing newer is known of a member cluster; its pods may well run.",
+    "ClustersReachable": "All member clusters of the job answer.",
     "Completed": "All steps are done.",
+    "Connected": "The member cluster answers.",
+    "Connecting": "The member cluster was not reached yet.",
     "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
     "DeadlineExceeded": "`activeDeadlineSeconds` is over.",
     "Deleting": "The job is being deleted.",
     "Evicted": "Kueue took the quota back; the job waits in its queue again.",
+    "ExposurePending": "The address by which a member cluster reaches the job is not known yet.",
     "Failed": "The job has failed; the message has the reason.",
     "FailurePolicy": "A rule of `failurePolicy` fails the job.",
     "GeneratorsPending": "No generator is ready yet.",
     "ImagePullBackOff": "An image cannot be pulled.",
     "InProgress": "The job has not ended.",
+    "Internal": "An error of the operator's own; its log has it.",
     "InvalidDefaults": "What the job would inherit has a mistake, or does not go with it; the message names the object. Jobs that have begun are as they were.",
     "InvalidSpec": "The specification has a mistake; what runs stays.",
+    "KubeconfigRefused": "The member's kubeconfig is missing, is none, or would start programs or read files.",
     "KueueMissing": "The job has a queue, and the operator knows no Kueue.",
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",
     "NoGenerators": "No pool is asked for any generator.",
     "NoPodsWanted": "The pool is asked for no pods.",
+    "NotAsked": "The member cluster was not asked yet what the operator may do there.",
     "NotSuspended": "The job is not suspended.",
     "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",
     "PodFailed": "A pod or one of its containers has failed.",
@@ -51,6 +65,7 @@ REASONS = {
     "Refused": "The API server refuses an object of the job.",
     "Restarting": "A container has ended with an error and is started again.",
     "Resumed": "The job goes on after a suspension.",
+    "RightsMissing": "The operator lacks a right in the member cluster; the message has the first.",
     "RunFailed": "The run has ended with an error.",
     "Running": "The trainer and at least one generator are ready.",
     "Scaled": "A pool has another number of replicas.",
@@ -63,6 +78,8 @@ REASONS = {
     "Terminating": "A pod ends.",
     "TooManyRestarts": "More restarts than `failurePolicy.maxRestarts`.",
     "TrainerPending": "A StatefulSet of the trainer has not made its pods yet.",
+    "Unauthorized": "The member cluster does not know the operator's credentials.",
+    "Unreachable": "The member cluster does not answer.",
     "Unschedulable": "A pod finds no node.",
     "UserError": "A container was given something that a person must change.",
     "WithinMaxCost": "The job has cost no more than `maxCost.amount`.",
@@ -78,7 +95,8 @@ class Aspect:
     """What is to be said of one aspect."""
 
     type: str
-    holds: bool
+    holds: bool | None
+    """None: nobody can know."""
     reason: str
     message: str = ""
 
@@ -91,7 +109,9 @@ def renewed(
 
 
 def _renewed(was: Condition | None, aspect: Aspect, *, now: datetime, generation: int | None) -> Condition:
-    status: Literal["True", "False"] = "True" if aspect.holds else "False"
+    status: Literal["True", "False", "Unknown"] = "Unknown"
+    if aspect.holds is not None:
+        status = "True" if aspect.holds else "False"
     return Condition(
         type=aspect.type,
         status=status,
@@ -123,12 +143,15 @@ def of_job(ready: Aspect, *, suspended: Aspect | None = None) -> tuple[Aspect, .
     )
 
 
+_HOLDS = {"True": True, "False": False, "Unknown": None}
+
+
 def kept(before: Sequence[Condition], kind: str) -> Aspect | None:
     """What was said of an aspect; None if nothing was."""
     condition = find(before, kind)
     if condition is None:
         return None
-    return Aspect(type=kind, holds=condition.status == "True", reason=condition.reason, message=condition.message)
+    return Aspect(type=kind, holds=_HOLDS[condition.status], reason=condition.reason, message=condition.message)
 
 
 def warning(reason: str, message: str) -> JobEvent:

@@ -275,8 +275,8 @@ def failure_events(accounting: RestartAccounting, *, most_restarts: int) -> list
 
 def _event(judged: JudgedFailure, *, accounting: RestartAccounting, most_restarts: int) -> JobEvent:
     counts = f"restarts that count: {accounting.restarts} of {most_restarts}"
-    is_left = _is_replaced(judged) and judged.failure.pod not in accounting.delete_pods
-    left = "; its pod is new and stays: the container is started again in place" if is_left else ""
+    is_clean = _is_replaced(judged) and judged.failure.pod not in accounting.delete_pods
+    left = "; its pod is new and stays: the container is started again in place" if is_clean else ""
     message = f"{judged.failure.text}; rule {judged.rule}: {judged.action}; {counts}{left}"
     return JobEvent(kind="Normal" if judged.action == REPLACE else "Warning", reason="PodFailed", message=message)
 

@@ -21,8 +21,8 @@ from streamrl_operator.planning import (
     admission,
     conditions,
     failures,
-    job_file,
     job_status,
+    members,
     pods,
     readiness,
     replicas,
@@ -30,6 +30,7 @@ from streamrl_operator.planning import (
 )
 from streamrl_operator.planning.admission import Held
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
+from streamrl_operator.planning.objects import job_file
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
 from streamrl_operator.planning.values import (
@@ -334,7 +335,9 @@ def _decision(
         if job is None
         else job_status.cost_above_max(status, bound=job.spec.max_cost)
     )
-    all_aspects = (*aspects, *(one for one in (diff, cost) if one is not None))
+    entries = members.clusters(view.observed, view.before)
+    unreachable = members.unreachable(view.observed, entries)
+    all_aspects = (*aspects, *(one for one in (diff, cost, unreachable) if one is not None))
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={
@@ -346,6 +349,7 @@ def _decision(
             "ignored_restarts": status.ignored_restarts or 0,
             "images": taken or status.images,
             "pools": tuple(plan.summary for plan in plans) or status.pools,
+            "clusters": entries,
         }
     )
     annotations = view.observed.metadata.get("annotations") or {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
-from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_JOB, LABEL_POOL, LABEL_ROLE
+from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_CLUSTER, LABEL_JOB, LABEL_POOL, LABEL_ROLE
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
@@ -43,6 +43,11 @@ def uid(pod: Object) -> str:
 def label(pod: Object, key: str) -> str:
     """A label's value; empty if it has none."""
     return str((pod["metadata"].get("labels") or {}).get(key, ""))
+
+
+def cluster_of(obj: Object) -> str:
+    """The member cluster that an object is in; empty: home."""
+    return label(obj, LABEL_CLUSTER)
 
 
 def is_generator(pod: Object, *, pool: str | None = None) -> bool:

@@ -8,11 +8,13 @@ A pod that starts, or is busy for a while, is no news. The condition is the memo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from streamrl import names
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning import conditions, job_status, pods
+from streamrl_operator.planning import conditions, job_status, members, pods
 from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.objects.members import addresses
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.values import JobEvent, Object, Observed
 
@@ -29,7 +31,8 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)
-    return _generators([pod for pod in observed.pods if pods.is_generator(pod)], plans=plans)
+    told = _generators([pod for pod in observed.pods if pods.is_generator(pod)], plans=plans)
+    return _of_members(observed, told)
 
 
 def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: int) -> Aspect:
@@ -40,7 +43,7 @@ def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: i
 
 
 def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> Aspect:
-    wanted, have = sum(plan.desired for plan in plans), sum(pods.is_ready(pod) for pod in generators)
+    wanted, have = sum(plan.desired for plan in plans), sum(plan.status.ready_replicas or 0 for plan in plans)
     if wanted == 0:
         pools = ", ".join(plan.name for plan in plans)
         return _no("NoGenerators", f"no generators are asked for: scale a pool up ({pools})")
@@ -51,6 +54,23 @@ def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> A
     if have == 0:
         return _no("GeneratorsPending" if waiting_reason is None else waiting_reason.reason, f"{counts}{why}")
     return Aspect(type=READY, holds=True, reason="Running", message=f"the trainer is ready; {counts}{why}")
+
+
+def _of_members(observed: Observed, told: Aspect) -> Aspect:
+    """With what keeps pools in members from being made."""
+    for name, member in members.needed(observed).items():
+        if member.refused:
+            reason, why = "ClusterRefused", f"cluster {name}: {member.refused}"
+        elif not member.unreachable and member.exposure and not addresses(member.exposure, observed.exposed):
+            reason, why = (
+                "ExposurePending",
+                f"cluster {name}: Service {names.exposed(observed.name)} has no address yet",
+            )
+        else:
+            continue
+        message = f"{told.message}; {why}"
+        return replace(told, message=message) if told.holds else _no(reason, message)
+    return told
 
 
 def _no(reason: str, message: str) -> Aspect:

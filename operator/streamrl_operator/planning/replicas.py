@@ -23,8 +23,8 @@ from streamrl.spec.generators import GeneratorPool, Scaling
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
 from streamrl_operator.autoscaler import POLICIES
 from streamrl_operator.autoscaler.values import Decision, ScalingState, observe, resized
-from streamrl_operator.planning import conditions, job_status, pods
-from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning import conditions, job_status, members, pods
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, READY, Aspect
 from streamrl_operator.planning.values import JobEvent, Object, Observed, stamp
 
 MOST_REPLICAS = 1024
@@ -133,6 +133,7 @@ def _decide(
     pool: GeneratorPool, *, observed: Observed, have: int, halted: bool, most: int | None
 ) -> tuple[Decision, ScalingState]:
     kind, state = pool.scaling.key, ScalingState(wanted=have)
+    halted = halted or bool(observed.unreachable_of(pool.name))
     if kind == "external":
         return Decision(replicas=have, reason=f"set to {have} through /scale"), state
     if kind == "auto":
@@ -188,7 +189,8 @@ def _pool_plan(
         history, events = _reported(name, asked, history, now=stamp(observed.now))
     wanted = 0 if halted or asked is None else asked.replicas
     desired = wanted if most is None else min(wanted, most)
-    reported = _missing_pods(name, before, history, observed=observed, desired=desired)
+    lost = observed.unreachable_of(name)
+    reported = "" if lost else _missing_pods(name, before, history, observed=observed, desired=desired)
     held = "" if asked is None else asked.held[:1024]
     held = f"the queue admits {desired} of {wanted} generators" if desired < wanted else held
     # No pods are wanted, it is held at its size, or its last change: it stays while nothing changes.
@@ -199,9 +201,11 @@ def _pool_plan(
         asked=wanted,
         requested=None if asked is None else asked.requested,
         state=None if asked is None else asked.state,
-        status=_status(name, before, observed=observed, desired=desired, reported=reported).model_copy(
-            update={"reason": reason, "scaling_history": history}
-        ),
+        status=(
+            _frozen(name, before, observed=observed, desired=desired, lost=lost)
+            if lost
+            else _status(name, before, observed=observed, desired=desired, reported=reported)
+        ).model_copy(update={"reason": reason, "scaling_history": history}),
         events=events,
         missing_pods=reported,
     )
@@ -257,6 +261,25 @@ def _status(
     )
 
 
+def _frozen(
+    name: str, before: GeneratorPoolStatus, *, observed: Observed, desired: int, lost: str
+) -> GeneratorPoolStatus:
+    """Of a pool of whose pods nothing newer is known: they are taken to be there, and to be ready where the scheduler hears them."""
+    hears = members.connected(observed, name)
+    heard = "" if hears is None else f"; the scheduler hears {hears} generators"
+    unknown = Aspect(type=READY, holds=None, reason=CLUSTER_UNREACHABLE, message=f"{lost}{heard}")
+    generation = ((observed.pools.get(name) or {}).get("metadata") or {}).get("generation")
+    return before.model_copy(
+        update={
+            "observed_generation": generation,
+            "conditions": conditions.renewed(before.conditions, [unknown], now=observed.now, generation=generation),
+            "ready_replicas": before.ready_replicas if hears is None else hears,
+            "desired_replicas": desired,
+            "selector": before.selector or f"{LABEL_JOB}={observed.name},{LABEL_POOL}={name}",
+        }
+    )
+
+
 def _ready(staying: Sequence[Object], *, ready: int, desired: int, reported: str) -> Aspect:
     if desired == 0:
         return Aspect(type=READY, holds=False, reason="NoPodsWanted", message="no pods are wanted")
@@ -285,7 +308,7 @@ def outdated_pods(observed: Observed) -> tuple[str, ...]:
 
 def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
     found = observed.sets.get(pool_name(observed.name, pool))
-    revision = _newest_revision(found)
+    revision = newest_revision(found)
     if found is None or not revision:
         return
     mine = [pod for pod in observed.pods if pods.is_of_pool(pod, pool)]
@@ -300,8 +323,8 @@ def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
             yield pods.name(pod)
 
 
-def _newest_revision(found: Object | None) -> str:
-    """Empty where the StatefulSet replaces its pods itself, or its controller has not seen the newest template yet."""
+def newest_revision(found: Object | None) -> str:
+    """Of a StatefulSet; empty where it replaces its pods itself, or its controller has not seen the newest template yet."""
     if found is None or ((found.get("spec") or {}).get("updateStrategy") or {}).get("type") != _ON_DELETE:
         return ""
     status = found.get("status") or {}

@@ -13,6 +13,7 @@ from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
 from streamrl_operator.planning.conditions import (
+    CLUSTER_UNREACHABLE,
     FAILED,
     LOGPROB_DIFF_HIGH,
     READY,
@@ -160,8 +161,8 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
         return status
     before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
     aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
-    diff = conditions.kept(found.conditions, LOGPROB_DIFF_HIGH)
-    aspects += () if diff is None else (diff,)
+    others = (conditions.kept(found.conditions, kind) for kind in (LOGPROB_DIFF_HIGH, CLUSTER_UNREACHABLE))
+    aspects += tuple(one for one in others if one is not None)
     renewed = conditions.renewed(before, aspects, now=now, generation=generation)
     update = {"observed_generation": generation, "conditions": renewed}
     return job_status.plain_status(found.model_copy(update=update))

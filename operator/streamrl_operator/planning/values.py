@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
 from streamrl.status import Images
 from streamrl_operator.autoscaler.values import ScalingState
@@ -59,6 +60,38 @@ class SignalsUnreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedAddresses:
+    """host:port of a job's two services, as generators in a member dial them."""
+
+    scheduler: str
+    weights: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """What is known of one job in one member cluster."""
+
+    cluster: str
+    """Name of the RLCluster."""
+    cluster_uid: str = ""
+    """Which cluster it is; empty: it was never reached."""
+    origin: str = ""
+    """UID of the home cluster."""
+    namespace: str = ""
+    """Of the job's objects there; empty: the job's namespace is not mapped."""
+    allowed_secrets: tuple[str, ...] = ()
+    allowed_claims: tuple[str, ...] = ()
+    exposure: Exposure | None = None
+    """How generators there reach home; None: the RLCluster is gone."""
+    unreachable: str = ""
+    """Why nothing newer is known; empty: all is known as it is."""
+    is_clean: bool = False
+    """Nothing of the job is there. Said only where all is known."""
+    refused: str = ""
+    """The first of what its API server refused of the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """One job and everything of it, at one moment."""
 
@@ -77,8 +110,13 @@ class Observed:
     pools: Mapping[str, Object] = field(default_factory=dict)
     """GeneratorPool objects, by the pool's name in the job."""
     sets: Mapping[str, Object] = field(default_factory=dict)
-    """StatefulSets, by name."""
+    """StatefulSets, by name, of all clusters. What is of a member says so by its label (`pods.cluster_of`)."""
     pods: Sequence[Object] = ()
+    """Of all clusters."""
+    exposed: Object | None = None
+    """The Service by which members reach the job."""
+    members: Mapping[str, MemberView] = field(default_factory=dict)
+    """By name: all that the job's pools name, and all that it has been in."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
@@ -95,6 +133,12 @@ class Observed:
     """Pool -> what its scaling policy remembers; empty after a restart of the operator."""
     at_s: float = 0.0
     """Monotonic clock, for the scaling policies."""
+
+    def unreachable_of(self, pool: str) -> str:
+        """Why nothing newer is known of a pool's pods; empty: all is known."""
+        spec = next((one for one in self.job.spec.generators if one.name == pool), None) if self.job else None
+        member = None if spec is None else self.members.get(spec.cluster_name or "")
+        return "" if member is None else member.unreachable
 
     @property
     def metadata(self) -> Object:

@@ -9,6 +9,7 @@ Is a `ControlPlane` with `.node`; leaves nothing, however it ends.
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.harness import images, leftovers, manifests, network, pods
@@ -22,44 +23,45 @@ from cluster.harness.processes import ClusterError
 
 NODE_NAME = "node-1"
 SYSTEM_READY_S = 120.0
+APART_PORT = 6443
+"""Of an API server that has a network namespace to itself: a cluster that is made anew is found where it was."""
 
 
 class NodeCluster(ControlPlane):
-    """A control plane that nodes can reach, and a node."""
+    """A control plane that nodes can reach, and a node; `apart`: the control plane too is in the node's network namespace.
 
-    def __init__(self) -> None:
+    `addresses` that are given stay the giver's.
+    """
+
+    def __init__(self, *, apart: bool = False, addresses: network.Addresses | None = None) -> None:
         if lacking := missing_packages():
             raise ClusterError(f"a node needs more of this machine: apt-get install {' '.join(lacking)}")
         leftovers.clean_stale()
         needed = [images.pause(), images.coredns()]
         for image in needed:
             images.archive(image)
-        self.addresses = addresses = network.claim_addresses()
-        self.node: Node | None = None
-        super().__init__(
-            Settings(
-                scheduler=True,
-                bind_address="0.0.0.0",
-                advertise_address=addresses.outside,
-                service_cidr=addresses.services,
-                cluster_cidr=addresses.pods,
-            )
-        )
+        self.addresses = addresses or network.claim_addresses()
+        self._claimed = addresses is None
+        self.node: Node | None = Node(NODE_NAME, self.addresses)
         try:
-            self._start_node(addresses, needed)
+            self.node.connect()
+            super().__init__(_settings(self.addresses, self.node if apart else None))
+        except BaseException:
+            self._close_node()
+            raise
+        try:
+            self._start_node(self.node, needed)
         except BaseException:
             self.close()
             raise
 
-    def _start_node(self, addresses: network.Addresses, needed: list[images.Image]) -> None:
-        self.node = node = Node(NODE_NAME, addresses, self.kubeconfig)
-        node.connect()
+    def _start_node(self, node: Node, needed: list[images.Image]) -> None:
         for image in needed:
             node.containers.load(image)
-        for body in manifests.cluster_objects(addresses):
+        node.join(self.kubeconfig)
+        for body in manifests.cluster_objects(node.addresses):
             node.objects.apply(body)
-        node.start_loops()
-        serving = self.issue("kubelet-serving", f"system:node:{NODE_NAME}", hosts=(NODE_NAME, addresses.node))
+        serving = self.issue("kubelet-serving", f"system:node:{NODE_NAME}", hosts=(NODE_NAME, node.addresses.node))
         node.start_kubelet(self._access(f"system:node:{NODE_NAME}", ("system:nodes",)), serving=serving)
         node.start_proxy(self._access("system:kube-proxy"))
         node.wait_ready()
@@ -97,11 +99,35 @@ class NodeCluster(ControlPlane):
 
     def close(self) -> None:
         """End the node, then the control plane."""
+        self._close_node()
+        super().close()
+        if self._claimed:
+            self.addresses.release()
+
+    def _close_node(self) -> None:
         if self.node is not None:
             node, self.node = self.node, None
             node.close()
-        super().close()
-        self.addresses.release()
+
+
+def _settings(addresses: network.Addresses, inside: Node | None) -> Settings:
+    common = Settings(
+        scheduler=True,
+        bind_address="0.0.0.0",
+        advertise_address=addresses.outside,
+        service_cidr=addresses.services,
+        cluster_cidr=addresses.pods,
+    )
+    if inside is None:
+        return common
+    return replace(
+        common,
+        advertise_address=addresses.node,
+        enter=inside.sandbox.enter_network,
+        host=addresses.node,
+        port=APART_PORT,
+        hosts=(addresses.wan,),
+    )
 
 
 @contextlib.contextmanager

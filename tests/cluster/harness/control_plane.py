@@ -4,7 +4,7 @@
         plane.apply_crds()
         plane.kubectl("get", "rljobs", "-A")
 
-Owns its processes, a temporary folder, loopback ports. Leaves nothing, however it ends (reaper.py). `open_cluster` takes the
+Owns its processes, a temporary folder, loopback ports (`Settings.enter`: or those of another network namespace). Leaves nothing, however it ends (reaper.py). `open_cluster` takes the
 cluster that STREAMRL_TEST_KUBECONFIG names instead, where there is one.
 """
 
@@ -26,7 +26,7 @@ from typing import Self
 from cluster.harness import audit, flags, kubeconfigs, reaper, tools
 from cluster.harness.base import GIVEN, Cluster
 from cluster.harness.certificates import Authority, service_account_key
-from cluster.harness.flags import LOOPBACK, Files, Settings
+from cluster.harness.flags import Files, Settings
 from cluster.harness.processes import Server, wait_until
 from support.ports import free_port
 
@@ -47,7 +47,7 @@ class ControlPlane(Cluster):
         self.mark = secrets.token_hex(8)
         """In the environment of each of its processes (reaper.MARK_VARIABLE)."""
         self._reaper = reaper.start(self.mark, folder)
-        self.port = free_port()
+        self.port = self.settings.port or free_port()
         super().__init__(folder / "admin.kubeconfig", folder)
         self._pki = folder / "pki"
         self._authority = Authority(self._pki)
@@ -67,7 +67,7 @@ class ControlPlane(Cluster):
     @property
     def server(self) -> str:
         """Address of the API server."""
-        return f"https://{LOOPBACK}:{self.port}"
+        return f"https://{self.settings.host}:{self.port}"
 
     def _write_files(self) -> Files:
         issue, front = self._authority.issue, Authority(self._pki, "front-proxy-ca")
@@ -91,7 +91,7 @@ class ControlPlane(Cluster):
         etcd_port, settings, files = free_port(), self.settings, self.files
         commands = {
             "etcd": lambda program: flags.etcd(
-                program, data=self.folder / "etcd", client_port=etcd_port, peer_port=free_port()
+                program, settings, data=self.folder / "etcd", client_port=etcd_port, peer_port=free_port()
             ),
             "kube-apiserver": lambda program: flags.apiserver(
                 program, settings, files, port=self.port, etcd_port=etcd_port
@@ -101,9 +101,11 @@ class ControlPlane(Cluster):
             ),
             "kube-scheduler": lambda program: flags.scheduler(program, settings, files, port=free_port()),
         }
-        self._etcd_health = f"http://{LOOPBACK}:{etcd_port}/health"
+        self._etcd_health = f"http://{settings.host}:{etcd_port}/health"
         return {
-            name: Server(name, commands[name](program), log=self.folder / f"{name}.log", mark=self.mark)
+            name: Server(
+                name, [*settings.enter, *commands[name](program)], log=self.folder / f"{name}.log", mark=self.mark
+            )
             for name, program in programs.items()
         }
 

@@ -18,6 +18,12 @@ class Settings:
     """Also start kube-scheduler: for nodes, real or made by KWOK."""
     bind_address: str = LOOPBACK
     """`0.0.0.0` where nodes in other network namespaces must reach it."""
+    enter: tuple[str, ...] = ()
+    """Command that starts a program in the network namespace where the servers run; () = here."""
+    host: str = LOOPBACK
+    """Where the harness reaches etcd and the API server."""
+    port: int = 0
+    """Of the API server; 0 = one that is free here."""
     advertise_address: str | None = None
     """Address behind the Service `kubernetes`, for pods; None = that Service has no endpoints."""
     hosts: tuple[str, ...] = ()
@@ -55,9 +61,9 @@ class Files:
     """Its kubeconfig."""
 
 
-def etcd(program: Path, *, data: Path, client_port: int, peer_port: int) -> Sequence[str | Path]:
+def etcd(program: Path, settings: Settings, *, data: Path, client_port: int, peer_port: int) -> Sequence[str | Path]:
     """etcd without fsync: the data ends with the test."""
-    client, peer = f"http://{LOOPBACK}:{client_port}", f"http://{LOOPBACK}:{peer_port}"
+    client, peer = f"http://{settings.host}:{client_port}", f"http://{LOOPBACK}:{peer_port}"
     return (
         program,
         f"--data-dir={data}",
@@ -76,7 +82,7 @@ def apiserver(program: Path, settings: Settings, files: Files, *, port: int, etc
     """The API server as kubeadm runs it, with an audit log."""
     return (
         program,
-        f"--etcd-servers=http://{LOOPBACK}:{etcd_port}",
+        f"--etcd-servers=http://{settings.host}:{etcd_port}",
         f"--secure-port={port}",
         f"--bind-address={settings.bind_address}",
         f"--tls-cert-file={files.serving.cert}",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from cluster.harness.certificates import Leaf
 
 User = Mapping[str, str]
@@ -29,6 +31,12 @@ def write(path: Path, *, server: str, authority: Path, user: User) -> Path:
 def derive(path: Path, original: Mapping[str, Any], user: User) -> Path:
     """Write a kubeconfig for the same cluster and another user."""
     return _write(path, current(original)[0], user)
+
+
+def elsewhere(path: Path, original: Path, *, server: str) -> Path:
+    """Write the same kubeconfig for another address of its API server."""
+    cluster, user = current(YAML(typ="safe", pure=True).load(original.read_text()))
+    return _write(path, cluster | {"server": server}, user)
 
 
 def current(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

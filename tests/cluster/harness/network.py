@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from cluster.harness import tools
+from cluster.harness.delay_line import MTU
 from cluster.harness.processes import ClusterError
 from cluster.harness.sandbox import Sandbox
 
 MOST_CLUSTERS = 8
 LINK_PREFIX = "srl"
+CLUSTERS = "10.0.0.0/8"
+"""Whatever is not a cluster's own in here belongs to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,11 @@ class Addresses:
     @property
     def node(self) -> str:
         return f"10.200.{self.number}.2"
+
+    @property
+    def wan(self) -> str:
+        """The cluster, as another one sees it over a link; this machine does not."""
+        return f"10.201.{self.number}.1"
 
     @property
     def pods(self) -> str:
@@ -96,13 +104,14 @@ def ip_json(*argv: str) -> list[dict[str, Any]]:
 
 def connect(sandbox: Sandbox, addresses: Addresses) -> None:
     """Lay the cable, with routes to pods and Services through it."""
-    peer = ["type", "veth", "peer", "name", "uplink", "netns", str(sandbox.pid)]
-    _ip("link", "add", addresses.device, *peer)
+    peer = ["type", "veth", "peer", "name", "uplink", "mtu", str(MTU), "netns", str(sandbox.pid)]
+    _ip("link", "add", addresses.device, "mtu", str(MTU), *peer)
     _ip("address", "add", f"{addresses.outside}/30", "dev", addresses.device)
     _ip("link", "set", addresses.device, "up")
     sandbox.run("ip", "address", "add", f"{addresses.node}/30", "dev", "uplink")
     sandbox.run("ip", "link", "set", "uplink", "up")
     sandbox.run("ip", "route", "add", "default", "via", addresses.outside)
+    sandbox.run("ip", "route", "add", "unreachable", CLUSTERS)  # this machine may forward, for whatever reason
     for cidr in (addresses.pods, addresses.services):
         _ip("route", "add", cidr, "via", addresses.node, "dev", addresses.device)
 

@@ -2,7 +2,8 @@
 
 Owns the order of the start and the end of it all. What runs where:
 
-    this machine: etcd, kube-apiserver, controller manager, scheduler (control_plane.py); the loops of provisioner and enforcer
+    this machine: etcd, kube-apiserver, controller manager, scheduler (control_plane.py), which may also stand in the node's
+      network namespace; the loops of provisioner and enforcer
       | veth
     node's namespaces: first process (node_init.py) -> containerd -> pods; kubelet; kube-proxy; CoreDNS as a pod
 """
@@ -32,35 +33,41 @@ STOP_S = 120.0
 class Node:
     """One node; made by `NodeCluster`."""
 
-    def __init__(self, name: str, addresses: network.Addresses, kubeconfig: Path) -> None:
+    objects: Objects
+
+    def __init__(self, name: str, addresses: network.Addresses) -> None:
         leftovers.clean_stale()
         self.name = name
         self.addresses = addresses
-        self.kubeconfig = kubeconfig
         self.mark = leftovers.own_name()
         """Name of its folder and of its cgroups."""
         self.folder = Path(tempfile.gettempdir()) / self.mark
         self.folder.mkdir()
-        self.objects = Objects(kubeconfig)
-        self._loops: list[Loop] = []
-        self._closers: list[Callable[[], None]] = [self.objects.close]
+        self._closers: list[Callable[[], None]] = []
         leftovers.make_cgroup(self.mark)
         self.sandbox = Sandbox(self.folder, name=name)
         self.containers = Containers(self.sandbox, addresses)
         self.enforcer = Enforcer(self.sandbox)
         self.provisioner = Provisioner(self.folder / "volumes")
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What `leftovers.traces` asks for."""
+        return self.mark, self.addresses.device, str(Path(f"/proc/{self.sandbox.pid}/ns/pid").readlink())
+
     def connect(self) -> None:
         """Lay the cable and start the container runtime: nothing here needs an API server."""
         network.connect(self.sandbox, self.addresses)
         self.containers.start()
 
-    def start_loops(self) -> None:
-        """Volumes for claims, rules for policies, from now on."""
-        self._loops = [
-            Loop("provisioner", self.kubeconfig, volumes.WATCHED, self.provisioner.step),
-            Loop("enforcer", self.kubeconfig, enforcer.WATCHED, self.enforcer.step),
+    def join(self, kubeconfig: Path) -> None:
+        """Know the API server, which may have needed the namespaces; volumes for claims, rules for policies, from now on."""
+        self.objects = Objects(kubeconfig)
+        loops = [
+            Loop("provisioner", kubeconfig, volumes.WATCHED, self.provisioner.step),
+            Loop("enforcer", kubeconfig, enforcer.WATCHED, self.enforcer.step),
         ]
+        self._closers = [*(loop.close for loop in loops), self.objects.close]
 
     def start_kubelet(self, access: Access, *, serving: tuple[Path, Path]) -> None:
         """Start the kubelet; it registers the node."""
@@ -168,10 +175,8 @@ class Node:
 
     def close(self) -> None:
         """End everything at once; nothing of the node is left on this machine."""
-        for loop in self._loops:
-            loop.close()
-        self.sandbox.close()
         for close in self._closers:
             close()
+        self.sandbox.close()
         leftovers.remove_cgroup(self.mark)
         shutil.rmtree(self.folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.harness.delay_line import MTU
 from cluster.harness.network import Addresses
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
@@ -102,6 +103,7 @@ def cni(addresses: Addresses) -> dict[str, Any]:
                 "isDefaultGateway": True,
                 "hairpinMode": True,
                 "ipMasq": False,
+                "mtu": MTU,
                 "ipam": {
                     "type": "host-local",
                     "ranges": [[{"subnet": addresses.node_pods}]],

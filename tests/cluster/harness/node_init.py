@@ -151,3 +151,5 @@ if __name__ == "__main__":
     # The kernel ignores signals for the first process of a PID namespace that it has no handler for.
     say({"pid": prepare(Path(sys.argv[1]), name=sys.argv[2])})
     serve(Services())
+    # Else connections whose other end is gone keep the network, and its devices outside, for two minutes.
+    (Path("/proc/sys") / "net/ipv4/tcp_orphan_retries").write_text("1")

@@ -120,17 +120,21 @@ class Sandbox:
             )
         return done
 
+    @property
+    def enter_network(self) -> tuple[str, ...]:
+        """Command that starts a program of this machine in the network namespace alone."""
+        return ("nsenter", f"--net=/proc/{self.pid}/ns/net")
+
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Kill the first process: the kernel ends the rest before it lets go of that one."""
-        if self.alive():
-            os.kill(self.pid, signal.SIGKILL)
-        try:
-            self._process.wait(KILL_S)
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"waited {KILL_S:.0f} s for the node's processes to be gone") from error
+        """Have the first process end: the kernel ends the rest before it lets go of that one."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired as error:
+            os.kill(self.pid, signal.SIGKILL)
+            raise ClusterError(f"waited {KILL_S:.0f} s for the node's processes to be gone") from error

@@ -1,6 +1,6 @@
-"""`make cluster-up` and `make cluster-down`: a cluster that stays while a person works with it.
+"""`make cluster-up` and `make cluster-down`: a cluster, or two, that stay while a person works with them.
 
-    python -m cluster.harness.up up [LEVEL] | down | status          (with PYTHONPATH=tests)
+    python -m cluster.harness.up up [LEVEL [CLUSTERS]] | down | status | link COMMAND          (with PYTHONPATH=tests)
 
 `up` starts `run` as a process of its own, which owns the cluster and writes the state file once it serves; `down` ends it.
 """
@@ -11,32 +11,40 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 
+from cluster.harness import link
 from cluster.harness.base import Cluster
 from cluster.harness.processes import ClusterError, tail, wait_until
 from cluster.harness.tools import ToolError, build, cache
 
-UP_S, DOWN_S = 300.0, 120.0
-LEVELS = {"1": "control plane", "2": "control plane and a node"}
+UP_S, DOWN_S = 900.0, 300.0
+"""On a busy machine, which also makes the images."""
+KINDS = {
+    ("1", "1"): "level 1, control plane",
+    ("2", "1"): "level 2, control plane and a node",
+    ("2", "2"): "level 2, two clusters with a node each and a link between them",
+}
+"""(level, clusters): what it is."""
+State = dict[str, str | int]
 
 
 def _state() -> Path:
     return cache() / "cluster" / "state.json"
 
 
-def running() -> dict[str, str | int] | None:
+def running() -> State | None:
     """Return what `run` wrote, None where no cluster is up."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        state: dict[str, str | int] = json.loads(_state().read_text())
+        state: State = json.loads(_state().read_text())
         os.kill(int(state["pid"]), 0)
         return state
     return None
 
 
-def up(level: str) -> str:
-    """Start a cluster, return how to use it."""
+def up(level: str, clusters: str) -> str:
+    """Start what is wanted, return how to use it."""
     if state := running():
         return _told(state)
     build(int(level))
@@ -45,7 +53,7 @@ def up(level: str) -> str:
     log = _state().with_name("cluster.log")
     with log.open("wb") as file:
         owner = subprocess.Popen(
-            [sys.executable, "-m", "cluster.harness.up", "run", level],
+            [sys.executable, "-m", "cluster.harness.up", "run", level, clusters],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -61,12 +69,8 @@ def up(level: str) -> str:
     return _told(json.loads(_state().read_text()))
 
 
-def _told(state: dict[str, str | int]) -> str:
-    return (
-        f"up: level {state['level']}, {LEVELS[str(state['level'])]}\n"
-        f"export KUBECONFIG={state['kubeconfig']}\n"
-        f"export STREAMRL_TEST_KUBECONFIG={state['kubeconfig']}   # for the tests to use it\n"
-    )
+def _told(state: State) -> str:
+    return f"up: {state['kind']}\n{state['use']}"
 
 
 def down() -> str:
@@ -79,23 +83,41 @@ def down() -> str:
     return "down\n"
 
 
-def _open(level: str) -> AbstractContextManager[Cluster]:
-    if level == "2":
+@contextlib.contextmanager
+def _opened(level: str, clusters: str) -> Iterator[State]:
+    """What is wanted, with our CRDs, for the block, and how a person uses it."""
+    if clusters == "2":
+        from cluster.harness.two_clusters import TwoClusters
+
+        with TwoClusters() as two:
+            two.hub.apply_crds()
+            yield {"use": two.use, "link": str(two.link.path)}
+    elif level == "2":
         from cluster.harness.cluster import open_node_cluster
 
-        return open_node_cluster()
-    from cluster.harness.control_plane import ControlPlane
+        with open_node_cluster() as cluster:
+            yield _use(cluster)
+    else:
+        from cluster.harness.control_plane import ControlPlane
 
-    return ControlPlane()
+        with ControlPlane() as plane:
+            yield _use(plane)
 
 
-def run(level: str) -> None:
-    """Own a cluster until SIGTERM."""
+def _use(cluster: Cluster) -> State:
+    cluster.apply_crds()
+    return {
+        "use": f"export KUBECONFIG={cluster.kubeconfig}\n"
+        f"export STREAMRL_TEST_KUBECONFIG={cluster.kubeconfig}   # for the tests to use it\n"
+    }
+
+
+def run(level: str, clusters: str) -> None:
+    """Own what is wanted until SIGTERM."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    with _open(level) as cluster:
-        cluster.apply_crds()
+    with _opened(level, clusters) as state:
         half = _state().with_suffix(".half")
-        half.write_text(json.dumps({"pid": os.getpid(), "kubeconfig": str(cluster.kubeconfig), "level": level}))
+        half.write_text(json.dumps({"pid": os.getpid(), "kind": KINDS[level, clusters], **state}))
         half.rename(_state())
         signal.sigwait({signal.SIGTERM, signal.SIGINT})
         # The signals stay blocked: the end must not be cut short.
@@ -106,15 +128,20 @@ def main(arguments: list[str]) -> int:
     """Run the command line."""
     try:
         match arguments:
-            case ["up"] | ["up", "1" | "2"]:
-                sys.stdout.write(up(arguments[1] if len(arguments) > 1 else "1"))
+            case ["up", *wanted] if (kind := (*wanted, *("1", "1")[len(wanted) :])) in KINDS:
+                sys.stdout.write(up(*kind))
             case ["down"]:
                 sys.stdout.write(down())
             case ["status"]:
                 state = running()
                 sys.stdout.write(_told(state) if state else "no cluster is up\n")
-            case ["run", "1" | "2" as level]:
-                run(level)
+            case ["link", *command] if "link" in (state := running() or {}):
+                return link.main([str(state["link"]), *command])
+            case ["link", *_]:
+                sys.stderr.write("no two clusters are up\n")
+                return 1
+            case ["run", level, clusters]:
+                run(level, clusters)
             case _:
                 sys.stderr.write(__doc__ or "")
                 return 2

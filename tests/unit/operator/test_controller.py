@@ -9,22 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from streamrl_operator.controller import (
-    BURST,
-    LONGEST_S,
-    REFILL_S,
-    SETTLE_S,
-    WORKERS,
-    Controller,
-    WorkQueue,
-    aside,
-)
+from streamrl_operator.controller import WORKERS, Controller, aside
 from streamrl_operator.kube.answers import ConflictError, KubeError, UnavailableError
 from streamrl_operator.kube.cache import CacheSync, Key, pause_s
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.reconcile import ReconcileResult
+from streamrl_operator.work_queue import BURST, LONGEST_S, REFILL_S, SETTLE_S, WorkQueue
 
 SILENT = [("lab", f"silent-{number}") for number in range(3 * WORKERS)]
 OTHER = ("lab", "other")

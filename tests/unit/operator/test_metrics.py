@@ -29,6 +29,7 @@ def metrics() -> OperatorMetrics:
 def test_the_page_is_what_the_table_says(metrics: OperatorMetrics) -> None:
     metrics.read("operator_queue_depth", lambda: 3)
     metrics.read("operator_kopf_restarts", lambda: 2)
+    metrics.read("operator_cluster_connected", lambda: {"east": 1.0})
     metrics.read("operator_cache_stale_seconds", lambda: {"pods": 7.0, "rljobs": 0.0})
     metrics.reconciled("Internal", seconds=0.1)
     metrics.requested("get", "pods", 200, 0.1)

@@ -372,7 +372,7 @@ async def test_what_the_whole_job_needs_holds_up_growth_and_nothing_else(running
     assert (running.status["step"], running.condition("Ready")) == (9, ("False", "Refused"))
 
 
-async def test_a_name_that_is_taken_is_left_alone(world: World) -> None:
+async def test_a_name_that_is_taken_is_clean_alone(world: World) -> None:
     path = CONFIG_MAP.path(LAB, names.resolved(JOB))
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.resolved(JOB), "namespace": LAB}}
     before = world.server.put(path, theirs)
@@ -402,7 +402,7 @@ async def test_nothing_is_told_over_an_end(running: World) -> None:
     assert running.status == ended
 
 
-async def test_a_job_that_another_brings_about_is_left_alone(world: World) -> None:
+async def test_a_job_that_another_brings_about_is_clean_alone(world: World) -> None:
     world.edit(managedBy="kueue.x-k8s.io/multikueue")
     assert await world.look() == ReconcileResult()
     assert world.server.writes == []

@@ -6,6 +6,7 @@ Legend: names of CAs stand for fingerprints; days are counted from the begin.
 import base64
 import copy
 import ssl
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -234,6 +235,71 @@ def test_first_secrets() -> None:
     # Two thirds of a leaf's life, which began five minutes before it was made.
     assert timedelta(days=19, hours=23) < again - BEGIN < timedelta(days=20)
     assert settle(stored, BEGIN) == (0, again)
+
+
+def far_plan() -> JobPlan:
+    """The same job with its pool in a member."""
+    document = JOB.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["generators"][0]["clusterName"] = "east"
+    return replace(PLAN, job=parse_job(document))
+
+
+def settle_far(stored: Secrets, now: datetime, *, copies: Secrets | None = None) -> None:
+    for _ in range(8):
+        made, _ = tls_secrets.due(far_plan(), stored, now=now, lives=LIVES, copies=copies)
+        if not made:
+            return
+        stored |= {secret["metadata"]["name"]: secret for secret in made}
+    raise AssertionError("does not settle")
+
+
+FAR = "sums-tls-generator-east"
+
+
+def test_a_member_has_a_leaf_of_its_own_and_servers_the_names_that_it_demands() -> None:
+    stored: Secrets = {}
+    settle_far(stored, BEGIN)
+    assert set(stored) == set(tls_secrets.secret_names("sums", roles=tls_secrets.roles_of(far_plan().job)))
+    found = {name: _alternative_names(stored, name) for name in stored if name != "sums-ca"}
+    assert found[FAR] == ["streamrl://lab/sums/generator/east"]
+    assert "scheduler.0f3c.streamrl.internal" in found["sums-tls-scheduler"]
+    assert "weights.0f3c.streamrl.internal" in found["sums-tls-trainer"]
+    assert not any("internal" in name for name in found["sums-tls-generator"])
+
+
+def _alternative_names(stored: Secrets, name: str) -> list[str]:
+    leaf = x509.load_pem_x509_certificate(part(stored, name, "tls.crt"))
+    return [str(one.value) for one in leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+
+
+def test_a_job_that_gets_a_pool_in_a_member_shows_the_names_from_then_on() -> None:
+    stored: Secrets = {}
+    settle(stored, BEGIN)
+    settle_far(stored, BEGIN)
+    assert "scheduler.0f3c.streamrl.internal" in _alternative_names(stored, "sums-tls-scheduler")
+
+
+def test_a_change_of_the_authority_waits_for_a_member_that_is_behind() -> None:
+    stored: Secrets = {}
+    settle_far(stored, BEGIN)
+    now = BEGIN + timedelta(days=61)
+    copy = stored[FAR] | {"data": dict(stored[FAR]["data"])}
+    good = replace_leaf_life(stored, now)
+    for minutes in range(0, 300, 30):
+        settle_far(stored, now + timedelta(minutes=minutes), copies={"east": good})
+    assert "next.crt" in stored["sums-ca"]["data"], "the old authority is there still"
+    for minutes in range(300, 600, 30):
+        settle_far(stored, now + timedelta(minutes=minutes), copies={"east": copy})
+    assert "next.crt" not in stored["sums-ca"]["data"], "a copy that has expired is of no use to anybody"
+
+
+def replace_leaf_life(stored: Secrets, now: datetime) -> dict[str, Any]:
+    """The member's Secret with a leaf that is good at `now` and is not the one that home has."""
+    authority = KeyPair(certificate=part(stored, "sums-ca", "ca.crt"), key=part(stored, "sums-ca", "ca.key"))
+    holder = Holder(namespace="lab", job="sums", role="generator/east", uid="0f3c")
+    leaf = tls_secrets.new_leaf(holder, ca=authority, now=now - timedelta(days=1), lives=LIVES)
+    encoded = {"tls.crt": base64.b64encode(leaf.certificate).decode(), "tls.key": base64.b64encode(leaf.key).decode()}
+    return stored[FAR] | {"data": stored[FAR]["data"] | encoded}
 
 
 def test_names_in_leaves() -> None:

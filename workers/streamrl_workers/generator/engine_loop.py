@@ -27,7 +27,7 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
 from streamrl_workers.stream.messages import ERROR_CHARS
-from streamrl_workers.weights.pull import Pull, Pulled, Puller
+from streamrl_workers.weights.puller import Pull, Pulled, Puller
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EngineLoop:
         self._outbox = outbox
         self._recorder = recorder
         self._step_times = StepTimes()
-        self._puller = Puller(pull, wake=self._awake, failed=self._tell_failed)
+        self._puller = Puller(pull, wake=self._awake, failed=self._tell_failed, stalled=self._tell_stalled)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._wake = asyncio.Event()
         self._waiting: dict[int, pb.SampleRequest] = {}  # by lease, oldest first
@@ -300,6 +300,11 @@ class EngineLoop:
         self._outbox.post(
             pb.GeneratorEvent(weights_failed=pb.WeightsFailed(version=version, error=error[:ERROR_CHARS]))
         )
+
+    def _tell_stalled(self, target: pb.WeightsAvailable) -> None:
+        _log.warning("nothing of version %d comes from %s", target.version.step, target.address)
+        stalled = pb.WeightsStalled(version=target.version, address=target.address)
+        self._outbox.post(pb.GeneratorEvent(weights_stalled=stalled))
 
     def _awake(self) -> None:
         self._wake.set()

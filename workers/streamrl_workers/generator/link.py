@@ -54,6 +54,7 @@ class GeneratorLink(SchedulerLink):
         recorder: Recorder,
         settings: GeneratorSettings,
         instance: str,
+        weights_address: str = "",
         lost_after_s: float = SCHEDULER_LOST_S,
     ) -> None:
         address = replace(settings.scheduler, lost_after_s=lost_after_s)
@@ -63,6 +64,7 @@ class GeneratorLink(SchedulerLink):
         self._recorder = recorder
         self._settings = settings
         self._instance = instance
+        self._weights_address = weights_address
         self._is_linked = self._was_linked = False
 
     def leave(self) -> bool:
@@ -194,6 +196,8 @@ class GeneratorLink(SchedulerLink):
             version=now.version,
             kv_capacity_tokens=None if now.kv is None else now.kv.capacity_tokens,
             shares_prompts=now.kv is not None and now.kv.shares_prompts,
+            cluster=self._settings.cluster,
+            weights_address=self._weights_address,
         )
         return pb.GeneratorEvent(hello=hello)
 

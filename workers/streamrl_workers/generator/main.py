@@ -1,7 +1,7 @@
 """The generator process.
 
-                        WeightsAvailable        pull (chunks, verified)
-      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's Weights service
+                        WeightsAvailable        pull (pieces, verified)
+      SCHEDULER ──────────────┬───────────▶ PULLER ◀──────────────── TRAINER's server of weights
           ▲  │ commands       │                │ ready
    events │  ▼                ▼                ▼
         LINK reader ───▶ ENGINE LOOP ── one worker thread ──▶ ENGINE
@@ -24,7 +24,7 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -53,7 +53,11 @@ from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Pull, WeightsError, pull
+from streamrl_workers.weights.pull import Nearby, Route, WeightsError, pull
+from streamrl_workers.weights.puller import Pull
+from streamrl_workers.weights.relay_store import RelayStore
+from streamrl_workers.weights.source import Source
+from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
 _ROLE = "generator"
 
@@ -111,7 +115,7 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
         model_path = await _model_path(settings)
         failure = EngineFailure(asyncio.get_running_loop())
         engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
-        write_endpoint(settings.run_dir, process=settings.process, grpc=None, signals=f"{host}:{port}")
+        write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{port}")
         try:
             return await _serve(
                 settings, engine=engine, failure=failure, status=status, recorder=recorder, instance=instance
@@ -140,9 +144,17 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    pulls = pull_of(settings, arrived=status.weights_arrived, cache=cache)
+    relay = None if settings.weights_port is None else RelayStore()
+    server = None if relay is None else _weight_server(settings, relay)
+    if server is not None:
+        status.served_bytes = lambda: server.served_bytes
+    nearby = Nearby(cache=cache, relay=relay, delta_used=status.delta_used, delta_failed=status.delta_failed)
+    pulls = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
     loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
-    link = GeneratorLink(loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance)
+    address = "" if server is None else _reached_at(server, settings)
+    link = GeneratorLink(
+        loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance, weights_address=address
+    )
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
     shutdown.listen(asyncio.get_running_loop())
@@ -153,7 +165,21 @@ async def _serve(
     finally:
         if cache is not None:
             cache.close()
+        if server is not None:
+            await asyncio.to_thread(server.close)
     return shutdown
+
+
+def _weight_server(settings: GeneratorSettings, relay: RelayStore) -> WeightServer:
+    variables, port = settings.variables, settings.weights_port
+    transport = TRANSPORTS[settings.spec.weights.key]
+    return transport.serve(relay, token=variables.token, tls=variables.tls, host=variables.bind_host, port=port)
+
+
+def _reached_at(server: WeightServer, settings: GeneratorSettings) -> str:
+    host, _, port = server.address.rpartition(":")
+    given = settings.pod_ip
+    return f"{(f'[{given}]' if ':' in given else given) or host}:{port}"
 
 
 def _weight_cache(settings: GeneratorSettings, *, was_read: Callable[[int], None], instance: str) -> WeightCache | None:
@@ -180,28 +206,34 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[[int], None], cache: WeightCache | None = None) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes from the trainer.
+def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby) -> Pull:
+    """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
 
-    Where adapters are trained it holds the tensors of the version before, the base among them, and merges in a thread.
+    With deltas it holds the tensors of the version before; also where adapters are trained, the base among them. Those are merged in a thread.
     """
-    transport = settings.spec.weights.value
+    transport, variables = settings.spec.weights, settings.variables
     adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    held: dict[str, FetchedTensor] = {}
+    holds = adapts or transport.has_deltas
 
-    async def over_grpc(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+    def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
+        whose = {"token": variables.token, "cluster": settings.cluster}
+        if target.peer:
+            return TRANSPORTS[transport.key].connect(target.address, role="generator", tls=variables.tls, **whose)
+        address = settings.weights_address or target.address  # our way to it may be another one
+        return TRANSPORTS[transport.key].connect(address, role="trainer", tls=settings.weights_tls, **whose)
+
+    def told(target: pb.WeightsAvailable, size_bytes: int) -> None:
+        arrived(size_bytes, source="peer" if target.peer else "trainer")
+
+    async def pulled(route: Route) -> dict[str, TensorBytes]:
         tensors = await pull(
-            target,
-            timeout_s=transport.timeout_seconds,
-            chunk_bytes=parse_bytes(transport.chunk_bytes),
-            token=settings.variables.token,
-            tls=settings.variables.tls,
-            arrived=arrived,
-            nearby=Nearby(held=held, cache=cache) if adapts else Nearby(cache=cache),
+            route, timeout_s=transport.value.timeout_seconds, connect=connect, arrived=told, nearby=nearby
         )
+        if not holds:
+            nearby.held.clear()
         return await asyncio.to_thread(_merged, tensors) if adapts else tensors
 
-    return over_grpc
+    return pulled
 
 
 def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:

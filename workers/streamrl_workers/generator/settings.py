@@ -9,7 +9,9 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import (
+    ENV_CLUSTER,
     ENV_MODEL_PATH,
+    ENV_POD_IP,
     ENV_POD_NAME,
     ENV_POOL,
     ENV_PROCESS,
@@ -17,6 +19,9 @@ from streamrl.keys import (
     ENV_SCHEDULER_ADDRESS,
     ENV_SIGNALS_PORT,
     ENV_THREADS,
+    ENV_WEIGHTS_ADDRESS,
+    ENV_WEIGHTS_PORT,
+    ENV_WEIGHTS_TLS_NAME,
 )
 from streamrl.metrics import worker_labels
 from streamrl.spec import RLJobSpec, read_job
@@ -24,6 +29,7 @@ from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.rljob import Metadata
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
+    certificates,
     integer,
     job_file,
     port,
@@ -31,6 +37,7 @@ from streamrl_workers.process.environment_variables import (
     worker_variables,
 )
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
+from streamrl_workers.stream.tls import Tls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,11 @@ class GeneratorSettings:
     signals_port: int  # 0 = any
     model_path: str | None
     threads: int | None
+    weights_address: str | None = None  # host:port; None: as the scheduler announces it
+    weights_tls: Tls | None = None  # of the pull: in another cluster its server has a name of its own
+    cluster: str = ""  # "": the trainer's
+    weights_port: int | None = None  # 0 = any; None: it serves nobody
+    pod_ip: str = ""  # "": others reach it where it is bound
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
@@ -77,9 +89,14 @@ def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
         metadata=job.metadata,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS),
         signals_port=port(environ, ENV_SIGNALS_PORT),
+        cluster=environ.get(ENV_CLUSTER, ""),
+        weights_port=port(environ, ENV_WEIGHTS_PORT) if environ.get(ENV_WEIGHTS_PORT) else None,
+        pod_ip=environ.get(ENV_POD_IP, ""),
         variables=worker_variables(environ),
         model_path=environ.get(ENV_MODEL_PATH) or None,
         threads=integer(environ, ENV_THREADS),
+        weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
+        weights_tls=certificates(environ, name_key=ENV_WEIGHTS_TLS_NAME),
     )
 
 

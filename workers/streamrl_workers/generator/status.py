@@ -1,6 +1,7 @@
 """What a generator shows on its signals port: its metrics, keys of its status. Does not own the server, the values."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from streamrl_workers.generator.engine_loop import EngineLoop, EngineStatus
@@ -8,7 +9,7 @@ from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import Signals, WallMetrics
 
-_SOURCES = ("trainer", "cache")
+_SOURCES = ("trainer", "peer", "cache")
 """Of weights."""
 
 
@@ -20,14 +21,26 @@ class GeneratorStatus:
         self._link: GeneratorLink | None = None
         self._recorder = recorder
         self._metrics = metrics
+        self.served_bytes: Callable[[], int] = lambda: 0
         self._weights_bytes = dict.fromkeys(_SOURCES, 0)
         for source in _SOURCES:
             metrics.begin("weights_pulled_bytes", source)
+        self._delta_saved_bytes = self._delta_failures = 0
 
     def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
         """So many bytes more of a version on its way."""
         self._metrics.add("weights_pulled_bytes", size_bytes, source)
         self._weights_bytes[source] += size_bytes
+
+    def delta_used(self, saved_bytes: int) -> None:
+        """A tensor was made of the one before; so many bytes were not fetched."""
+        self._metrics.add("weights_delta_saved_bytes", saved_bytes)
+        self._delta_saved_bytes += saved_bytes
+
+    def delta_failed(self) -> None:
+        """A delta could not be used; its tensor is fetched."""
+        self._metrics.add("weights_delta_failures", 1)
+        self._delta_failures += 1
 
     def weights_taken(self, fetch_s: float, load_s: float) -> None:
         """The engine has a version that took so long to arrive and to load."""
@@ -64,6 +77,7 @@ class GeneratorStatus:
             self._metrics.total("generator_tokens", now.tokens)
             for name, tokens in _kv(now).items():
                 self._metrics.set(name, math.nan if tokens is None else tokens)
+        self._metrics.total("weights_served_bytes", self.served_bytes())
         self._recorder.refresh()
         return self._metrics.render() + (b"" if self._loop is None else self._loop.engine_metrics())
 
@@ -82,7 +96,10 @@ class GeneratorStatus:
             **_kv(now),
             "version": version,
             "weights_bytes": self._weights_bytes["trainer"],
+            "weights_peer_bytes": self._weights_bytes["peer"],
             "weights_cached_bytes": self._weights_bytes["cache"],
+            "weights_delta_saved_bytes": self._delta_saved_bytes,
+            "weights_delta_failures": self._delta_failures,
             **wall,
         }
 

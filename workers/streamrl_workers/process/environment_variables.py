@@ -13,6 +13,7 @@ from streamrl.keys import (
     ENV_CONNECTION_AGE,
     ENV_CPUS,
     ENV_JOB_FILE,
+    ENV_SCHEDULER_TLS_NAME,
     ENV_STAY,
     ENV_STORE_DIR,
     ENV_TLS_DIR,
@@ -65,7 +66,7 @@ class WorkerVariables:
 
 def worker_variables(environ: Mapping[str, str]) -> WorkerVariables:
     """Where this worker runs. Without certificates there must be a token."""
-    tls = _tls(environ)
+    tls = certificates(environ)
     return WorkerVariables(
         bind_host=_bind_host(environ),
         token=environ.get(ENV_TOKEN, "") if tls is not None else required(environ, ENV_TOKEN),
@@ -93,9 +94,10 @@ def _bind_host(environ: Mapping[str, str]) -> str:
     return text
 
 
-def _tls(environ: Mapping[str, str]) -> Tls | None:
+def certificates(environ: Mapping[str, str], *, name_key: str = ENV_SCHEDULER_TLS_NAME) -> Tls | None:
+    """Of this process; None: it has none. `name_key`: variable with the name that servers must show."""
     directory = environ.get(ENV_TLS_DIR)
-    return Tls(Path(directory), age_s=_age_s(environ)) if directory else None
+    return Tls(Path(directory), age_s=_age_s(environ), server_name=environ.get(name_key, "")) if directory else None
 
 
 def _age_s(environ: Mapping[str, str]) -> float:

@@ -58,7 +58,7 @@ async def serve_until_told(*, run_dir: Path, process: str, host: str, port: int,
     signals = SignalsServer(Signals(metrics=lambda: b"", status=lambda: status))
     bound = await signals.start(host=host, port=port)
     try:
-        write_endpoint(run_dir, process=process, grpc=None, signals=f"{host}:{bound}")
+        write_endpoint(run_dir, process=process, signals=f"{host}:{bound}")
         await asked.wait()
     finally:
         await signals.close()

@@ -172,6 +172,7 @@ class Core:
         """A generator has said hello; the first command to it is GeneratorWelcome. It is taken to hold nothing."""
         self._remove(hello.generator_id)
         self._components.fleet.join(hello, now_s=now_s)
+        self._announcer.sources.joined(hello)
         welcome = pb.GeneratorWelcome(lease_seconds=self._settings.lease_s)
         self._outbox.to_generator(hello.generator_id, pb.GeneratorCommand(welcome=welcome))
         self._announcer.changed()
@@ -209,6 +210,7 @@ class Core:
         generator = self._heard(generator_id, now_s)
         if generator is not None:
             self._components.fleet.loaded(generator, (version.attempt, version.step))
+            self._announcer.sources.advanced(generator_id)
             self._announcer.changed()
         return self._settle()
 
@@ -220,6 +222,15 @@ class Core:
             if version.step == generator.highest_told:
                 generator.highest_told = -1
                 self._announcer.changed()
+        return self._settle()
+
+    def weights_stalled(self, generator_id: str, *, stalled: pb.WeightsStalled, now_s: float) -> list[Effect]:
+        """Nothing comes from the source that the generator was told of: it may be given another one."""
+        generator = self._heard(generator_id, now_s)
+        version = stalled.version.attempt, stalled.version.step
+        if generator is not None and (generator.told, generator.told_address) == (version, stalled.address):
+            self._announcer.sources.stalled(generator_id)
+            self._announcer.changed()
         return self._settle()
 
     def generator_leaving(self, generator_id: str, *, now_s: float) -> list[Effect]:
@@ -399,6 +410,7 @@ class Core:
         if generator is not None:
             self._revoke(generator, cancel=False)
             self._components.fleet.remove(generator_id)
+            self._announcer.sources.left(generator_id)
             self._outbox.forget(generator_id)
 
     # ---- inside: the whole

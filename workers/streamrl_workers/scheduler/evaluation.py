@@ -27,6 +27,7 @@ from streamrl_workers.scheduler.groups.sample import Sample, fault
 from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.weight_sources import WeightSources
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
 PATIENCE_LEASES = 10
@@ -292,6 +293,7 @@ class Announcer:
         self._published: dict[int, tuple[pb.VersionName, str]] = {}
         """Step -> name and address, of the current attempt, not older than the announced one."""
         self.announced: Version | None = None
+        self.sources = WeightSources()
         self._changes = 0
         self._last: tuple[object, ...] = ()
 
@@ -349,12 +351,19 @@ class Announcer:
         return any(generator.step is not None and generator.step > step for generator in self._fleet)
 
     def _tell(self, version: Version) -> None:
-        name, address = self._published[version[1]]
+        name, trainer = self._published[version[1]]
         for generator in self._fleet:
-            if generator.told != version and not generator.failed and _may_load(generator, version):
+            peer = self.sources.of(generator.generator_id)
+            address = trainer if peer is None else peer.address
+            is_moved = generator.told == version != generator.version and generator.told_address != address
+            is_new = generator.told != version and _may_load(generator, version)
+            if generator.failed or not (is_moved or is_new):
+                continue
+            if is_new:
                 self._fleet.tell(generator, version)
-                command = pb.WeightsAvailable(version=name, address=address)
-                self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
+            generator.told_address = address
+            command = pb.WeightsAvailable(version=name, address=address, peer=peer is not None)
+            self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
 
 
 def _may_load(generator: Generator, version: Version) -> bool:

@@ -55,6 +55,8 @@ class Generator:
     """Version that it was last told to load."""
     told_s: float = 0.0
     """When that was."""
+    told_address: str = ""
+    """From where it was last told to load it."""
     highest_told: int = -1
     """Highest number among those that it may still load."""
     failed: bool = False

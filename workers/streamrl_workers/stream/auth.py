@@ -1,7 +1,7 @@
 """Who may call a server of this run, decided before a handler sees the call.
 
     on one machine   holders of the run's token, a secret that every call carries as metadata; never logged
-    in a cluster     roles of the job's certificates: streamrl://<namespace>/<job>/<role>, a URI in every leaf; `ROLES` says which method is whose
+    in a cluster     roles of the job's certificates: streamrl://<namespace>/<job>/<role>, a URI in every leaf (of a generator in a member `…/generator/<cluster>`); `ROLES` says which method is whose
 
 Owns the guard around handlers, the table of roles, the refusals. Does not own certificates (`tls.py`): the handshake has
 shown that the peer's leaf is of our authority. A refusal is one line for the peer, and one in our log for each peer.
@@ -17,7 +17,7 @@ import inspect
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,6 +44,8 @@ ADMITTED = "streamrl-admitted"
 
 Context = Any
 """grpc.aio.ServicerContext: grpc ships no types."""
+Refusal = tuple[grpc.StatusCode, str]
+"""Whether a caller is unknown (UNAUTHENTICATED) or has no business here (PERMISSION_DENIED), and the reason."""
 Admit = Callable[[Context], Awaitable[None]]
 """Returns, or aborts the call of one who may not make it."""
 
@@ -116,30 +118,44 @@ class _Interceptor(grpc.aio.ServerInterceptor, ABC):  # type: ignore[misc]  # gr
         """Return, or abort the call."""
 
 
-class TokenInterceptor(_Interceptor):
-    """Aborts calls that do not carry the run's token."""
+class TokenDoor:
+    """Lets in who has the run's token."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
 
+    def refusal(self, given: str) -> Refusal | None:
+        """Why a caller is not let in that has given this."""
+        if hmac.compare_digest(given.encode(), self._token):
+            return None
+        return grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the token of the run"
+
+
+class TokenInterceptor(_Interceptor):
+    """Aborts calls that do not carry the run's token."""
+
+    def __init__(self, token: str) -> None:
+        self._door = TokenDoor(token)
+
     async def admit(self, context: Context, method: str) -> None:
         given = dict(context.invocation_metadata() or ()).get(GRPC_TOKEN_HEADER, "")
-        if not hmac.compare_digest(str(given).encode(), self._token):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this call does not carry the token of the run")
+        if (refusal := self._door.refusal(str(given))) is not None:
+            await context.abort(*refusal)
 
 
 Role = Literal["scheduler", "trainer", "generator"]
+WEIGHTS_PATH = "/weights"
+"""Root of all paths of a server of weights."""
 
 ROLES: Mapping[str, Role] = {
     "/streamrl.v1alpha1.Scheduler/Generate": "generator",
     "/streamrl.v1alpha1.Scheduler/GetModel": "generator",
     "/streamrl.v1alpha1.Scheduler/Train": "trainer",
-    "/streamrl.v1alpha1.Weights/GetManifest": "generator",
-    "/streamrl.v1alpha1.Weights/Fetch": "generator",
+    WEIGHTS_PATH: "generator",
 }
-"""Method -> the one role that has business with it; a method that is not here is nobody's."""
+"""Method, or root of a path -> the one role that has business with it; what is not here is nobody's."""
 
-_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/([^/]+)")
+_URI = re.compile(r"streamrl://([^/]+)/([^/]+)/(?:generator/([^/]+)|([^/]+))")
 _SAN = "x509_subject_alternative_name"
 """Key of gRPC's authentication context: every alternative name of the peer's leaf, of whatever kind."""
 _MOST_TOLD = 1024
@@ -155,42 +171,64 @@ class PeerIdentity:
     namespace: str
     job: str
     role: str
+    cluster: str = ""
+    """Member that a generator is in; empty: the scheduler's own."""
 
     def __str__(self) -> str:
-        return role_uri(self.namespace, self.job, self.role)
+        return role_uri(self.namespace, self.job, f"{self.role}/{self.cluster}" if self.cluster else self.role)
 
 
 def parse_identity(uri: str) -> PeerIdentity | None:
     """The identity that a URI names; None: it is none of ours."""
     found = _URI.fullmatch(uri)
-    return None if found is None else PeerIdentity(namespace=found[1], job=found[2], role=found[3])
+    if found is None:
+        return None
+    namespace, job, cluster, role = found.groups()
+    return PeerIdentity(namespace=namespace, job=job, role=role or "generator", cluster=cluster or "")
 
 
-class RoleInterceptor(_Interceptor):
-    """Aborts calls of peers that have no business with the method, or belong to another job than `me`."""
+def identity_in(names: Iterable[str]) -> PeerIdentity | None:
+    """Whom a leaf with these alternative names is of; None: it does not name exactly one role."""
+    found = [identity for identity in map(parse_identity, names) if identity is not None]
+    return found[0] if len(found) == 1 else None
+
+
+class RoleDoor:
+    """Lets in peers that have business with what they call, and belong to the job of `me`."""
 
     def __init__(self, me: PeerIdentity) -> None:
         self._me = me
         self._told: set[tuple[str, str]] = set()
 
+    def refusal(self, names: Iterable[str], *, method: str, address: str) -> Refusal | None:
+        """Why the holder of a leaf with these alternative names is not let in; logged once for each peer."""
+        peer = identity_in(names)
+        if peer is None:
+            code, rule = grpc.StatusCode.UNAUTHENTICATED, "its certificate must name exactly one role of a job"
+        elif (peer.namespace, peer.job) != (self._me.namespace, self._me.job):
+            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"this is job {self._me.namespace}/{self._me.job}"
+        elif ROLES.get(method) != peer.role:
+            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {ROLES.get(method, 'nobody')}"
+        else:
+            return None
+        who = "a peer without a role" if peer is None else str(peer)
+        self._tell(who, address=address, text=rule)
+        return code, f"{who}: {rule}"
+
+    def _tell(self, who: str, *, address: str, text: str) -> None:
+        if (who, address) not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add((who, address))
+            log.warning("refused %s at %s: %s", who, address, text)
+
+
+class RoleInterceptor(_Interceptor):
+    """Aborts calls that `RoleDoor` refuses."""
+
+    def __init__(self, me: PeerIdentity) -> None:
+        self._door = RoleDoor(me)
+
     async def admit(self, context: Context, method: str) -> None:
         names = [name.decode(errors="replace") for name in context.auth_context().get(_SAN, ())]
-        peers = [identity for identity in map(parse_identity, names) if identity is not None]
-        if len(peers) != 1:
-            code, rule = grpc.StatusCode.UNAUTHENTICATED, "its certificate must name exactly one role of a job"
-        elif (peers[0].namespace, peers[0].job) != (self._me.namespace, self._me.job):
-            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"this is job {self._me.namespace}/{self._me.job}"
-        elif ROLES.get(method) != peers[0].role:
-            wanted = ROLES.get(method, "nobody")
-            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {wanted}"
-        else:
-            return
-        who = ", ".join(map(str, peers)) or "a peer without a role"
         address = context.peer().rpartition(":")[0]  # without the port, another for each connection
-        self._tell(who, peer=address, text=rule)
-        await context.abort(code, f"{who}: {rule}")
-
-    def _tell(self, who: str, *, peer: str, text: str) -> None:
-        if (who, peer) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add((who, peer))
-            log.warning("refused %s at %s: %s", who, peer, text)
+        if (refusal := self._door.refusal(names, method=method, address=address)) is not None:
+            await context.abort(*refusal)

@@ -30,7 +30,7 @@ _REQUEST_LIMIT_BYTES = FRAME_BYTES + 2**10
 """What a server reads at once: a frame (`messages.py`) or a small request. gRPC reads the first message of a call before
 anybody can ask who calls, so this times the calls of a connection is what a stranger can fill."""
 _ANSWER_LIMIT_BYTES = 4 * 2**20
-"""What a server says at once: a frame, a piece of a file, or a chunk of weights."""
+"""What a server says at once: a frame, or a piece of a file."""
 _CALLS_PER_CONNECTION = 32
 """A generator has a few calls on each of its connections."""
 _MAX_CALLS = 10_000
@@ -107,12 +107,17 @@ def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK, tls: Tls |
         socket.create_server((host, port), family=family).close()  # gRPC would write a line of its own about a failure
         bound = _add_port(server, f"{name}:{port}", tls=tls)
     except (OSError, RuntimeError):
-        raise UserError(
-            field=f"port {port}",
-            rule=f"cannot be bound on {host}: in use or not permitted",
-            fix="free it or choose another",
-        ) from None
+        raise port_in_use(port, host=host) from None
     return f"{name}:{bound}"
+
+
+def port_in_use(port: int, *, host: str) -> UserError:
+    """What a server says that cannot have its port."""
+    return UserError(
+        field=f"port {port}",
+        rule=f"cannot be bound on {host}: in use or not permitted",
+        fix="free it or choose another",
+    )
 
 
 def _add_port(server: grpc.aio.Server, address: str, *, tls: Tls | None) -> int:

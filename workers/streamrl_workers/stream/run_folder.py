@@ -33,10 +33,12 @@ def write_json_atomically(path: Path, document: object) -> None:
     replace_file(path, json.dumps(document).encode() + b"\n")
 
 
-def write_endpoint(run_dir: Path, *, process: str, grpc: str | None, signals: str | None) -> None:
+def write_endpoint(
+    run_dir: Path, *, process: str, signals: str | None, grpc: str | None = None, weights: str | None = None
+) -> None:
     """Publish this process's addresses, each as host:port; None: it serves none."""
     path = run_dir / DIR_ENDPOINTS / f"{process}.json"
-    write_json_atomically(path, {"grpc": grpc, "signals": signals, "pid": os.getpid()})
+    write_json_atomically(path, {"grpc": grpc, "weights": weights, "signals": signals, "pid": os.getpid()})
 
 
 class ModelTimeoutError(TimeoutError):

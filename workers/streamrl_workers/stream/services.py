@@ -11,8 +11,6 @@ from streamrl.proto import stream_pb2 as pb
 
 SCHEDULER: ServiceDescriptor = pb.DESCRIPTOR.services_by_name["Scheduler"]
 """Served by the scheduler. Generators and the trainer dial out to it, so they work behind NAT."""
-WEIGHTS: ServiceDescriptor = pb.DESCRIPTOR.services_by_name["Weights"]
-"""Served by the trainer."""
 
 
 Client = SimpleNamespace

@@ -1,13 +1,14 @@
-"""The certificates of this process: read, checked, read again when they change, handed to gRPC.
+"""The certificates of this process: read, checked, read again when they change, handed to gRPC and to `ssl`.
 
     STREAMRL_TLS_DIR   ca.crt   authorities that are trusted: one, or two while they are being changed
                        tls.crt  our leaf, whose URI says who we are (`auth.py`)
                        tls.key  its key
 
-Owns the files and what gRPC is made to do with them: servers demand a certificate of every peer and take the files of the
+Owns the files and what the two are made to do with them: servers demand a certificate of every peer and take the files of the
 moment at each handshake; a new channel takes those of its moment. Addresses differ from cluster to cluster, so the name
-that a server's leaf must have is always that of the scheduler's Service: only scheduler and trainer have it, a
-generator's leaf has no host at all. Connections live `age_s` at most, so that no leaf is relied on for longer than that
+that a gRPC server's leaf must have is always that of the scheduler's Service, or from another cluster one with the job's UID: only scheduler
+and trainer have these, a generator's leaf has no host at all. Over `ssl` both sides ask for the role (`auth.py`), whatever the host, which is only sent as
+SNI. Connections live `age_s` at most, so that no leaf is relied on for longer than that
 after it was taken away.
 
 Invariant: files that do not fit together (a swap seen half-way, a key of another leaf) are never used; what was good
@@ -15,10 +16,13 @@ before stays, and the log says so once.
 """
 
 import logging
+import os
+import ssl
 import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -57,13 +61,14 @@ class Material:
 class Tls:
     """The files of one directory."""
 
-    def __init__(self, directory: Path, *, age_s: float = AGE_S) -> None:
-        """Read them.
+    def __init__(self, directory: Path, *, age_s: float = AGE_S, server_name: str = "") -> None:
+        """Read them. `server_name`: that a server's leaf must have, and SNI; empty: of the scheduler's Service.
 
         Raises:
             UserError: they are missing, or do not fit together.
         """
         self.age_s = age_s
+        self._server_name = server_name
         self._directory = directory
         self._lock = threading.Lock()  # gRPC asks from threads of its own
         try:
@@ -80,6 +85,11 @@ class Tls:
     def identity(self) -> PeerIdentity:
         """Who we are."""
         return self._material.identity
+
+    @property
+    def server_name(self) -> str:
+        """That a server's leaf must have."""
+        return self._server_name or scheduler(self.identity.job)
 
     def material(self) -> Material:
         """The newest files that are good."""
@@ -124,7 +134,34 @@ class Tls:
 
     def channel_options(self) -> Options:
         """The name that a server's leaf must have."""
-        return (("grpc.ssl_target_name_override", scheduler(self.identity.job)),)
+        return (("grpc.ssl_target_name_override", self.server_name),)
+
+    def ssl_context(self, *, server: bool) -> ssl.SSLContext:
+        """Of a new connection: the files of this moment, and peers with a certificate only. Who the peer is remains to be asked."""
+        return _ssl_context(self.material(), server=server)
+
+
+def peer_names(connection: ssl.SSLSocket) -> list[str]:
+    """Alternative names of the other side's leaf, of whatever kind; the handshake has shown that it is of our authority."""
+    leaf: Any = connection.getpeercert() or {}
+    return [name for _, name in leaf.get("subjectAltName", ())]
+
+
+@lru_cache(maxsize=2)
+def _ssl_context(material: Material, *, server: bool) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_REQUIRED
+    if server:
+        context.num_tickets = 0  # a resumed session would show no certificate
+    context.load_verify_locations(cadata=material.ca.decode())
+    handle = os.memfd_create("tls")  # `ssl` reads files only; this one is on no disk, and of this moment
+    try:
+        os.write(handle, material.key + b"\n" + material.chain)
+        context.load_cert_chain(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+    return context
 
 
 def _fingerprint(directory: Path) -> _Fingerprint:

@@ -131,7 +131,7 @@ async def run_follower(settings: TrainerSettings) -> bool:
     async with status:
         on_terminate(asyncio.get_running_loop(), follower.terminate)
         work = asyncio.create_task(run_in_thread(follower.run, name="trainer-following"), name="trainer-following")
-        await status.serve(grpc=None)
+        await status.serve()
         await asyncio.wait([work, status.samples], return_when=asyncio.FIRST_COMPLETED)
         if status.samples.done():
             status.samples.result()  # its error is the cause

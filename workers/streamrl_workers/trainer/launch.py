@@ -154,7 +154,7 @@ def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[d
 
 def _own_ports(local: int, *, second_port: int) -> dict[str, str]:
     """Of a rank above the node's first, whose ports are not to be taken; without a second port any."""
-    return {keys.ENV_SIGNALS_PORT: str(second_port and second_port + local - 1), keys.ENV_GRPC_PORT: "0"}
+    return {keys.ENV_SIGNALS_PORT: str(second_port and second_port + local - 1), keys.ENV_WEIGHTS_PORT: "0"}
 
 
 def _node(trainer: Trainer, *, environ: Mapping[str, str]) -> int:

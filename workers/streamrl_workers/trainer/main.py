@@ -6,11 +6,11 @@
          └── StepDone, ────┘            │  └─ name ─ PUBLISHING (a thread)         ▼
              Published, ..              │                │ bytes                CHECKPOINTS, on disk
                                      SIGTERM             ▼
-                                                  WEIGHT STORE ◀══ Weights service ◀══ GENERATORS
+                                                  WEIGHT STORE ◀══ server of weights ◀══ GENERATORS
 
 Loops: connection (`scheduler_connection.py`), step loop and publishing (`step_loop.py`), bubble samples and status endpoint
-(`status.py`), Weights service (`weights/server.py`). The step loop runs in a thread, everything else but hashing in
-the event loop of the main thread, so weights are served and heartbeats sent while a step is computed.
+(`status.py`). The step loop and each connection of the server of weights (`weights/http_server.py`) have a thread, everything else but
+hashing is in the event loop of the main thread, so weights are served and heartbeats sent while a step is computed.
 
 With several ranks this is rank 0, the coordinator; the others are `follower.py`. ENGINE reaches them by `engines/process_group.py`.
 
@@ -28,15 +28,14 @@ from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, U
 from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
 from streamrl.metrics import TRAINER
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import on_terminate, serve_until_told, watch_parent
-from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path, claim_run_folder
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
-from streamrl_workers.stream.services import WEIGHTS, serve
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines import create_engine
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError, RetryError
@@ -47,7 +46,9 @@ from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
-from streamrl_workers.weights.server import WeightsService, WeightStore
+from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.store import WeightStore
+from streamrl_workers.weights.transports import TRANSPORTS
 
 _MODEL_TIMEOUT_S = 600.0
 """For the model's place to be written: what writes it has ended before this process is started."""
@@ -112,23 +113,31 @@ async def _model_path(settings: TrainerSettings) -> str | None:
 
 async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
-    weights = WeightStore(newest_kept=settings.versions_kept)
-    server = make_server(settings.token, tls=settings.variables.tls)
-    service = WeightsService(weights)
-    serve(server, WEIGHTS, service)
+    deltas = DeltaStore() if settings.spec.weights.has_deltas else None
+    weights = WeightStore(newest_kept=settings.versions_kept, deltas=deltas)
+    variables = settings.variables
+    transport = settings.spec.weights
+    remote = transport.value.remote_bytes_per_second
+    server = TRANSPORTS[transport.key].serve(
+        weights,
+        token=settings.token,
+        tls=variables.tls,
+        host=variables.bind_host,
+        port=settings.weights_port,
+        remote_bytes_per_s=None if remote is None else parse_bytes(remote),
+    )
     async with TrainerStatus(settings, table=TRAINER) as status:
         status.totals = lambda: {
             "weights_published_versions": weights.published,
-            "weights_served_bytes": service.served_bytes,
+            "weights_served_bytes": server.served_bytes,
+            "weights_delta_made_bytes": 0 if deltas is None else deltas.made_bytes,
+            "weights_delta_seconds": 0.0 if deltas is None else deltas.seconds,
         }
         try:
-            host = settings.variables.bind_host
-            address = bind(server, port=settings.grpc_port, host=host, tls=settings.variables.tls)
-            await server.start()
-            await status.serve(grpc=address)
-            session = await _lead(settings, weights=weights, weights_address=address, status=status)
+            await status.serve(weights=server.address)
+            session = await _lead(settings, weights=weights, weights_address=server.address, status=status)
         finally:
-            await server.stop(None)
+            await asyncio.to_thread(server.close)
     return not session.terminated
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from streamrl.errors import EXIT_RANK_LOST, EXIT_RETRY, UserError
 from streamrl.keys import (
-    ENV_GRPC_PORT,
     ENV_LOCAL_RANK,
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
@@ -21,6 +20,7 @@ from streamrl.keys import (
     ENV_SIGNALS_PORT,
     ENV_THREADS,
     ENV_WEIGHTS_ADDRESS,
+    ENV_WEIGHTS_PORT,
     ENV_WORLD_SIZE,
 )
 from streamrl.metrics import worker_labels
@@ -59,13 +59,13 @@ class TrainerSettings:
     spec: RLJobSpec
     metadata: Metadata  # of the job
     scheduler_address: str  # host:port; "" on ranks above 0, which do not speak with it
-    grpc_port: int  # 0 = any
+    weights_port: int  # 0 = any
     signals_port: int  # 0 = any
     token: str  # of the run, or of the ranks alone where certificates do its work
     model_path: str | None
     threads: int | None
     env: RankEnvironment = field(default_factory=RankEnvironment)
-    weights_address: str | None = None  # host:port that generators are told; None: where the service is bound
+    weights_address: str | None = None  # host:port that generators are told; None: where the server is bound
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
@@ -119,7 +119,7 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
         spec=job.spec,
         metadata=job.metadata,
         scheduler_address=required(environ, ENV_SCHEDULER_ADDRESS) if env.rank == 0 else "",
-        grpc_port=port(environ, ENV_GRPC_PORT),
+        weights_port=port(environ, ENV_WEIGHTS_PORT),
         signals_port=port(environ, ENV_SIGNALS_PORT),
         token=variables.token,
         model_path=environ.get(ENV_MODEL_PATH) or None,

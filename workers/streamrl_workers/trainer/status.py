@@ -60,11 +60,13 @@ class TrainerStatus:
         self.samples = asyncio.create_task(self.recorder.run(), name="trainer-bubble-samples")
         return self
 
-    async def serve(self, *, grpc: str | None) -> None:
-        """Open the endpoint and say where this process is; `grpc`: its address, None if it has none."""
+    async def serve(self, *, weights: str | None = None) -> None:
+        """Open the endpoint and say where this process is; `weights`: where it serves them, None if it does not."""
         host = self._settings.variables.bind_host
         port = await self._server.start(host=host, port=self._settings.signals_port)
-        write_endpoint(self._settings.run_dir, process=self._settings.process, grpc=grpc, signals=f"{host}:{port}")
+        write_endpoint(
+            self._settings.run_dir, process=self._settings.process, weights=weights, signals=f"{host}:{port}"
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

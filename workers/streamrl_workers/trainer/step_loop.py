@@ -39,7 +39,7 @@ from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore,
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.server import WeightStore
+from streamrl_workers.weights.store import WeightStore
 
 _WAIT_REPORT_S = 60.0
 """A wait for groups is told in the log so often; it has no deadline of its own, as a long completion is no fault."""

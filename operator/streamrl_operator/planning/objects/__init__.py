@@ -1,13 +1,13 @@
 """Builds every Kubernetes object of a job but the Secrets with its certificates. Pure: the same input gives the same bytes."""
 
-from streamrl_operator.planning.objects import generators, shared, trainer
+from streamrl_operator.planning.objects import generators, members, shared, trainer
 from streamrl_operator.planning.objects.generators import pool_replicas
 from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_hash
 from streamrl_operator.planning.objects.workloads import workloads
 
 
 def plan_objects(plan: JobPlan) -> list[Built]:
-    """Every object of the job but the Secrets with its certificates, each with the hash of what is applied."""
+    """Every object of the job at home but the Secrets with its certificates, each with the hash of what is applied."""
     pools, sets = plan.job.spec.generators, _stateful_sets(plan)
     built = [
         shared.service_account(plan),
@@ -15,10 +15,12 @@ def plan_objects(plan: JobPlan) -> list[Built]:
         *shared.claims(plan),
         *shared.policies(plan),
         trainer.scheduler_service(plan),
+        *members.exposed_services(plan),
+        *members.routes(plan),
         *trainer.headless_services(plan),
-        *(generators.headless_service(plan, pool=pool) for pool in pools),
+        *(generators.headless_service(plan, pool=pool) for pool in plan.pools()),
         *trainer.disruption_budgets(plan),
-        *(generators.budget(plan, pool=pool) for pool in pools),
+        *(generators.budget(plan, pool=pool) for pool in plan.pools()),
         *(generators.generator_pool(plan, pool=pool) for pool in pools),
         *workloads(plan, templates=_templates(plan, sets)),
         *sets,
@@ -32,8 +34,7 @@ def pod_templates(plan: JobPlan) -> dict[str, Built]:
 
 
 def _stateful_sets(plan: JobPlan) -> list[Built]:
-    pools = plan.job.spec.generators
-    return [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in pools)]
+    return [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in plan.pools())]
 
 
 def _templates(plan: JobPlan, sets: list[Built]) -> dict[str, Built]:

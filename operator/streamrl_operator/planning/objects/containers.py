@@ -15,7 +15,7 @@ from streamrl.spec.containers import OWN_PREFIX, EnvVar, ExtraContainer, Resourc
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.pod import Pod
 from streamrl.spec.volumes import VolumeMount
-from streamrl_operator.planning.objects.shared import Built
+from streamrl_operator.planning.objects.shared import Built, MemberPlace
 
 Variables = dict[str, str | dict[str, Any]]
 """Name -> value, or where it comes from."""
@@ -76,7 +76,7 @@ def trainer_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
         keys.ENV_RUN_DIR: names.DIR_RUN,
         keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
-        keys.ENV_GRPC_PORT: str(names.PORT_WEIGHTS),
+        keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         **_signals(job),
         keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
         **_SERVING,
@@ -114,8 +114,8 @@ def _meeting(host: str | dict[str, Any]) -> Variables:
     return {keys.ENV_MASTER_ADDR: host, keys.ENV_MASTER_PORT: str(names.PORT_RANKS)}
 
 
-def generator_variables(job: RLJob, *, pool: GeneratorPool) -> Variables:
-    """Of a generator; its ordinal is in the name of its pod."""
+def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: MemberPlace | None = None) -> Variables:
+    """Of a generator; its ordinal is in the name of its pod. `place`: it is in a member cluster, there."""
     return {
         **_COMMON,
         "HF_HOME": f"{_HOME}/huggingface",
@@ -126,7 +126,27 @@ def generator_variables(job: RLJob, *, pool: GeneratorPool) -> Variables:
         keys.ENV_HEARTBEAT_FILE: f"{names.DIR_RUN}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_GENERATOR}",
         keys.ENV_SCHEDULER_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_GRPC}",
         keys.ENV_SIGNALS_PORT: str(names.PORT_SIGNALS),
+        keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
+        keys.ENV_POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}},
         **_SERVING,
+        **({} if place is None else _from_member(place, uid=uid)),
+    }
+
+
+def by_grpc(variables: Variables, *, port: str | None) -> Variables:
+    """As the release before `weights.http` had them. `port`: what it called the port of weights; None: it had none here."""
+    named = {port if name == keys.ENV_WEIGHTS_PORT else name: value for name, value in variables.items()}
+    return {name: value for name, value in named.items() if name not in (None, keys.ENV_POD_IP)}
+
+
+def _from_member(place: MemberPlace, *, uid: str) -> Variables:
+    """How a generator in a member reaches the job's home."""
+    return {
+        keys.ENV_CLUSTER: place.cluster,
+        keys.ENV_SCHEDULER_ADDRESS: place.exposed.scheduler,
+        keys.ENV_SCHEDULER_TLS_NAME: names.tls_name("scheduler", uid=uid),
+        keys.ENV_WEIGHTS_ADDRESS: place.exposed.weights,
+        keys.ENV_WEIGHTS_TLS_NAME: names.tls_name("weights", uid=uid),
     }
 
 

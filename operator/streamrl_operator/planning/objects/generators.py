@@ -1,13 +1,13 @@
 """A generator pool: GeneratorPool, StatefulSet, headless Service, PodDisruptionBudget."""
 
 from streamrl import API_VERSION, names
-from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl_operator.planning.objects import containers, template
 from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
 from streamrl_operator.planning.pods import ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
+from streamrl_operator.planning.values import Object
 
 _GRACE_S = 90
 """To finish what it generates after SIGTERM; what is not finished is issued again."""
@@ -29,14 +29,10 @@ def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     return plan.object(API_VERSION, "GeneratorPool", names.pool(plan.name, pool.name), pool=pool.name, spec=spec)
 
 
-def pool_replicas(job: RLJob, *, namespace: str, pool: str, replicas: int) -> Built:
+def pool_replicas(pool: Object, *, replicas: int) -> Built:
     """The least object that sets a pool's `replicas`: for `names.REPLICAS_MANAGER`, after the GeneratorPool exists."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "GeneratorPool",
-        "metadata": {"name": names.pool(job.metadata.name, pool), "namespace": namespace},
-        "spec": {"replicas": replicas},
-    }
+    metadata = {key: pool["metadata"][key] for key in ("name", "namespace")}
+    return {key: pool[key] for key in ("apiVersion", "kind")} | {"metadata": metadata, "spec": {"replicas": replicas}}
 
 
 def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
@@ -98,10 +94,12 @@ def _own_cache(pool: GeneratorPool) -> dict[str, str]:
 
 
 def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
+    variables = containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place)
+    weights = {} if plan.moves_by_grpc else {names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS}
     return Container(
         name=names.CONTAINER_GENERATOR,
         module="streamrl_workers.generator",
-        variables=containers.generator_variables(plan.job, pool=pool),
+        variables=containers.by_grpc(variables, port=None) if plan.moves_by_grpc else variables,
         mounts={
             names.DIR_JOB: template.VOLUME_JOB,
             names.DIR_TLS: template.VOLUME_TLS,
@@ -111,6 +109,6 @@ def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
             **_own_cache(pool),
         },
         read_only=(template.VOLUME_JOB, template.VOLUME_TLS),
-        ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
+        ports={**weights, names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,
     )

@@ -4,25 +4,39 @@ Those are the resolved job, an account without access, the volumes, and the Netw
 numbers and open to all. The signals ports have no `from`: the operator, Prometheus and, with `numbers: Proxy`, the API server read them, from wherever those are.
 """
 
+import contextlib
 import hashlib
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl import API_VERSION, keys, names
+from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.storage import Claim
 from streamrl.status import Images
-from streamrl_operator.planning.job_file import canonical, job_json
+from streamrl_operator.planning.objects.job_file import canonical, job_json
 from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
-from streamrl_operator.planning.values import DesiredRun, PlanningSettings
+from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 Built = dict[str, Any]
 """A Kubernetes object, or a part of one, as it is applied."""
 
 _APPLICATION = "streamrl"
 _HASH_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberPlace:
+    """Where in a member cluster the objects of a job are, and how they reach its home."""
+
+    cluster: str
+    namespace: str
+    origin: str
+    """UID of the home cluster."""
+    exposed: ExposedAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +52,20 @@ class JobPlan:
     """Files of the ConfigMap with the job as they are now."""
     defaults: str = ""
     """What is in `job` already, to be kept from when it begins."""
+    exposures: Mapping[str, Exposure] = field(default_factory=dict)
+    """Member -> how generators there reach the job's home."""
+    place: MemberPlace | None = None
+    """Given: objects are planned for there, without the owner, which is known when its anchor is."""
 
     @property
     def images(self) -> Images:
         """Of pods that name none."""
         return self.wanted.images or self.settings.images
+
+    @property
+    def moves_by_grpc(self) -> bool:
+        """Whether it began with a release whose images know no `weights.http`. Its pods stay as they are."""
+        return '"weights":{"grpc":' in self.resolved.get(keys.FILE_JOB, "")
 
     @property
     def name(self) -> str:
@@ -52,7 +75,13 @@ class JobPlan:
     @property
     def service_account(self) -> str:
         """Name of the account of all pods."""
-        return self.job.spec.service_account.name or names.service_account(self.name)
+        given = None if self.place else self.job.spec.service_account.name  # no account there is the job's to name
+        return given or names.service_account(self.name)
+
+    def pools(self) -> list[GeneratorPool]:
+        """Whose pods are in the cluster that is planned for."""
+        cluster = self.place.cluster if self.place else None
+        return [pool for pool in self.job.spec.generators if pool.cluster_name == cluster]
 
     def labels(self, *, pool: str | None = None) -> dict[str, str]:
         """Labels of an object of the job."""
@@ -63,6 +92,9 @@ class JobPlan:
             names.LABEL_JOB: self.name,
             names.LABEL_JOB_UID: self.uid,
         }
+        if self.place is not None:
+            labels |= {names.LABEL_CLUSTER: self.place.cluster, names.LABEL_ORIGIN: self.place.origin}
+            labels |= {names.LABEL_HUB_NAMESPACE: self.namespace}
         return labels if pool is None else labels | {names.LABEL_POOL: pool}
 
     def selector(self, *, role: str, pool: str | None = None) -> dict[str, str]:
@@ -86,10 +118,11 @@ class JobPlan:
 
     def metadata(self, name: str, *, pool: str | None = None, owned: bool = True) -> Built:
         """Metadata of an object; without an owner it stays when the job is deleted."""
-        metadata: Built = {"name": name, "namespace": self.namespace, "labels": self.labels(pool=pool)}
+        namespace = self.place.namespace if self.place else self.namespace
+        metadata: Built = {"name": name, "namespace": namespace, "labels": self.labels(pool=pool)}
         job = {"apiVersion": API_VERSION, "kind": "RLJob", "name": self.name, "uid": self.uid}
         owner = job | {"controller": True, "blockOwnerDeletion": True}
-        return metadata | {"ownerReferences": [owner]} if owned else metadata
+        return metadata | {"ownerReferences": [owner]} if owned and self.place is None else metadata
 
 
 def with_spec_hash(built: Mapping[str, Any]) -> Built:
@@ -102,15 +135,18 @@ def with_spec_hash(built: Mapping[str, Any]) -> Built:
 def service_account(plan: JobPlan) -> Built:
     """The account of all pods; we bind nothing to it and mount no token."""
     built = plan.object("v1", "ServiceAccount", plan.service_account, automountServiceAccountToken=False)
-    built["metadata"] |= {"annotations": dict(given)} if (given := plan.job.spec.service_account.annotations) else {}
+    given = (
+        {} if plan.place else plan.job.spec.service_account.annotations
+    )  # a cloud's role is not the job's to take there
+    built["metadata"] |= {"annotations": dict(given)} if given else {}
     return built
 
 
 def resolved_job(plan: JobPlan) -> Built:
-    """The ConfigMap that every worker reads the job from, and that keeps what its pods were begun with."""
+    """The ConfigMap that every worker reads the job from, and that keeps at home what its pods were begun with."""
     there = plan.resolved.get(keys.FILE_JOB, "")
     data, images = {keys.FILE_JOB: job_json(plan.job, namespace=plan.namespace, there=there)}, plan.wanted.images
-    if images is not None:
+    if images is not None and plan.place is None:
         data[keys.FILE_IMAGES] = canonical(images.model_dump(by_alias=True, exclude_none=True)) + "\n"
         data |= {keys.FILE_DEFAULTS: plan.defaults} if plan.defaults else {}
     return plan.object("v1", "ConfigMap", names.resolved(plan.name), data=data)
@@ -145,18 +181,19 @@ def policies(plan: JobPlan) -> list[Built]:
     """All NetworkPolicies, where the administrator wants them."""
     if not plan.settings.isolates_jobs:
         return []
-    return [*trainer_policies(plan), *(generators_policy(plan, pool=pool) for pool in plan.job.spec.generators)]
+    own = [] if plan.place else trainer_policies(plan)
+    return [*own, *(generators_policy(plan, pool=pool) for pool in plan.pools())]
 
 
 def trainer_policies(plan: JobPlan) -> list[Built]:
-    """No policy knows a pod that is in its node's network by its labels: where such pods come from or go to is not said, certificates are asked all the same.
+    """No policy knows a pod that is in its node's network, or in a member, by its labels: where such pods come from or go to is not said, certificates are asked all the same.
 
     Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
     further nodes, which nobody but the trainer's other pods reaches, besides signals."""
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
-    on_nodes = any(pool.pod.host_network for pool in plan.job.spec.generators)
+    from_afar = any(pool.pod.host_network or pool.cluster_name for pool in plan.job.spec.generators)
     ingress: list[Built] = [
-        {**({} if on_nodes else {"from": [pods_of_job]}), "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
+        {**({} if from_afar else {"from": [pods_of_job]}), "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
         {"ports": [_tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
     ]
     first = names.trainer(plan.name)
@@ -180,21 +217,41 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler and weights and to look names up, and with vLLM to where traces go; in for signals."""
+    """A pool's pods: out to scheduler, weights and other generators and to look names up, and with vLLM to where traces go; in for signals and weights."""
+    generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
+    on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
+    home = {
+        **({} if plan.job.spec.trainer.pod.host_network else trainer),
+        "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
+    }
     egress: list[Built] = [
-        {
-            **({} if plan.job.spec.trainer.pod.host_network else trainer),
-            "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
-        },
+        *([home] if plan.place is None else _out_of_member(plan.place.exposed)),
+        {**({} if on_nodes else {"to": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
         {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
     ]
     tracing = plan.job.spec.tracing
     if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
         egress.append({"ports": [_tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
-    ingress = [{"ports": [_tcp(names.PORT_SIGNALS)]}]
+    ingress = [
+        {"ports": [_tcp(names.PORT_SIGNALS)]},
+        {**({} if on_nodes else {"from": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
+    ]
     name = names.pool(plan.name, pool.name)
     return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
+
+
+def _out_of_member(exposed: ExposedAddresses) -> list[Built]:
+    """To the exposed addresses; of one that is a name, to its port anywhere, since a policy knows addresses."""
+    ways: list[Built] = []
+    for address in dict.fromkeys((exposed.scheduler, exposed.weights)):
+        host, _, port = address.rpartition(":")
+        way: Built = {"ports": [_tcp(int(port))]}
+        with contextlib.suppress(ValueError):
+            found = ipaddress.ip_address(host.strip("[]"))
+            way = {"to": [{"ipBlock": {"cidr": f"{found}/{found.max_prefixlen}"}}], **way}
+        ways.append(way)
+    return ways
 
 
 def _policy(plan: JobPlan, name: str, *, role: str, pool: str | None = None, **rules: list[Built]) -> Built:

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 
 from streamrl import API_GROUP, names
 from streamrl.spec.pod import Pod
-from streamrl_operator.planning.job_file import canonical
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
+from streamrl_operator.planning.objects.job_file import canonical
 from streamrl_operator.planning.objects.shared import Built, JobPlan
 from streamrl_operator.planning.values import PodPlacement
 

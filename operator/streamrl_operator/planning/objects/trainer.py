@@ -81,9 +81,10 @@ def disruption_budgets(plan: JobPlan) -> list[Built]:
 
 def _template(plan: JobPlan) -> template.Template:
     simulated = plan.job.spec.trainer.engine.simulated is not None  # there is no model to make ready
+    variables = containers.trainer_variables(plan.job, uid=plan.uid)
     main = _trainer(
         plan,
-        variables=containers.trainer_variables(plan.job, uid=plan.uid),
+        variables=containers.by_grpc(variables, port=keys.ENV_GRPC_PORT) if plan.moves_by_grpc else variables,
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
     hosted = [_tasks(plan)] if _is_hosted(plan) else []

@@ -103,7 +103,7 @@ async def test_what_nobody_has_is_made_without_asking(cluster: CachedCluster, se
     assert len(server.writes) == 1
 
 
-async def test_what_is_gone_again_is_left_to_the_next_look(cluster: CachedCluster, server: ApiServer) -> None:
+async def test_what_is_gone_again_is_clean_to_the_next_look(cluster: CachedCluster, server: ApiServer) -> None:
     server.refuse = lambda *_: (409, "it exists")
     with pytest.raises(ConflictError):
         await cluster.find_or_make(obj("Secret", owner=UID), owner_uid=UID)

@@ -276,7 +276,7 @@ async def test_a_namespace_without_rights_keeps_no_other_waiting(api: ApiServer)
         await until(lambda: "m" in api.watched_namespaces, what="kopf to watch the third too")
 
 
-async def test_a_namespace_that_is_lost_is_left_and_the_others_go_on(api: ApiServer) -> None:
+async def test_a_namespace_that_is_lost_is_clean_and_the_others_go_on(api: ApiServer) -> None:
     api.objects = [job("a", 1, namespace="n"), job("b", 2, namespace="m")]
     async with following(api, "m", "n") as store:
         await holds(store, a=1, b=2)

@@ -198,13 +198,46 @@ def test_neither_kubeconfig_nor_service_account(tmp_path: Path) -> None:
         rest_config.from_service_account(tmp_path, {})
 
 
-def test_no_key_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_clean_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pair = KeyPair(certificate=USER.certificate, key=USER.key)
     rest_config.from_kubeconfig(
         config(f"{{client-certificate-data: {b64(pair.certificate)}, client-key-data: {b64(pair.key)}}}")
     )
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_members_kubeconfig_says_where_and_who_and_no_more() -> None:
+    authority = f", certificate-authority-data: {b64(CA.certificate)}, insecure-skip-tls-verify: false"
+    found = rest_config.of_member(config("{token: abc}", cluster=authority), source="Secret s")
+    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer abc"}
+    assert found.tls is not None
+    assert found.tls.verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (config("{exec: {command: x, apiVersion: v1}}"), "user may have only"),
+        (config("{tokenFile: /etc/passwd}"), "user may have only"),
+        (config("{client-certificate: /a, client-key: /b}"), "user may have only"),
+        (config("{auth-provider: {name: gcp}}"), "user may have only"),
+        (config("{username: a, password: b}"), "user may have only"),
+        (config("{token: t, as: admin}"), "user may have only"),
+        (config("{token: t}", cluster=", insecure-skip-tls-verify: true"), "cluster may have only"),
+        (config("{token: t}", cluster=", certificate-authority: /a"), "cluster may have only"),
+        (config("{token: t}", cluster=", proxy-url: http://p"), "cluster may have only"),
+        (config("{token: t}", server="http://api.example"), "cluster.server must begin with https://"),
+        (config("{token: t}", cluster=", certificate-authority-data: '!'"), "must be a certificate in base64"),
+        ("[", "must be a kubeconfig"),
+        ("{}", "must be a kubeconfig"),
+        ("a: !!python/object/apply:os.system [x]", "must be a kubeconfig"),
+    ],
+)
+def test_a_members_kubeconfig_that_reaches_out_is_refused_in_a_line(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as refused:
+        rest_config.of_member(text, source="Secret s")
+    assert "\n" not in str(refused.value)
 
 
 WITHOUT_KEEP_ALIVE = """

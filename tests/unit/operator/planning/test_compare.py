@@ -14,7 +14,7 @@ from streamrl.spec import parse_job
 from streamrl_operator.planning.compare import differs, parse_quantity, with_claim_kept
 from streamrl_operator.planning.objects import pool_replicas
 from support.jobs import simulated_job
-from support.planned import NAMESPACE, full_document, full_job, planned
+from support.planned import find, full_document, full_job, planned
 
 OBJECTS = planned(full_job()) + planned(parse_job(simulated_job()))
 MERGED = {"containers", "initContainers", "env", "volumes", "volumeMounts", "ownerReferences"}
@@ -75,7 +75,7 @@ def other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("index", range(len(OBJECTS)))
-def test_what_is_not_there_is_made_and_what_is_there_is_left(index: int) -> None:
+def test_what_is_not_there_is_made_and_what_is_there_is_clean(index: int) -> None:
     assert differs(OBJECTS[index], None)
     assert not differs(OBJECTS[index], copy.deepcopy(OBJECTS[index]))
 
@@ -217,7 +217,7 @@ def test_quantities(text: str, number: int | Fraction | None) -> None:
 
 
 def test_replicas_of_a_pool_are_compared_alone() -> None:
-    desired = pool_replicas(full_job(), namespace=NAMESPACE, pool="auto", replicas=2)
+    desired = pool_replicas(find(planned(full_job()), "GeneratorPool", "full-auto"), replicas=2)
     pool = next(each for each in OBJECTS if each["kind"] == "GeneratorPool" and each["metadata"]["name"] == "full-auto")
     assert differs(desired, pool)
     assert not differs(desired, pool | {"spec": pool["spec"] | {"replicas": 2}})

@@ -40,7 +40,7 @@ def test_times_as_they_may_be_written(text: str | None, seconds: float | None) -
     assert seconds_since(text, now=NOW) == seconds
 
 
-def test_what_cannot_be_read_is_left_out_and_the_rest_is_kept() -> None:
+def test_what_cannot_be_read_is_clean_out_and_the_rest_is_kept() -> None:
     end = {"type": "Failed", "status": "True", "lastTransitionTime": stamp(NOW), "reason": "R", "message": "m"}
     newer = {**end, "type": "Ready", "severity": "new"}
     document = {"status": {"kopf": {"progress": {}}, "conditions": [newer, end], "step": "many", "restarts": 2}}

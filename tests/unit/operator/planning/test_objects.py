@@ -168,8 +168,8 @@ def test_pods_that_are_wanted() -> None:
 
 
 def test_replicas_of_a_pool_are_an_object_of_their_own() -> None:
-    built = pool_replicas(full_job(), namespace=NAMESPACE, pool="auto", replicas=4)
     pool = find(planned(full_job()), "GeneratorPool", "full-auto")
+    built = pool_replicas(pool, replicas=4)
     assert built == {
         "apiVersion": pool["apiVersion"],
         "kind": "GeneratorPool",
@@ -316,4 +316,4 @@ def test_generators_go_out_with_traces_of_their_own_alone(
     document["spec"]["tracing"] = {"endpoint": endpoint, "sharePercent": share_percent}
     document["spec"]["generators"][0]["engine"] = engine
     egress = find(planned(parse_job(document)), "NetworkPolicy", "full-fixed")["spec"]["egress"]
-    assert egress[2:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])
+    assert egress[3:] == ([] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}])

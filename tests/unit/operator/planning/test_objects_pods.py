@@ -39,12 +39,12 @@ def test_addresses_meet_ports() -> None:
     scheduler = environment(of(pod_of(), "scheduler"))
     assert trainer[keys.ENV_SCHEDULER_ADDRESS] == f"localhost:{scheduler[keys.ENV_GRPC_PORT]}"
     assert generator[keys.ENV_SCHEDULER_ADDRESS] == f"full-scheduler:{scheduler[keys.ENV_GRPC_PORT]}"
-    assert trainer[keys.ENV_WEIGHTS_ADDRESS] == f"full-scheduler:{trainer[keys.ENV_GRPC_PORT]}"
+    assert trainer[keys.ENV_WEIGHTS_ADDRESS] == f"full-scheduler:{trainer[keys.ENV_WEIGHTS_PORT]}"
     assert {scheduler[keys.ENV_SIGNALS_PORT], trainer[keys.ENV_SIGNALS_PORT]} == {"8080", "8081"}
     for container in (of(pod_of(), "scheduler"), of(pod_of(), "trainer"), of(pod_of("full-auto"), "generator")):
         listening = {str(port["containerPort"]) for port in container["ports"]}
         variables = environment(container)
-        ports = (keys.ENV_GRPC_PORT, keys.ENV_SIGNALS_PORT, keys.ENV_RANK_SIGNALS_PORT)
+        ports = (keys.ENV_GRPC_PORT, keys.ENV_WEIGHTS_PORT, keys.ENV_SIGNALS_PORT, keys.ENV_RANK_SIGNALS_PORT)
         given_ports = {variables.get(key) for key in ports} - {None}
         assert listening == given_ports
 

@@ -13,6 +13,7 @@ from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
+from streamrl_workers.weights.pull import Route
 from support.engine_requests import request
 
 DEADLINE_S = 120.0
@@ -31,8 +32,8 @@ def tensors(step: int) -> dict[str, TensorBytes]:
     return {"w": TensorBytes("uint8", (1,), memoryview(bytes([step])))}
 
 
-async def pull(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-    return tensors(target.version.step)
+async def pull(route: Route) -> dict[str, TensorBytes]:
+    return tensors(route.target.version.step)
 
 
 def announced(step: int) -> pb.WeightsAvailable:
@@ -107,5 +108,5 @@ async def test_a_fault_of_the_pull_is_not_swallowed():
                 await task
 
 
-async def _faulty(_target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+async def _faulty(_route: Route) -> dict[str, TensorBytes]:
     raise RuntimeError("a bug")

@@ -13,7 +13,7 @@ from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import WallMetrics
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import VersionGoneError
+from streamrl_workers.weights.pull import Route, VersionGoneError
 
 DEADLINE_S = 120.0
 WEIGHTS = {"w": TensorBytes("uint8", (1,), memoryview(b"1"))}
@@ -21,8 +21,8 @@ LOST = 3
 """This version does not arrive."""
 
 
-async def pull(target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
-    if target.version.step == LOST:
+async def pull(route: Route) -> dict[str, TensorBytes]:
+    if route.target.version.step == LOST:
         raise VersionGoneError("gone")
     return WEIGHTS
 

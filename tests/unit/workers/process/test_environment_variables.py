@@ -23,7 +23,7 @@ from streamrl_workers.process.environment_variables import (
     store_dir,
     worker_variables,
 )
-from streamrl_workers.stream.auth import ROLES, PeerIdentity, parse_identity
+from streamrl_workers.stream.auth import ROLES, WEIGHTS_PATH, PeerIdentity, parse_identity
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path, read_model_path, write_model_path
 from streamrl_workers.stream.tls import Tls
 from support.certificates import Authority, mount
@@ -101,12 +101,20 @@ def test_every_call_has_its_role() -> None:
         for service in pb.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    assert set(ROLES) == methods
+    assert set(ROLES) == methods | {WEIGHTS_PATH}
 
 
-@pytest.mark.parametrize("uri", ["", "streamrl://a/b", "streamrl://a/b/c/d", "https://a/b/c", "streamrl:///b/c"])
+@pytest.mark.parametrize(
+    "uri", ["", "streamrl://a/b", "streamrl://a/b/c/d", "streamrl://a/b/generator/", "https://a/b/c", "streamrl:///b/c"]
+)
 def test_other_uris_name_nobody(uri: str) -> None:
     assert parse_identity(uri) is None
+
+
+def test_a_generators_uri_may_name_a_member_cluster() -> None:
+    found = parse_identity("streamrl://a/b/generator/east")
+    assert found == PeerIdentity(namespace="a", job="b", role="generator", cluster="east")
+    assert str(found) == "streamrl://a/b/generator/east"
 
 
 @pytest.mark.parametrize("role", ["scheduler", "trainer", "generator"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import hashing
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe, manifest_hash, tensors_hash
-from streamrl_workers.weights.server import WeightStore
+from streamrl_workers.weights.store import WeightStore
 
 
 def publish(store: WeightStore, step: int) -> pb.VersionName:
@@ -19,8 +19,14 @@ def steps(store: WeightStore) -> list[int]:
     return [version.step for version in store.versions()]
 
 
-def chunk(store: WeightStore, version: pb.VersionName, *, offset: int = 0, limit: int = 100) -> bytes | None:
-    return store.chunk(version, tensor="w", offset=offset, limit_bytes=limit)
+def content(store: WeightStore, version: pb.VersionName, *, tensor: str = "w") -> bytes | None:
+    with store.pulling(version) as manifest:
+        if manifest is None:
+            return None
+        (entry,) = [entry for entry in manifest.tensors if entry.name == tensor]
+        data = store.content(entry.hash)
+    assert data is not None
+    return bytes(data)
 
 
 def test_the_newest_two_are_kept():
@@ -29,10 +35,9 @@ def test_the_newest_two_are_kept():
     assert steps(store) == [2, 3]
     with store.pulling(versions[1]) as manifest:
         assert manifest is None
-    assert chunk(store, versions[1]) is None
-    assert chunk(store, versions[3], offset=1, limit=3) == bytes(3)
-    assert chunk(store, versions[3], offset=2**63) == b""
-    assert store.chunk(versions[3], tensor="none", offset=0, limit_bytes=1) is None
+    assert content(store, versions[1]) is None
+    assert content(store, versions[3]) == (3).to_bytes(8, "little")
+    assert store.content(bytes_hash(memoryview((1).to_bytes(8, "little")))) is None
 
 
 def test_what_is_pulled_stays_until_the_pull_ends():
@@ -60,7 +65,7 @@ def test_a_writable_buffer_is_copied():
     data = bytearray(b"abcd")
     version = store.publish(attempt=1, step=0, tensors={"w": TensorBytes("uint8", (4,), memoryview(data))})
     data[:] = b"zzzz"
-    assert chunk(store, version) == b"abcd"
+    assert content(store, version) == b"abcd"
     assert version.hash == tensors_hash({"w": TensorBytes("uint8", (4,), memoryview(b"abcd"))})
 
 
@@ -69,7 +74,7 @@ def test_a_read_only_buffer_is_kept_as_it_is():
     version = store.publish(attempt=1, step=0, tensors={"w": TensorBytes("uint8", (4,), memoryview(data).toreadonly())})
     with pytest.raises(BufferError):
         data.append(0)  # somebody still looks at it: no copy was made
-    assert chunk(store, version) == b"abcd"
+    assert content(store, version) == b"abcd"
 
 
 def test_a_tensor_that_is_published_again_is_hashed_once(monkeypatch):
@@ -81,7 +86,7 @@ def test_a_tensor_that_is_published_again_is_hashed_once(monkeypatch):
         tensors = {"base": base, "adapter": tensor(bytes([step]))}
         version = store.publish(attempt=1, step=step, tensors=tensors)
         versions.append((version, tensors))
-        assert store.chunk(version, tensor="base", offset=0, limit_bytes=9) == b"base"
+        assert content(store, version, tensor="base") == b"base"
     assert hashed == [b"\0", b"base", b"\1", b"\2"]
     assert all(version.hash == tensors_hash(tensors) for version, tensors in versions)
 
@@ -92,7 +97,7 @@ def test_a_writable_buffer_that_is_published_again_is_hashed_again():
     first = store.publish(attempt=1, step=0, tensors={"w": given})
     data[:] = b"zzzz"
     second = store.publish(attempt=1, step=1, tensors={"w": given})
-    assert (chunk(store, first), chunk(store, second)) == (b"abcd", b"zzzz")
+    assert (content(store, first), content(store, second)) == (b"abcd", b"zzzz")
     assert first.hash != second.hash
 
 
@@ -101,8 +106,8 @@ def test_another_attempt_at_a_step_is_another_version():
     first = publish(store, 3)
     second = store.publish(attempt=2, step=3, tensors={"w": TensorBytes("uint8", (1,), memoryview(b"x"))})
     assert first != second
-    assert chunk(store, first) == (3).to_bytes(8, "little")
-    assert chunk(store, second) == b"x"
+    assert content(store, first) == (3).to_bytes(8, "little")
+    assert content(store, second) == b"x"
 
 
 def test_shaped_and_empty_buffers():
@@ -113,7 +118,7 @@ def test_shaped_and_empty_buffers():
     with store.pulling(version) as manifest:
         assert manifest is not None
     assert [(e.name, e.size_bytes) for e in manifest.tensors] == [("e", 0), ("w", 8)]
-    assert chunk(store, version, offset=3, limit=2) == b"45"
+    assert content(store, version) == b"12345678"
 
 
 def tensor(data: bytes = b"12345678", *, dtype: str = "float32", shape: tuple[int, ...] = (2,)) -> TensorBytes:

@@ -217,6 +217,7 @@ class _Generator(PeerHandler):
             "heartbeat": self._on_heartbeat,
             "weights_loaded": self._on_weights_loaded,
             "weights_failed": self._on_weights_failed,
+            "weights_stalled": self._on_weights_stalled,
             "leaving": self._on_leaving,
             "drained": self._on_drained,
         }
@@ -258,6 +259,10 @@ class _Generator(PeerHandler):
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:
         log.warning("generator %s did not get version %d: %s", self._id, failed.version.step, failed.error)
         self._call(self._core.weights_failed, self._id, version=failed.version, now_s=self._now_s())
+
+    def _on_weights_stalled(self, stalled: pb.WeightsStalled) -> None:
+        log.warning("generator %s gets nothing of version %d from %s", self._id, stalled.version.step, stalled.address)
+        self._call(self._core.weights_stalled, self._id, stalled=stalled, now_s=self._now_s())
 
     def _on_leaving(self, _leaving: pb.Leaving) -> None:
         log.info("generator %s is leaving", self._id)

@@ -19,6 +19,8 @@ from streamrl_workers.weights.hashing import TensorBytes
 
 _STATE_FILE = "simulated.json"
 _TENSOR = "weights"
+_LEAST_OWN_BYTES = 16
+"""Of a version: no two are the same."""
 
 
 class SimulatedTrainEngine:
@@ -66,8 +68,10 @@ class SimulatedTrainEngine:
         return b""
 
     def tensors(self) -> dict[str, TensorBytes]:
-        """Bytes that differ for each (seed, version)."""
-        data = random.Random(f"{self._seed}/{self._version}").randbytes(self._spec.weight_bytes)
+        """Bytes that differ for each (seed, version): few of them, as those of a model do."""
+        size = self._spec.weight_bytes
+        own = random.Random(f"{self._seed}/{self._version}").randbytes(min(size, max(_LEAST_OWN_BYTES, size // 50)))
+        data = own + random.Random(self._seed).randbytes(size - len(own))
         return {_TENSOR: TensorBytes("uint8", (len(data),), memoryview(data))}
 
     def save(self, directory: Path) -> None:

@@ -5,6 +5,7 @@ and none is asked for; a change of the spec that it has to say waits until then 
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,21 @@ def job_json(job: RLJob, *, namespace: str, there: str) -> str:
     return there if _read(there) == document else canonical(document) + "\n"
 
 
+def read_job(document: Document) -> RLJob:
+    """The job of a document, which may be of before `weights.http`: the CRD of now has dropped its `weights.grpc`, a `job.json` still has it.
+
+    Raises:
+        UserErrors: it is not valid.
+    """
+    spec = document.get("spec")
+    weights = spec.get("weights") if isinstance(spec, Mapping) else None
+    if isinstance(spec, Mapping) and isinstance(weights, Mapping) and not weights.keys() - {"grpc"}:
+        given = weights.get("grpc") or {}
+        http = {"timeoutSeconds": given["timeoutSeconds"]} if "timeoutSeconds" in given else {}
+        document = document | {"spec": {**spec, "weights": {"http": http}}}
+    return parse_job(document)
+
+
 def is_held(observed: Observed) -> bool:
     """Whether the file should say something else, and pods are there or asked for that go on from what it says."""
     if observed.job is None or not (observed.pods or any(pods.asked(one) for one in observed.sets.values())):
@@ -54,7 +70,7 @@ def _document(job: RLJob, *, namespace: str | None) -> Document:
 def _read(text: str) -> Document | None:
     """What a `job.json` says; None: nothing. Not to be changed by the caller."""
     try:
-        job = parse_job(json.loads(text))
+        job = read_job(json.loads(text))
     except (ValueError, RecursionError, UserErrors):
         return None
     return _document(job, namespace=job.metadata.namespace)

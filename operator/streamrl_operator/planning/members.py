@@ -1,0 +1,149 @@
+"""Member clusters in a job's life: what is not allowed there, what its status says of them, what its deletion waits for. Pure.
+
+    stored status.clusters ──┐
+    pools that name a member ┴─▶ status.clusters ── entry gone: nothing of the job is there, or it is another cluster now
+                                        └─▶ condition ClusterUnreachable, while nothing newer is known of one
+
+An entry is written before anything is written there, and is the only memory of where the job has been.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from streamrl import names
+from streamrl.errors import UserError
+from streamrl.spec import RLJob
+from streamrl.spec.base import minimal
+from streamrl.status import ClusterStatus, RLJobStatus
+from streamrl_operator.planning import job_status, pods
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, Aspect
+from streamrl_operator.planning.values import MemberView, Observed
+
+NOT_ALLOWED = "ClusterNotAllowed"
+
+
+def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, MemberView]) -> list[UserError]:
+    """Why pools of the job may not be where they say; nothing: they may."""
+    problems: list[UserError] = []
+    for number, pool in enumerate(job.spec.generators):
+        if pool.cluster_name is None:
+            continue
+        field, member = f"spec.generators[{number}]", members.get(pool.cluster_name)
+        if member is None or member.exposure is None:
+            rule = (
+                "must name an RLCluster that is there"
+                if member is None or not member.unreachable
+                else member.unreachable
+            )
+            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name))
+        elif not member.namespace:
+            rule = f"must be a cluster that jobs of namespace {namespace} may use"
+            fix = "ask its administrator to map the namespace (RLCluster, spec.namespaces)"
+            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name, fix=fix))
+        elif queue:
+            rule = f"must be absent in a job with a queue ({queue}): its quota is of the home cluster"
+            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name))
+        else:
+            problems += _named_objects(f"{field}.pod", minimal(pool.pod), member=member)
+    return problems
+
+
+def _named_objects(field: str, pod: object, *, member: MemberView) -> Iterator[UserError]:
+    """Secrets and claims of the member that a pod names and that no administrator has allowed."""
+    allowed = {"Secret": member.allowed_secrets, "claim": member.allowed_claims}
+    fields = {"Secret": "allowedSecrets", "claim": "allowedClaims"}
+    for kind, name in dict.fromkeys(_references(pod)):
+        if name not in allowed[kind]:
+            rule = f"names a {kind} of cluster {member.cluster} that pods there may not use"
+            fix = f"ask its administrator to list it (RLCluster, spec.{fields[kind]})"
+            yield UserError(field=field, rule=rule, got=name, fix=fix)
+
+
+def _references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
+    """(kind, name) of every Secret and claim that a piece of a pod names."""
+    if isinstance(piece, Mapping):
+        if key.lower().endswith(("secret", "secretref", "secretkeyref")) and isinstance(piece.get("name"), str):
+            yield "Secret", piece["name"]
+        if key in ("dataSource", "dataSourceRef") and isinstance(piece.get("name"), str):  # a claim that is copied
+            yield "claim", piece["name"]
+        for inner, value in piece.items():
+            yield from _references(value, key=inner)
+    elif isinstance(piece, list | tuple):
+        for value in piece:
+            yield from _references(value, key=key)
+    elif isinstance(piece, str) and key in ("secretName", "imagePullSecrets"):
+        yield "Secret", piece
+    elif isinstance(piece, str) and key in ("claimName", "resourceClaimName"):
+        yield "claim", piece
+
+
+def needed(observed: Observed) -> dict[str, MemberView]:
+    """Members that pools of the job are in, by name; of a job that is not valid or is being deleted none."""
+    if observed.job is None or pods.is_leaving(observed.raw):
+        return {}
+    named = {pool.cluster_name for pool in observed.job.spec.generators if pool.cluster_name}
+    return {name: observed.members[name] for name in sorted(named)}
+
+
+def clusters(observed: Observed, before: RLJobStatus) -> tuple[ClusterStatus, ...]:
+    """The entries of the status."""
+    wanted, found = needed(observed), {}
+    for entry in before.clusters:
+        if entry.name in wanted or not is_done(entry, observed):
+            found[entry.name] = entry
+    for name, member in wanted.items():
+        kept = found.get(name)
+        if kept is None or _is_another(kept, member):
+            found[name] = ClusterStatus(name=name, cluster_uid=member.cluster_uid, namespace=member.namespace)
+    return tuple(_known(entry, observed.members.get(entry.name)) for entry in found.values())
+
+
+def _known(entry: ClusterStatus, member: MemberView | None) -> ClusterStatus:
+    """With the cluster's UID, where the entry was written before it was known."""
+    if entry.cluster_uid or member is None or not member.cluster_uid:
+        return entry
+    return entry.model_copy(update={"cluster_uid": member.cluster_uid})
+
+
+def is_done(entry: ClusterStatus, observed: Observed) -> bool:
+    """Whether nothing of the job is left there that anybody could delete, or it is given up."""
+    member = observed.members.get(entry.name)
+    if entry.name in _abandoned(observed):
+        return True
+    return member is not None and not member.unreachable and (member.is_clean or _is_another(entry, member))
+
+
+def _is_another(entry: ClusterStatus, member: MemberView) -> bool:
+    return bool(entry.cluster_uid and member.cluster_uid and entry.cluster_uid != member.cluster_uid)
+
+
+def _abandoned(observed: Observed) -> set[str]:
+    given = (observed.metadata.get("annotations") or {}).get(names.ANNOTATION_ABANDON, "")
+    return {name.strip() for name in str(given).split(",")} - {""}
+
+
+def unreachable(observed: Observed, entries: Sequence[ClusterStatus]) -> Aspect | None:
+    """Whether something newer cannot be known of a member of the job; None: it has none."""
+    if not entries:
+        return None
+    lost = [(entry.name, _why(observed.members.get(entry.name))) for entry in entries]
+    lost = [(name, why) for name, why in lost if why]
+    if not lost:
+        return Aspect(type=CLUSTER_UNREACHABLE, holds=False, reason="ClustersReachable")
+    told = "; ".join(f"cluster {name}: {why}" for name, why in lost)
+    if pods.is_leaving(observed.raw):
+        lists = ",".join(name for name, _ in lost)
+        told += f"; the deletion waits. The annotation {names.ANNOTATION_ABANDON}={lists} leaves what is there"
+    return Aspect(type=CLUSTER_UNREACHABLE, holds=True, reason=CLUSTER_UNREACHABLE, message=told)
+
+
+def _why(member: MemberView | None) -> str:
+    return "its RLCluster is not there" if member is None else member.unreachable
+
+
+def connected(observed: Observed, pool: str) -> int | None:
+    """Generators of a pool that the scheduler hears; None: it is not known."""
+    page: Any = observed.numbers
+    for key in ("scaling", "pools", pool):
+        page = page.get(key) if isinstance(page, Mapping) else None
+    return job_status.whole_number(page.get("generators")) if isinstance(page, Mapping) else None

@@ -1,0 +1,122 @@
+"""What a job has in a member cluster, and what its home shows to members. Pure.
+
+    member   anchor (ConfigMap, owned by nobody) ◀── owns ── ServiceAccount, ConfigMap with the job, Secret with the leaf,
+             NetworkPolicies, headless Services, PodDisruptionBudgets, StatefulSets of the pools that are there
+    home     <job>-exposed, a Service, or two TLSRoutes, as the exposures of its members need it
+
+The anchor's UID is the owner of all the rest, so deleting it leaves nothing. No owner reference leads from one cluster to another.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamrl import names
+from streamrl.clusters import Exposure
+from streamrl_operator.planning.objects import generators, shared
+from streamrl_operator.planning.objects.shared import Built, JobPlan, service, with_spec_hash
+from streamrl_operator.planning.pods import ROLE_TRAINER
+from streamrl_operator.planning.values import ExposedAddresses, Object
+
+
+def anchor(plan: JobPlan) -> Built:
+    """The owner of all that the job has in the member; made first, deleted last."""
+    return plan.object("v1", "ConfigMap", names.anchor(plan.name))
+
+
+def member_objects(plan: JobPlan, *, leaf: Mapping[str, str]) -> list[Built]:
+    """All that the anchor owns. `leaf`: data of the Secret at home with the leaf of generators there."""
+    assert plan.place is not None, "planned for a member"
+    role = "generator"  # as its pods name it, wherever they are
+    tls = plan.object("v1", "Secret", names.tls_secret(plan.name, role), type="kubernetes.io/tls", data=dict(leaf))
+    pools = plan.pools()
+    built = [
+        shared.service_account(plan),
+        shared.resolved_job(plan),
+        tls,
+        *shared.policies(plan),
+        *(generators.headless_service(plan, pool=pool) for pool in pools),
+        *(generators.budget(plan, pool=pool) for pool in pools),
+        *(generators.stateful_set(plan, pool=pool) for pool in pools),
+    ]
+    return [with_spec_hash(each) for each in built]
+
+
+def owned_by(anchor_uid: str, obj: Object) -> dict[str, Any]:
+    """The object, owned by the anchor that its job has in its namespace."""
+    metadata = obj["metadata"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": names.anchor(metadata["labels"][names.LABEL_JOB])}
+    # It blocks nobody's deletion: that would need a right on finalizers, where the cluster enforces it.
+    owners = [owner | {"uid": anchor_uid, "controller": True, "blockOwnerDeletion": False}]
+    return {**obj, "metadata": {**metadata, "ownerReferences": owners}}
+
+
+def exposed_services(plan: JobPlan) -> list[Built]:
+    """By which members reach the job: one, of the first member that needs one."""
+    exposure = next(_serving(plan.exposures), None)
+    if exposure is None:
+        return []
+    ports = {names.PORT_NAME_GRPC: names.PORT_GRPC, names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS}
+    kind = "LoadBalancer" if exposure.load_balancer else "NodePort"
+    made = service(
+        plan, names.exposed(plan.name), role=ROLE_TRAINER, ports=ports, type=kind, publishNotReadyAddresses=True
+    )
+    given = exposure.load_balancer.annotations if exposure.load_balancer else {}
+    made["metadata"] |= {"annotations": dict(given)} if given else {}
+    return [made]
+
+
+def _serving(exposures: Mapping[str, Exposure]) -> Iterator[Exposure]:
+    """Those that need a Service; a load balancer first, since its Service has node ports too."""
+    found = [exposures[name] for name in sorted(exposures)]
+    return iter([one for one in found if one.load_balancer] + [one for one in found if one.node_port])
+
+
+def routes(plan: JobPlan) -> list[Built]:
+    """By which Gateways pass the job's two names through, where a member dials one."""
+    gateways = [one.gateway for _, one in sorted(plan.exposures.items()) if one.gateway is not None]
+    parents = {(one.namespace, one.name, one.section_name or ""): one for one in gateways}
+    if not parents:
+        return []
+    refs = [
+        {
+            "namespace": one.namespace,
+            "name": one.name,
+            **({"sectionName": one.section_name} if one.section_name else {}),
+        }
+        for one in parents.values()
+    ]
+    return [
+        plan.object(
+            "gateway.networking.k8s.io/v1",
+            "TLSRoute",
+            f"{plan.name}-{of}",
+            spec={
+                "parentRefs": refs,
+                "hostnames": [names.tls_name(of, uid=plan.uid)],
+                "rules": [{"backendRefs": [{"name": names.scheduler(plan.name), "port": port}]}],
+            },
+        )
+        for of, port in (("scheduler", names.PORT_GRPC), ("weights", names.PORT_WEIGHTS))
+    ]
+
+
+def addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | None:
+    """Where generators of a member dial; None: the job's Service is not there, or has none yet."""
+    if exposure.address is not None:
+        host = exposure.address.host
+        return _addresses(host, exposure.address.scheduler_port, exposure.address.weights_port)
+    if exposure.gateway is not None:
+        return _addresses(exposure.gateway.host, exposure.gateway.port, exposure.gateway.port)
+    spec, status = (exposed or {}).get("spec") or {}, (exposed or {}).get("status") or {}
+    if exposure.node_port is not None:
+        ports = {one["name"]: one.get("nodePort") for one in spec.get("ports") or ()}
+        scheduler, weights = ports.get(names.PORT_NAME_GRPC), ports.get(names.PORT_NAME_WEIGHTS)
+        return _addresses(exposure.node_port.host, scheduler, weights) if scheduler and weights else None
+    found = ((status.get("loadBalancer") or {}).get("ingress") or [{}])[0]
+    host = found.get("ip") or found.get("hostname")
+    return _addresses(host, names.PORT_GRPC, names.PORT_WEIGHTS) if host else None
+
+
+def _addresses(host: str, scheduler: int, weights: int) -> ExposedAddresses:
+    shown = f"[{host}]" if ":" in host else host
+    return ExposedAddresses(scheduler=f"{shown}:{scheduler}", weights=f"{shown}:{weights}")

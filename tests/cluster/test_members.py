@@ -1,0 +1,215 @@
+"""Pools in a member cluster, on two real control planes: what is made there, what home says of it, and what is left.
+
+There are no kubelets: pods stay pending.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.harness.control_plane import ControlPlane
+from cluster.harness.kubeconfigs import current
+from cluster.members import USER, Pair, install_gateway_api, made_there, operator_with_members, wait_gone
+from cluster.operators import Lab, Operator, refused
+from support.command import streamrl
+from support.jobs import simulated_job
+
+pytestmark = pytest.mark.timeout(300)
+
+JOB = "far"
+THERE = f"{JOB}-away"
+
+
+def job(cluster: str, **spec: Any) -> dict[str, Any]:
+    """A job with a pool at home and one in a member."""
+    document = simulated_job()
+    document["metadata"]["name"] = JOB
+    engine = document["spec"]["generators"][0]["engine"]
+    document["spec"]["generators"] = [
+        {"name": "near", "engine": engine, "scaling": {"static": {"replicas": 1}}},
+        {"name": "away", "engine": engine, "scaling": {"static": {"replicas": 2}}, "clusterName": cluster},
+    ]
+    document["spec"] |= spec
+    return document
+
+
+MADE_THERE = {
+    "serviceaccounts": {f"{JOB}-pods"},
+    "configmaps": {f"{JOB}-job", f"{JOB}-anchor"},
+    "secrets": {f"{JOB}-tls-generator"},
+    "services": {THERE},
+    "networkpolicies": {THERE},
+    "poddisruptionbudgets": {THERE},
+    "statefulsets": {THERE},
+}
+
+
+@pytest.fixture(scope="module")
+def own_member() -> Iterator[ControlPlane]:
+    """A control plane without our CRDs."""
+    with ControlPlane() as plane:
+        yield plane
+
+
+@pytest.fixture
+def pair(lab: Lab, own_member: ControlPlane) -> Iterator[Pair]:
+    """A namespace at home and one in the member, not joined yet."""
+    made = Pair.of(lab, own_member)
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def gateway_api(own_control_plane: ControlPlane) -> None:
+    """Home has TLSRoutes, from before its operator begins."""
+    install_gateway_api(own_control_plane)
+
+
+@pytest.fixture
+def operator(
+    own_control_plane: ControlPlane, namespace: str, pair: Pair, request: pytest.FixtureRequest
+) -> Iterator[Operator]:
+    """An operator that follows RLClusters and is refused nothing."""
+    if "gateway_api" in request.fixturenames:
+        request.getfixturevalue("gateway_api")
+    made = operator_with_members(own_control_plane, namespace).start()
+    yield made.wait_until_leading()
+    if made.runs:
+        assert made.stop() == 0, made.tail()
+    assert refused(own_control_plane, namespace) == set(), "asked for, and not granted by the chart (_rbac.tpl)"
+
+
+def start(pair: Pair, operator: Operator) -> None:
+    """Until the member has all of the job, and its pods."""
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: made_there(pair.there, JOB) == MADE_THERE, "the job's objects in the member", operator)
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator)
+
+
+def test_a_pool_is_made_in_the_member_and_deleting_the_job_leaves_nothing_there(pair: Pair, operator: Operator) -> None:
+    pair.join()
+    pair.wait_connected(operator)
+    start(pair, operator)
+    anchor = pair.there.must("configmaps", f"{JOB}-anchor")
+    assert "ownerReferences" not in anchor["metadata"]
+    for plural, found in MADE_THERE.items():
+        for name in found - {f"{JOB}-anchor"}:
+            (owner,) = pair.there.must(plural, name)["metadata"]["ownerReferences"]
+            assert owner["uid"] == anchor["metadata"]["uid"], (plural, name)
+    at_home = pair.lab.must("rljobs", JOB)
+    (entry,) = at_home["status"]["clusters"]
+    assert (entry["name"], entry["namespace"]) == (pair.name, pair.there.namespace)
+    assert pair.lab.get("statefulsets", THERE) is None
+    assert pair.lab.must("generatorpools", THERE)["spec"]["replicas"] == 2
+    container = pair.there.must("statefulsets", THERE)["spec"]["template"]["spec"]["containers"][0]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    uid8 = at_home["metadata"]["uid"][:8]
+    assert environment["STREAMRL_CLUSTER"] == pair.name
+    assert environment["STREAMRL_SCHEDULER_ADDRESS"] == "10.9.8.7:4430"
+    assert environment["STREAMRL_SCHEDULER_TLS_NAME"] == f"scheduler.{uid8}.streamrl.internal"
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
+    wait_gone(pair.there, JOB, operator)
+
+
+def test_the_members_credential_touches_the_jobs_objects_alone(
+    pair: Pair, operator: Operator, own_member: ControlPlane
+) -> None:
+    pair.join()
+    start(pair, operator)
+    pair.wait_connected(operator)
+    pair.lab.wait(lambda: pair.condition("Authorized").get("status") == "True", "Authorized", operator)
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
+    uses = [use for use in own_member.uses(USER) if use.namespace in (pair.there.namespace, "kube-system", "")]
+    writes = {(use.resource, use.name) for use in uses if use.verb in ("create", "update", "patch", "delete")}
+    asked = {("selfsubjectaccessreviews", "")}
+    assert writes - asked == {(plural, name) for plural, found in MADE_THERE.items() for name in found}
+    assert all(use.code < 400 or use.code in (404, 409) for use in uses), [use for use in uses if use.code >= 400]
+
+
+def test_a_namespace_that_is_not_mapped_is_refused(pair: Pair, operator: Operator) -> None:
+    pair.join(hub="somebody-elses")
+    pair.wait_connected(operator)
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(
+        lambda: pair.lab.condition(JOB, "Ready").get("reason") == "ClusterNotAllowed", "ClusterNotAllowed", operator
+    )
+    assert made_there(pair.there, JOB) == {plural: set() for plural in MADE_THERE}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ({"exec": {"command": "true", "apiVersion": "client.authentication.k8s.io/v1"}}, "user may have only"),
+        ({"tokenFile": "/etc/passwd"}, "user may have only"),
+    ],
+    ids=["exec", "tokenFile"],
+)
+def test_a_kubeconfig_that_reaches_out_is_refused(
+    pair: Pair, operator: Operator, mistake: dict[str, Any], told: str
+) -> None:
+    config = json.loads(pair.kubeconfig.read_text())
+    config["users"][0]["user"] |= mistake
+    pair.join(text=json.dumps(config))
+    pair.lab.wait(
+        lambda: pair.condition("Connected").get("reason") == "KubeconfigRefused", "KubeconfigRefused", operator
+    )
+    assert told in pair.condition("Connected")["message"]
+
+
+def both(pair: Pair, path: Path) -> Path:
+    """A kubeconfig with the contexts `home` and `east`, of administrators."""
+    merged: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "home"}
+    for name, cluster in (("home", pair.lab.cluster), ("east", pair.there.cluster)):
+        server, user = current(json.loads(cluster.kubeconfig.read_text()))
+        merged.setdefault("clusters", []).append({"name": name, "cluster": server})
+        merged.setdefault("users", []).append({"name": name, "user": user})
+        merged.setdefault("contexts", []).append({"name": name, "context": {"cluster": name, "user": name}})
+    path.write_text(json.dumps(merged))
+    return path
+
+
+def test_streamrl_cluster_joins_lists_and_leaves(
+    pair: Pair, operator: Operator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ("--kubeconfig", str(both(pair, tmp_path / "config")), "--operator-namespace", pair.lab.namespace)
+    mapped = f"{pair.lab.namespace}={pair.there.namespace}"
+    asked = ("--member-context", "east", "--map", mapped, "--node-port", "192.0.2.7")
+    done = streamrl(capsys, "cluster", "join", pair.name, *asked, *config)
+    assert done.code == 0, done.err
+    pair.wait_connected(operator)
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: made_there(pair.there, JOB) == MADE_THERE, "the job's objects in the member", operator)
+    ports = {one["name"]: one["nodePort"] for one in pair.lab.must("services", f"{JOB}-exposed")["spec"]["ports"]}
+    container = pair.there.must("statefulsets", THERE)["spec"]["template"]["spec"]["containers"][0]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["STREAMRL_SCHEDULER_ADDRESS"] == f"192.0.2.7:{ports['grpc']}"
+    assert environment["STREAMRL_WEIGHTS_ADDRESS"] == f"192.0.2.7:{ports['weights']}"
+    told = streamrl(capsys, "cluster", "list", *config).out
+    assert [pair.name, "True"] in [line.split()[:2] for line in told]
+    assert streamrl(capsys, "cluster", "leave", pair.name, *config).code == 0
+    pair.lab.wait(
+        lambda: "waits for 1 jobs" in pair.condition("Connected").get("message", ""), "what it waits for", operator
+    )
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.cluster.api.get(pair.path).code == 404, "the RLCluster to go", operator)
+    wait_gone(pair.there, JOB, operator)
+
+
+@pytest.mark.usefixtures("gateway_api")
+def test_a_gateway_is_asked_to_pass_the_jobs_names_through(pair: Pair, operator: Operator) -> None:
+    pair.join(exposure={"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example"}})
+    start(pair, operator)
+    uid8 = pair.lab.must("rljobs", JOB)["metadata"]["uid"][:8]
+    found = {one["metadata"]["name"]: one["spec"]["hostnames"] for one in pair.lab.list("tlsroutes")}
+    assert found == {f"{JOB}-{of}": [f"{of}.{uid8}.streamrl.internal"] for of in ("scheduler", "weights")}
+    before = pair.lab.versions(JOB)
+    operator.wait_for_looks()
+    assert pair.lab.versions(JOB) == before
+    pair.lab.delete("rljobs", JOB)
+    pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator)
+    assert pair.lab.list("tlsroutes") == []

@@ -1,0 +1,237 @@
+"""Reconciles of a job with a pool in a member: what the member is told, in which order, and what the job's deletion waits for."""
+
+import copy
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+
+from streamrl import names
+from streamrl.clusters import Exposure
+from streamrl_operator.clock import OperatorClock
+from streamrl_operator.clusters.member import MemberWork
+from streamrl_operator.clusters.registry import Members
+from streamrl_operator.events import Events
+from streamrl_operator.kube.cluster import CachedCluster
+from streamrl_operator.kube.kinds import RLJOB, STATEFUL_SET, Kind
+from streamrl_operator.planning.certificates import Lives
+from streamrl_operator.planning.values import MemberView
+from streamrl_operator.reconcile import Reconciler
+from support.api_server import ApiServer, Doc
+from support.observed_jobs import JOB, NOW, SETTINGS, job_document
+
+LAB = "default"
+VIEW = MemberView(
+    cluster="east",
+    cluster_uid="u-east",
+    origin="u-home",
+    namespace="there",
+    exposure=Exposure.model_validate({"address": {"host": "192.0.2.7"}}),
+)
+
+
+@dataclass
+class FakeMembers:
+    """One member that only writes down what it is told."""
+
+    seen: MemberView = VIEW
+    there: dict[str, list[Doc]] = field(default_factory=dict)
+    """By kind."""
+    told: list[MemberWork] = field(default_factory=list)
+    is_known: bool = True
+
+    def view(self, _name: str, _key: object, **_: object) -> MemberView:
+        return self.seen
+
+    def objects(self, kind: Kind, *_: object) -> list[Doc]:
+        return copy.deepcopy(self.there.get(kind.kind, []))
+
+    def known(self, *_: object) -> None:
+        return None
+
+    def want(self, _name: str, _key: object, work: MemberWork) -> None:
+        self.told.append(work)
+
+    def forget(self, _key: object) -> None:
+        self.told.clear()
+
+
+@dataclass
+class Home:
+    """The job at home, and the one member."""
+
+    server: ApiServer
+    cluster: CachedCluster
+    reconciler: Reconciler
+    member: FakeMembers
+
+    @property
+    def job(self) -> Doc:
+        return self.server.objects[RLJOB.path(LAB, JOB)]
+
+    async def look(self) -> float | None:
+        return (await self.reconciler.reconcile((LAB, JOB))).again_s
+
+    def put(self, document: Doc) -> None:
+        self.cluster.job_watches[""].store.put(self.server.put(RLJOB.path(LAB, JOB), document))
+
+    def edit(self, *, metadata: Doc | None = None, **spec: Any) -> None:
+        self.put(
+            {**self.job, "metadata": self.job["metadata"] | (metadata or {}), "spec": {**self.job["spec"], **spec}}
+        )
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = next(each for each in self.job["status"]["conditions"] if each["type"] == kind)
+        return found["status"], found["reason"]
+
+
+@pytest.fixture
+async def home() -> AsyncIterator[Home]:
+    server, seconds = ApiServer(), iter(range(0, 10**6, 30))
+    document = job_document()
+    document["spec"]["generators"][0]["clusterName"] = "east"
+    document["metadata"] |= {"finalizers": [names.FINALIZER]}
+    async with server.client() as client:
+        clock = OperatorClock(
+            now=lambda: NOW + timedelta(seconds=next(seconds)), monotonic=lambda: float(next(seconds))
+        )
+        cluster, member = CachedCluster(client, changed=lambda *_: None), FakeMembers()
+        reconciler = Reconciler(
+            cluster=cluster,
+            events=Events(client=client, clock=clock, instance="test"),
+            settings=replace(SETTINGS, numbers_by_proxy=True),
+            lives=Lives(),
+            clock=clock,
+            members=cast(Members, member),
+        )
+        made = Home(server=server, cluster=cluster, reconciler=reconciler, member=member)
+        made.put(document)
+        yield made
+
+
+async def test_a_member_is_told_only_after_the_status_has_it(home: Home) -> None:
+    assert await home.look() == 0.0
+    assert home.member.told == []
+    assert home.job["status"]["clusters"] == [{"name": "east", "clusterUid": "u-east", "namespace": "there"}]
+    await home.look()
+    (work,) = home.member.told
+    assert (work.action, work.uid) == ("Apply", "u-job")
+    assert [each["metadata"]["name"] for each in work.objects if each["kind"] == "StatefulSet"] == [f"{JOB}-sim"]
+    assert STATEFUL_SET.path(LAB, f"{JOB}-sim") not in home.server.objects
+
+
+async def test_a_member_whose_uid_is_not_known_is_told_nothing_and_keeps_nobody_busy(home: Home) -> None:
+    home.member.seen = replace(VIEW, cluster_uid="", unreachable="it was not reached yet")
+    await home.look()
+    assert await home.look() != 0.0
+    assert home.member.told == []
+    assert home.condition("ClusterUnreachable") == ("True", "ClusterUnreachable")
+
+
+async def test_nothing_is_decided_before_the_members_are_listed(home: Home) -> None:
+    home.member.is_known = False
+    assert await home.look() == 1.0
+    assert "status" not in home.job
+
+
+async def test_a_place_that_has_changed_is_told_nothing(home: Home) -> None:
+    await home.look()
+    home.member.seen = replace(VIEW, namespace="elsewhere")
+    assert await home.look() != 0.0
+    assert home.member.told == []
+
+
+async def test_what_runs_stays_when_the_namespace_is_not_mapped_any_more(home: Home) -> None:
+    await home.look()
+    await home.look()
+    home.member.told.clear()
+    home.member.seen = replace(VIEW, namespace="", unreachable="it has no namespace for jobs of default")
+    await home.look()
+    assert home.condition("Ready") == ("False", "ClusterNotAllowed")
+    assert home.member.told == []
+
+
+def sent(name: str, **parts: Any) -> Doc:
+    """An object of pool `sim` as a member sends it."""
+    labels = {
+        names.LABEL_JOB: JOB,
+        names.LABEL_JOB_UID: "u-job",
+        names.LABEL_POOL: "sim",
+        names.LABEL_ROLE: "generator",
+    }
+    return {"metadata": {"name": name, "namespace": "there", "uid": f"u-{name}", "labels": labels}, **parts}
+
+
+async def test_what_a_member_sends_that_nobody_can_read_stops_no_job(home: Home) -> None:
+    home.member.there = {
+        "Pod": [
+            sent(f"{JOB}-sim-0", status={"containerStatuses": "none", "conditions": 7}),
+            sent(f"{JOB}-sim-1", status=["none"]),
+            sent(f"{JOB}-sim-2", status={"conditions": [{"type": "Ready", "status": "True"}]}),
+        ],
+        "StatefulSet": [sent(f"{JOB}-sim", spec={"replicas": "many"})],
+    }
+    await home.look()
+    await home.look()
+    (pool,) = (one for one in home.job["status"]["pools"] if one["name"] == "sim")
+    assert pool["ready"] == 1
+
+
+async def test_a_member_has_no_say_in_what_is_no_generator(home: Home) -> None:
+    word = json.dumps({"result": {"status": "succeeded", "steps": 20}})
+    ended = {"name": "scheduler", "state": {"terminated": {"exitCode": 0, "message": word}}}
+    liar = sent(f"{JOB}-trainer-0", status={"initContainerStatuses": [ended]})
+    liar["metadata"]["labels"] |= {names.LABEL_ROLE: "trainer"}
+    home.member.there = {"Pod": [liar]}
+    await home.look()
+    await home.look()
+    assert home.condition("Succeeded") == ("False", "InProgress")
+
+
+async def test_a_suspended_job_has_no_pods_there(home: Home) -> None:
+    await home.look()
+    await home.look()
+    home.edit(suspend=True)
+    await home.look()
+    (found,) = (each for each in home.member.told[-1].objects if each["kind"] == "StatefulSet")
+    assert found["spec"]["replicas"] == 0
+
+
+async def test_a_pool_that_moves_home_is_removed_there_before_the_entry_goes(home: Home) -> None:
+    await home.look()
+    await home.look()
+    pool = {key: value for key, value in home.job["spec"]["generators"][0].items() if key != "clusterName"}
+    home.edit(generators=[pool])
+    await home.look()
+    assert home.member.told[-1].action == "Remove"
+    assert home.job["status"]["clusters"]
+    home.member.seen = replace(VIEW, is_clean=True)
+    await home.look()
+    assert "clusters" not in home.job["status"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "annotations", "goes"),
+    [
+        (VIEW, {}, False),
+        (replace(VIEW, unreachable="no answer"), {}, False),
+        (replace(VIEW, is_clean=True), {}, True),
+        (replace(VIEW, cluster_uid="u-another"), {}, True),
+        (replace(VIEW, unreachable="no answer"), {names.ANNOTATION_ABANDON: "east"}, True),
+    ],
+)
+async def test_a_deletion_waits_for_the_member(
+    home: Home, seen: MemberView, annotations: dict[str, str], goes: bool
+) -> None:
+    await home.look()
+    await home.look()
+    home.member.seen = seen
+    home.edit(metadata={"deletionTimestamp": "2026-01-01T12:00:00Z", "annotations": annotations})
+    for _ in range(6):
+        await home.look()
+    finalizers = home.server.objects.get(RLJOB.path(LAB, JOB), {"metadata": {}})["metadata"].get("finalizers") or []
+    assert (names.FINALIZER not in finalizers) is goes
+    assert ("Remove" in {work.action for work in home.member.told}) is not goes

@@ -1,0 +1,63 @@
+"""Connections between a puller and a server of weights over HTTP: what ends them, and who waits for whom."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights import http_server
+from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.http_client import HttpSource
+from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.source import SourceBrokenError
+from streamrl_workers.weights.store import WeightStore
+
+MOST = 4
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, pb.VersionName]]:
+    monkeypatch.setattr(http_server, "_MOST_CONNECTIONS", MOST)
+    store = WeightStore()
+    tensors = {"w": TensorBytes("uint8", (1,), memoryview(b"w"))}
+    version = store.publish(attempt=1, step=1, tensors=tensors)
+    server = HttpWeightServer(store, token="secret")
+    yield server.address, version
+    server.close()
+
+
+async def opened(address: str) -> HttpSource:
+    return await HttpSource.connect(address, tls=None, token="secret", role="trainer")
+
+
+async def test_strangers_take_no_place_from_those_who_are_let_in(served: tuple[str, pb.VersionName]) -> None:
+    address, version = served
+    host, _, port = address.rpartition(":")
+    with ExitStack() as strangers:
+        silent = [strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(2 * MOST)]
+        sources = [await opened(address) for _ in range(MOST)]
+        for source in sources:
+            assert (await source.manifest(version)).version == version
+        assert await asyncio.to_thread(silent[0].recv, 1) == b"", "the oldest stranger goes"
+        sources.append(await opened(address))
+        with pytest.raises(SourceBrokenError):
+            await sources[-1].manifest(version)
+        for source in sources:
+            await source.close()
+
+
+class Unusable:
+    """Certificates that are just being replaced."""
+
+    server_name = "there"
+
+    def ssl_context(self, *, server: bool) -> None:
+        raise ValueError("half of a certificate")
+
+
+async def test_a_connection_that_cannot_be_used_is_a_break(served: tuple[str, pb.VersionName]) -> None:
+    with pytest.raises(SourceBrokenError, match="half of a certificate"):
+        await HttpSource.connect(served[0], tls=Unusable(), token="", role="trainer")

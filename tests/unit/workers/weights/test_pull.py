@@ -1,0 +1,197 @@
+"""How the streams of a pull share its work, and what one of them that breaks costs."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, entry_of
+from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, pull
+from streamrl_workers.weights.source import Piece, SourceBrokenError
+from streamrl_workers.weights.store import WeightStore
+
+SIZE = 10_000
+NAMES = ("a", "b", "c", "d")
+DEADLINE_S = 240.0
+
+
+def tensors(step: int, *, names: tuple[str, ...] = NAMES, shared: bool = False) -> dict[str, TensorBytes]:
+    return {
+        name: TensorBytes("uint8", (SIZE,), memoryview(bytes([step, 0 if shared else number]) * (SIZE // 2)))
+        for number, name in enumerate(names)
+    }
+
+
+class Server:
+    """A store; its streams are numbered as they are opened, and do what a test says before each piece."""
+
+    def __init__(self) -> None:
+        self.store = WeightStore(deltas=DeltaStore())
+        self.opened = 0
+        self.fetched: list[tuple[bytes, int]] = []
+        """Hash and beginning of each piece that was asked for."""
+        self.all_ask = asyncio.Event()
+        """Four were."""
+
+    async def open(self, number: int) -> None:
+        """Before a stream is there."""
+
+    async def before(self, number: int, piece: Piece) -> None:
+        """Before a piece is filled."""
+
+    async def connect(self, target: pb.WeightsAvailable) -> "Stream":
+        self.opened += 1
+        number = self.opened
+        await self.open(number)
+        return Stream(self, number)
+
+    def publish(self, step: int, **options) -> Route:
+        version = self.store.publish(attempt=1, step=step, tensors=tensors(step, **options))
+        return Route(pb.WeightsAvailable(version=version, address="there"))
+
+    async def pull(self, route: Route, *, nearby: Nearby | None = None) -> dict[str, TensorBytes]:
+        return await pull(route, timeout_s=DEADLINE_S, connect=self.connect, nearby=nearby)
+
+
+class Stream:
+    def __init__(self, server: Server, number: int) -> None:
+        self.server, self.number = server, number
+
+    async def manifest(self, version: pb.VersionName) -> pb.Manifest:
+        with self.server.store.pulling(version) as manifest:
+            assert manifest is not None
+            return manifest
+
+    async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
+        assert piece.begin < piece.end, "no such range"
+        self.server.fetched.append((piece.hash, piece.begin))
+        if len(self.server.fetched) == len(NAMES):
+            self.server.all_ask.set()
+        await self.server.before(self.number, piece)
+        self.fill(piece)
+
+    def fill(self, piece: Piece) -> None:
+        data = self.server.store.content(piece.hash)
+        assert data is not None
+        piece.buffer[piece.begin : piece.end] = data[piece.begin : piece.end]
+        piece.begin = piece.end
+
+    def abort(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def held(step: int, **options) -> Iterator[tuple[str, FetchedTensor]]:
+    for name, tensor in tensors(step, **options).items():
+        fetched = FetchedTensor(entry=entry_of(name, tensor), buffer=tensor.data)
+        fetched.have(tensor.data)
+        yield name, fetched
+
+
+async def test_a_piece_that_arrived_while_another_stream_broke_is_not_asked_for_again():
+    class Breaking(Server):
+        async def before(self, number: int, piece: Piece) -> None:
+            if number == 1 and self.opened < 5:
+                await self.all_ask.wait()
+                raise SourceBrokenError("broken")
+            if self.opened < 5:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    Stream(self, number).fill(piece)  # its thread comes to the end all the same
+
+    server = Breaking()
+    assert await server.pull(server.publish(1)) == tensors(1)
+    assert len(server.fetched) == 5
+
+
+async def test_names_that_share_a_delta_fetch_it_once():
+    class Slow(Server):
+        async def before(self, number: int, piece: Piece) -> None:
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    server = Slow()
+    server.publish(1, shared=True)
+    route = server.publish(2, shared=True)
+    nearby = Nearby(held=dict(held(1, shared=True)))
+    assert await server.pull(route, nearby=nearby) == tensors(2, shared=True)
+    assert len(server.fetched) == 1
+
+
+class Alone(Server):
+    """Takes one stream."""
+
+    async def open(self, number: int) -> None:
+        await asyncio.sleep(0)
+        if number > 1:
+            raise SourceBrokenError("too many")
+
+
+@pytest.mark.parametrize("holds", [False, True])
+async def test_streams_that_cannot_be_opened_leave_all_to_the_first(holds: bool):
+    server = Alone()
+    server.publish(1)
+    route = server.publish(2)
+    assert await server.pull(route, nearby=Nearby(held=dict(held(1)) if holds else {})) == tensors(2)
+    assert server.opened == 4, "in one attempt"
+    assert len(server.fetched) == 4
+
+
+async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
+    class Cache:
+        def begin(self, entries, *, wait_s: float) -> None:
+            pass
+
+        def shuffle(self, found) -> None:
+            pass
+
+        def write(self, entry, data) -> None:
+            pass
+
+        async def read(self, entry: pb.TensorEntry) -> memoryview:
+            await asyncio.sleep(0)
+            return next(t.data for t in tensors(1).values() if bytes_hash(t.data) == entry.hash)
+
+    server = Server()
+    assert await server.pull(server.publish(1), nearby=Nearby(cache=Cache())) == tensors(1)
+    assert server.opened == 1
+
+
+async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():
+    class Breaking(Server):
+        task: asyncio.Task[dict[str, TensorBytes]]
+
+        async def before(self, number: int, piece: Piece) -> None:
+            if number == 1:
+                await self.all_ask.wait()
+                raise SourceBrokenError("broken")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.task.cancel()
+                for _ in range(10):
+                    await asyncio.sleep(0)
+
+    server = Breaking()
+    server.task = asyncio.create_task(server.pull(server.publish(1)))
+    with pytest.raises(asyncio.CancelledError):
+        await server.task
+    assert server.opened == 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def failing(*_: object, **__: object) -> memoryview:
+        raise error
+
+    monkeypatch.setattr("streamrl_workers.weights.pull.follow", failing)
+    server = Server()
+    server.publish(1)
+    route = server.publish(2)
+    assert await server.pull(route, nearby=Nearby(held=dict(held(1)))) == tensors(2)
+    assert len(server.fetched) == 2 * len(NAMES)

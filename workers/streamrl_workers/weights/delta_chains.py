@@ -1,0 +1,136 @@
+"""Which deltas there are between the versions of a trainer, and which of them lead from a tensor that is held to one that is wanted.
+
+    version        5 ──────▶ 6 ──────▶ 7        a manifest of 7 names the deltas of both steps
+    held by        a puller that has 5 takes two for each tensor, one that has 6 takes one, one that has nothing takes the tensors
+
+Owns the bytes of the newest deltas, and their bound. Does not own what is in a delta (`delta.py`), the tensors, or what travels (`pull.py`).
+
+Invariants:
+- The deltas have at most `_MOST_SHARE` of the bytes of a version, and are of at most `_MOST_STEPS` steps; the oldest go first.
+- A way is shorter than the tensor, whatever a manifest says.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.hashing import bytes_hash
+
+_MOST_SHARE = 0.75
+"""Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
+_MOST_STEPS = 8
+"""Each delta has an entry in each manifest."""
+
+_log = logging.getLogger("streamrl.weights")
+
+_Step = dict[bytes, tuple[pb.TensorDelta, memoryview]]
+"""By hash of the delta."""
+
+
+class KeptTensor(NamedTuple):
+    """Bytes that never change, and what they are."""
+
+    data: memoryview
+    entry: pb.TensorEntry
+
+
+class DeltaStore:
+    """The newest deltas of a trainer. `make` is called by one thread, the rest by any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: deque[_Step] = deque(maxlen=_MOST_STEPS)
+        self._has_failed = False  # it is logged once
+        self.made_bytes = 0
+        """Since the process began."""
+        self.seconds = 0.0
+        """That it took."""
+
+    def make(self, before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]) -> list[pb.TensorDelta]:
+        """Make those from the version before to this one; what can be had then, oldest first."""
+        begun_s = time.perf_counter()
+        step: _Step = {}
+        try:
+            for base, new in _changed(before, after):
+                step.update(_made(base, new))
+        except (RuntimeError, MemoryError) as error:  # no thread, or no memory: pullers can do without
+            if not self._has_failed:
+                _log.warning("no deltas to this version: %s", str(error) or type(error).__name__)
+            self._has_failed = True
+            step.clear()
+        most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))
+        with self._lock:
+            self._steps.append(step)
+            while sum(map(_size_bytes, self._steps)) > most_bytes:
+                self._steps.popleft()
+            self.made_bytes += _size_bytes(step)
+            self.seconds += time.perf_counter() - begun_s
+            return [entry for kept in self._steps for entry, _ in kept.values()]
+
+    def content(self, content_hash: bytes) -> memoryview | None:
+        """The delta of this hash; None when it is not kept."""
+        with self._lock:
+            return next((step[content_hash][1] for step in self._steps if content_hash in step), None)
+
+
+def _made(base: KeptTensor, new: KeptTensor) -> _Step:
+    from streamrl_workers.weights.delta import encode  # numpy
+
+    before, after = base.entry.hash, new.entry.hash
+    made = encode(base.data, new.data, width=_width(new.entry), base_hash=before, new_hash=after)
+    if made is None:
+        return {}
+    data = memoryview(made)
+    entry = pb.TensorDelta(base_hash=before, new_hash=after, hash=bytes_hash(data), size_bytes=len(data))
+    return {entry.hash: (entry, data)}
+
+
+def _changed(
+    before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]
+) -> Iterable[tuple[KeptTensor, KeptTensor]]:
+    """Base and new of each content once: names may share their bytes."""
+    pairs = {}
+    for name, new in after.items():
+        base = before.get(name)
+        if base is not None and base.entry.hash != new.entry.hash and base.entry.size_bytes == new.entry.size_bytes:
+            pairs[base.entry.hash, new.entry.hash] = base, new
+    return pairs.values()
+
+
+def _width(entry: pb.TensorEntry) -> int:
+    """Bytes of an element."""
+    return entry.size_bytes // max(1, prod(entry.shape))
+
+
+def _size_bytes(step: _Step) -> int:
+    return sum(entry.size_bytes for entry, _ in step.values())
+
+
+def way(wanted: pb.TensorEntry, *, held: bytes, leading_to: Mapping[bytes, pb.TensorDelta]) -> Sequence[pb.TensorDelta]:
+    """The deltas from the content `held` to the wanted one, in their order; none where no way is shorter than the tensor itself.
+
+    `leading_to`: deltas by the hash of what they make.
+    """
+    found: list[pb.TensorDelta] = []
+    place = wanted.hash
+    while place != held:
+        delta = leading_to.get(place)
+        if delta is None or len(found) == _MOST_STEPS:
+            return ()
+        found.insert(0, delta)
+        place = delta.base_hash
+    return found if sum(delta.size_bytes for delta in found) < wanted.size_bytes else ()
+
+
+def follow(deltas: Sequence[pb.TensorDelta], *, parts: Sequence[memoryview], base: memoryview) -> memoryview:
+    """What they make of `base`, one after the other, each verified. Raises `delta.DeltaError`."""
+    from streamrl_workers.weights.delta import apply  # numpy
+
+    for delta, part in zip(deltas, parts, strict=True):
+        base = apply(part, base=base, base_hash=delta.base_hash, new_hash=delta.new_hash)
+    return base

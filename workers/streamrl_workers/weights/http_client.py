@@ -1,0 +1,247 @@
+"""One connection to a server of weights over HTTP (`http_server.py`): a `Source`.
+
+Connecting is the event loop's; handshake, requests and bytes are a thread's, which blocks and fills the final memory. A call that is cancelled
+shuts the connection down, so its thread ends, and waits for that: no thread writes into memory that somebody else has by then.
+
+Owns requests, and what answers mean. Does not own what is asked for, or whether it is asked again (`pull.py`), or what it hashes to.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead, NotConnected
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.auth import Role, identity_in
+from streamrl_workers.stream.tls import Tls, peer_names
+from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path
+from streamrl_workers.weights.source import (
+    NotKeptError,
+    Piece,
+    SourceBrokenError,
+    SourceRefusedError,
+    SourceWaitingError,
+)
+
+_CONNECT_TIMEOUT_S = 5.0
+"""Of one attempt, the handshake not included."""
+_STALL_TIMEOUT_S = 20.0
+"""Without a byte for so long, the connection is given up."""
+_MANIFEST_BYTES = 2**28
+"""Longest manifest: of two million tensors."""
+_REASON_BYTES = 1000
+"""Of a refusal's text."""
+_TOLD_BYTES = 2**20
+"""Bytes that have arrived are told of in such portions."""
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+_T = TypeVar("_T")
+
+
+class HttpSource:
+    """Made by `connect`."""
+
+    def __init__(self, connection: socket.socket, *, address: str, tls: Tls | None, headers: dict[str, str]) -> None:
+        self._tls = tls
+        self._headers = headers
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        connection.settimeout(_STALL_TIMEOUT_S)
+        keep_alive(connection)
+        if tls is not None:
+            connection = tls.ssl_context(server=False).wrap_socket(
+                connection, server_hostname=tls.server_name, do_handshake_on_connect=False
+            )
+        self._socket = connection
+        self._http = _Http(address, connection)
+
+    @classmethod
+    async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role, cluster: str = "") -> "HttpSource":
+        """A connection to the server at host:port, whose certificate names `role`; we are in `cluster`.
+
+        Raises:
+            SourceBrokenError: nobody is there, or is not who he should be.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers |= {CLUSTER_HEADER: cluster} if cluster else {}
+        connection = await _connected(address)
+        try:
+            source = cls(connection, address=address, tls=tls, headers=headers)
+        except (OSError, ValueError) as error:  # it has ended, or our files are not whole
+            connection.close()
+            raise SourceBrokenError(str(error) or type(error).__name__) from None
+        try:
+            await source._in_thread(source._begin, role)
+        except BaseException:
+            await source.close()
+            raise
+        return source
+
+    async def manifest(self, version: pb.VersionName) -> pb.Manifest:
+        return await self._in_thread(self._manifest, version)
+
+    async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
+        await self._in_thread(self._fetch, piece, lambda size: self._loop.call_soon_threadsafe(arrived, size))
+
+    def abort(self) -> None:
+        with suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    async def close(self) -> None:
+        self._http.close()
+        self._socket.close()
+        self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, call: Callable[..., _T], *args: Any) -> _T:  # noqa: ANN401 - whatever `call` takes
+        future = self._loop.run_in_executor(self._thread, call, *args)
+        try:
+            return await asyncio.shield(future)
+        except (OSError, NotConnected, IncompleteRead) as error:
+            raise SourceBrokenError(_reason(error)) from None
+        except HTTPException as error:
+            raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
+        except asyncio.CancelledError:
+            self.abort()
+            await asyncio.wait([future])
+            future.exception()  # nobody wants to know
+            raise
+
+    # ---- in the thread
+
+    def _begin(self, role: Role) -> None:
+        if self._tls is not None:
+            assert isinstance(self._socket, ssl.SSLSocket)
+            self._socket.do_handshake()
+            _check_role(self._socket, role=role, tls=self._tls)
+
+    def _manifest(self, version: pb.VersionName) -> pb.Manifest:
+        with self._answer(versions_path(version), headers={}) as response:
+            size = response.length
+            if size is None or size > _MANIFEST_BYTES:
+                raise SourceRefusedError(f"a manifest of {size} bytes")
+            body = memoryview(bytearray(size))
+            self._receive(body)
+        try:
+            return pb.Manifest.FromString(bytes(body))
+        except DecodeError:
+            raise SourceRefusedError(f"{size} bytes that are no manifest") from None
+
+    def _fetch(self, piece: Piece, told: Callable[[int], object]) -> None:
+        begin, end = piece.begin, piece.end
+        with self._answer(content_path(piece.hash), headers={"Range": f"bytes={begin}-{end - 1}"}) as response:
+            found = _RANGE.fullmatch(response.getheader("Content-Range", ""))
+            sent = [int(number) for number in found.groups()] if found else None
+            if sent != [begin, end - 1, len(piece.buffer)] or response.length != end - begin:
+                self._http.close()  # what it sends is not read, so nothing else can be asked here
+                raise SourceRefusedError(
+                    f"of {len(piece.buffer)} bytes {begin} to {end} were asked for, it sends {sent}"
+                )
+            told_to = begin
+            try:
+                while piece.begin < end:
+                    piece.begin += self._receive_some(piece.buffer[piece.begin : end])
+                    if piece.begin - told_to >= _TOLD_BYTES:
+                        told(piece.begin - told_to)
+                        told_to = piece.begin
+            finally:
+                if piece.begin > told_to:
+                    told(piece.begin - told_to)
+
+    @contextmanager
+    def _answer(self, path: str, *, headers: dict[str, str]) -> Iterator[HTTPResponse]:
+        self._http.request("GET", path, headers={**self._headers, **headers})
+        with self._http.getresponse() as response:
+            if response.status in (200, 206):
+                yield response
+                return
+            reason = response.read(_REASON_BYTES).decode(errors="replace")
+            mark = response.getheader(MARK_HEADER, "")
+            if response.length:
+                self._http.close()  # the rest is not read, so nothing else can be asked here
+        if response.status == 404:  # noqa: PLR2004
+            raise NotKeptError(reason)
+        if 400 <= response.status < 500:  # noqa: PLR2004
+            raise SourceRefusedError(f"{response.status}: {reason}")
+        if response.status == 503 and mark.isdecimal():  # noqa: PLR2004
+            raise SourceWaitingError(int(mark))
+        raise SourceBrokenError(f"{response.status}: {reason}")
+
+    def _receive(self, memory: memoryview) -> None:
+        have = 0
+        while have < len(memory):
+            have += self._receive_some(memory[have:])
+
+    def _receive_some(self, memory: memoryview) -> int:
+        count = self._socket.recv_into(memory)
+        if not count:
+            raise ConnectionError("the connection has ended")
+        return count
+
+
+class _Unbuffered(HTTPResponse):
+    """Takes no byte behind the head: the body is received where it stays, and what has arrived is known when the connection breaks."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as http.client has it
+        super().__init__(sock, *args, **options)
+        self.fp.close()
+        self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment] # it is read by `readline` alone
+
+
+class _Http(HTTPConnection):
+    response_class = _Unbuffered
+    auto_open = 0  # what has ended stays so
+
+    def __init__(self, address: str, connection: socket.socket) -> None:
+        super().__init__(address)
+        self.sock = connection
+
+
+async def _connected(address: str) -> socket.socket:
+    """By the event loop, which can be told to stop."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            return await _first_of(host.strip("[]"), port)
+    except TimeoutError:
+        raise SourceBrokenError(f"nobody answered within {_CONNECT_TIMEOUT_S:g} s") from None
+    except OSError as error:
+        raise SourceBrokenError(_reason(error)) from None
+
+
+async def _first_of(host: str, port: str) -> socket.socket:
+    """A connection to the first address of a host that takes it."""
+    loop = asyncio.get_running_loop()
+    error = OSError(f"{host} has no address")
+    for family, kind, protocol, _, place in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)  # noqa: FBT003 - as socket has it
+            await loop.sock_connect(connection, place)
+        except OSError as failed:
+            connection.close()
+            error = failed
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            return connection
+    raise error
+
+
+def _check_role(connection: ssl.SSLSocket, *, role: Role, tls: Tls) -> None:
+    peer, me = identity_in(peer_names(connection)), tls.identity
+    if peer is None or (peer.namespace, peer.job, peer.role) != (me.namespace, me.job, role):
+        raise ConnectionError(
+            f"its certificate is of {peer or 'no role'}, not of the {role} of {me.namespace}/{me.job}"
+        )
+
+
+def _reason(error: OSError | HTTPException) -> str:
+    return str(error) or type(error).__name__
