@@ -19,6 +19,7 @@ class SimGenerator:
     inbox: deque = field(default_factory=deque)
     active: dict[int, pb.SampleRequest] = field(default_factory=dict)
     wanted: pb.VersionName | None = None
+    source: str = ""  # of what is wanted: an address
     connected: bool = True
     idle: str = ""
     leaving: bool = False
@@ -51,6 +52,7 @@ def hello_of(generator: SimGenerator, *, pool: str, kv: int | None) -> pb.Genera
         slots=generator.slots,
         kv_capacity_tokens=kv,
         shares_prompts=generator.slots % 2 == 0,
+        weights_address=f"{generator.name}:1" if generator.slots % 2 == 0 else "",
     )
     if generator.version is not None:
         hello.version.attempt, hello.version.step = generator.version

@@ -274,7 +274,7 @@ class World:
                 for lease in command.cancel.leases:
                     generator.active.pop(lease, None)
             case "weights":
-                generator.wanted = command.weights.version
+                generator.wanted, generator.source = command.weights.version, command.weights.address
             case "idle":
                 generator.idle = command.idle.cause
             case "drain":
@@ -293,6 +293,10 @@ class World:
         assert generator.wanted is not None
         failed, generator.wanted = generator.wanted, None
         self.do(self.core.weights_failed(generator.name, version=failed, now_s=self.now_s))
+
+    def stall_weights(self, generator: SimGenerator) -> None:
+        stalled = pb.WeightsStalled(version=generator.wanted, address=generator.source)
+        self.do(self.core.weights_stalled(generator.name, stalled=stalled, now_s=self.now_s))
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]

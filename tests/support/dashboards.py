@@ -19,10 +19,11 @@ FOREIGN = {"up"}
 """What Prometheus itself exports."""
 ONLY_WHEN = {
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
+    "streamrl_operator_cluster_connected": "there is an RLCluster",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
-"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py
-and tests/cluster/test_alerts.py."""
+"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py,
+tests/cluster/test_alerts.py and tests/cluster/test_members_lost.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
 

@@ -16,7 +16,7 @@ def trainer_settings(spec: RLJobSpec) -> TrainerSettings:
         spec=spec,
         metadata=Metadata(name="job"),
         scheduler_address="",
-        grpc_port=0,
+        weights_port=0,
         signals_port=0,
         token="",
         model_path=None,

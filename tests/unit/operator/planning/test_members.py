@@ -96,11 +96,12 @@ def test_a_trainer_that_members_dial_takes_connections_from_anywhere() -> None:
     assert "from" not in policy["spec"]["ingress"][0]
 
 
-def test_generators_in_a_member_go_out_to_the_exposed_addresses_alone() -> None:
+def test_generators_in_a_member_go_out_to_one_another_and_to_the_exposed_addresses_alone() -> None:
     egress = find(there(), "NetworkPolicy", "full-fixed")["spec"]["egress"]
     ways = [(rule.get("to"), [port["port"] for port in rule["ports"]]) for rule in egress]
     block = [{"ipBlock": {"cidr": "192.0.2.7/32"}}]
-    assert ways == [(block, [443]), (block, [8443]), (None, [53, 53])]
+    peers = [{"podSelector": {"matchLabels": {"streamrl.io/job": "full", "streamrl.io/role": "generator"}}}]
+    assert ways == [(block, [443]), (block, [8443]), (peers, [50052]), (None, [53, 53])]
 
 
 @pytest.mark.parametrize(

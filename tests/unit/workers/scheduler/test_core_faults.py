@@ -83,6 +83,7 @@ def troubles(world: ShellWorld, chance: Random, *, number: int) -> None:
             while new.inbox:
                 world.deliver_generator(new)
             if new.wanted is not None:
+                world.stall_weights(new)
                 world.fail_weights(new)
         case 8:
             world.do(world.core.sync_journal(fx.pb.SyncJournal(step=world.trainer.step)))

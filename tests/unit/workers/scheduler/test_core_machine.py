@@ -182,13 +182,10 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.make_token(generator, data.draw(st.sampled_from(sorted(generator.active))), finish=finish)
 
     @precondition(lambda self: any(self.loadable()))
-    @rule(data=st.data(), fails=st.booleans())
-    def weights(self, data: st.DataObject, fails: bool) -> None:
-        generator = self.world.generators[data.draw(st.sampled_from(self.loadable()))]
-        if fails:
-            self.world.fail_weights(generator)
-        else:
-            self.world.load_weights(generator)
+    @rule(data=st.data())
+    def weights(self, data: st.DataObject) -> None:
+        happens = data.draw(st.sampled_from([self.world.load_weights, self.world.fail_weights, self.world.stall_weights]))
+        happens(self.world.generators[data.draw(st.sampled_from(self.loadable()))])
 
     def loadable(self) -> list[str]:
         return sorted(
