@@ -234,6 +234,16 @@ class Lab:
         }
         return found | {("rljobs", job): self.must("rljobs", job)["metadata"]["resourceVersion"]}
 
+    def wait_until_quiet(self, job: str, operator: Operator) -> None:
+        """Until the operator looks twice at a job and nothing of it is written."""
+
+        def is_quiet() -> bool:
+            before = self.versions(job)
+            operator.wait_for_looks()
+            return self.versions(job) == before
+
+        self.wait(is_quiet, f"two looks at {job} without a change", operator)
+
     def wait(self, check: Any, what: str, operator: Operator, *, deadline_s: float = SOON_S) -> None:
         """Wait for a condition."""
         wait_until(check, what=what, deadline_s=deadline_s, log=operator.log)

@@ -23,7 +23,7 @@ OTHER_VERDICT = {
 }
 """Bad files that are not refused by the API server, and why that is by their nature."""
 NOT_READ = "the API server cannot read it as an object, and says so without a field"
-FIRST_UNKNOWN = "unknown fields are told before, and instead of, fields that are missing"
+FIRST_UNKNOWN = "unknown fields are told before, and instead of, what is wrong with others"
 OTHER_WORDS = {
     "api-version.yaml": "the version is in the request's path: for this one there is no RLJob",
     "deep.yaml": NOT_READ,
@@ -35,6 +35,7 @@ OTHER_WORDS = {
     "tag.yaml": "it ignores the tag, reads a list and says so of spec.model; we give the line alone",
     "field-misspelt.yaml": FIRST_UNKNOWN,
     "section-misspelt.yaml": FIRST_UNKNOWN,
+    "trainer-cluster.yaml": FIRST_UNKNOWN,
 }
 """Bad files that it refuses without the name that we give, and why."""
 BY_KUBECTL = {"two-jobs.yaml": "a merge key with an override: kubectl reads it, the API server's own reader does not"}
@@ -94,7 +95,7 @@ REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "scheduling": ({"scheduling": {"leaseSeconds": 11}}, "scheduling cannot be changed"),
     "trainer": ({"trainer": {"learningRate": 0.5}}, "of trainer only trainer.pod, "),
     "lora": ({"trainer": {"lora": {}}}, "of trainer only"),
-    "weights": ({"weights": {"grpc": {"timeoutSeconds": 1}}}, "weights cannot be changed"),
+    "weights": ({"weights": {"http": {"timeoutSeconds": 1}}}, "weights cannot be changed"),
     "storage": ({"storage": {"journal": {"size": "2Gi"}}}, "of storage only storage.checkpoints.keepLast"),
     "claim": ({"storage": {"checkpoints": {"claimName": "other"}}}, "of storage only"),
     "tracing": ({"tracing": {"endpoint": "http://collector:4318/v1/traces"}}, "tracing cannot be changed"),

@@ -14,14 +14,11 @@ import pytest
 from cluster.harness.control_plane import ControlPlane
 from cluster.members import Pair, admit, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator
-from cluster.test_members import JOB, MADE_THERE, THERE, job, start
+from cluster.test_members import JOB, LATE_S, MADE_THERE, THERE, job, start
 from support.dashboards import OPERATOR_JOB
 from support.prometheus import chart_rules, scraping
 
 pytestmark = pytest.mark.timeout(600)
-
-LATE_S = 180.0
-"""Three questions, and the pause between two attempts to connect, on a machine that does much else."""
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +104,11 @@ def test_a_deletion_waits_for_a_member_that_is_lost(pair: Pair, operator: Operat
         pair.lab.delete("rljobs", JOB)
         wait_lost(pair, operator)
         pair.lab.wait(lambda: pair.lab.get("statefulsets", f"{JOB}-trainer") is None, "home is clean", operator)
-        assert "streamrl.io/abandon" in pair.lab.condition(JOB, "ClusterUnreachable")["message"]
+        pair.lab.wait(
+            lambda: "streamrl.io/abandon" in pair.lab.condition(JOB, "ClusterUnreachable")["message"],
+            "what the deletion waits for",
+            operator,
+        )
     pair.lab.wait(lambda: pair.lab.get("rljobs", JOB) is None, "the job to go", operator, deadline_s=LATE_S)
     wait_gone(pair.there, JOB, operator)
 

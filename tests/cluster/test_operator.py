@@ -68,13 +68,7 @@ def settle(lab: Lab, operator: Operator) -> None:
         operator,
     )
     lab.wait(lambda: len(lab.list("pods")) == sum(RUNNING.values()), f"the pods of {JOB}", operator)
-    lab.wait(lambda: _is_quiet(lab, operator), "two looks without a change", operator)
-
-
-def _is_quiet(lab: Lab, operator: Operator) -> bool:
-    before = lab.versions(JOB)
-    operator.wait_for_looks()
-    return lab.versions(JOB) == before
+    lab.wait_until_quiet(JOB, operator)
 
 
 def start(lab: Lab, operator: Operator, **spec: Any) -> dict[str, Any]:

@@ -184,7 +184,9 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.loadable()))
     @rule(data=st.data())
     def weights(self, data: st.DataObject) -> None:
-        happens = data.draw(st.sampled_from([self.world.load_weights, self.world.fail_weights, self.world.stall_weights]))
+        happens = data.draw(
+            st.sampled_from([self.world.load_weights, self.world.fail_weights, self.world.stall_weights])
+        )
         happens(self.world.generators[data.draw(st.sampled_from(self.loadable()))])
 
     def loadable(self) -> list[str]:
