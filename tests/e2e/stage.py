@@ -89,6 +89,11 @@ class Stage(Lab):
         """Steps that the journal's volume knows: also without an API server, where `run_dir` was asked for before."""
         return count_steps(self.run_dir(job))
 
+    def rewards(self, job: str) -> list[float]:
+        """Held-out rewards in the order of their steps."""
+        lines = (self.run_dir(job) / keys.DIR_METRICS / "evaluations.jsonl").read_text().splitlines()
+        return [float(json.loads(line)["mean_reward"]) for line in lines]
+
     def uid(self, job: str) -> str:
         """Of a job."""
         return str(self.must("rljobs", job)["metadata"]["uid"])

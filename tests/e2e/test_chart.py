@@ -75,21 +75,16 @@ def test_the_example_learns_and_ends_and_its_checkpoint_loads(release: Release, 
     assert running["bubbles"].keys() == {"pipelinePercent", "skewPercent"}
     table = stage.kubectl("get", "rljobs")
     status = stage.wait_succeeded("chain-sum", deadline_s=RUN_S)
-    sys.stderr.write(f"{table}{stage.kubectl('get', 'rljobs')}{time.monotonic() - begun:.0f} s; {rewards(stage)}\n")
+    rewards = stage.rewards("chain-sum")
+    sys.stderr.write(f"{table}{stage.kubectl('get', 'rljobs')}{time.monotonic() - begun:.0f} s; {rewards}\n")
     assert status["step"] == STEPS
-    assert rewards(stage)[-1] > rewards(stage)[0] + 0.05, rewards(stage)
-    assert status["reward"] == pytest.approx(rewards(stage)[-1], abs=1e-3)
+    assert rewards[-1] > rewards[0] + 0.05, rewards
+    assert status["reward"] == pytest.approx(rewards[-1], abs=1e-3)
     stage.assert_exact("chain-sum")
     assert_loads(stage, status)
 
 
 SHOWN = ("step", "reward", "queue", "bubbles", "tokensPerSecond")
-
-
-def rewards(stage: Stage) -> list[float]:
-    """Held-out rewards in the order of their steps, from the journal's volume."""
-    lines = (stage.run_dir("chain-sum") / "metrics/evaluations.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["mean_reward"]) for line in lines]
 
 
 def assert_confined(stage: Stage, job: str) -> None:

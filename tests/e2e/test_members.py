@@ -1,5 +1,6 @@
-"""A job with its trainer in one real cluster and its generators in another, over a link that is the only way between them."""
+"""Jobs with their trainer in one real cluster and generators in another, over a link of 40 ms and 200 Mbit/s, the only way between them."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,19 @@ from cluster.harness.two_clusters import TwoClusters
 from cluster.members import Pair, operator_with_members, wait_gone
 from cluster.operators import Operator
 from e2e.conftest import a_stage
-from e2e.jobs import simulated
+from e2e.jobs import chain_sum, chain_sum_code, simulated
 from e2e.stage import RUN_S, Stage
 
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 10
+WEIGHT_BYTES = 4_000_000
+COUNTED = 6
+"""Steps over which bytes are counted."""
+SLACK = 0.15
+"""TLS, TCP and IP, prompts, and a version that is under way at either end."""
+MINUTE = 60
+"""Steps of a second."""
 
 
 @pytest.fixture
@@ -32,10 +40,21 @@ def joined(two_clusters: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
         operator.stop()
 
 
-def far_away(pair: Pair) -> dict[str, Any]:
+def far_away(pair: Pair, *, replicas: int = 2, **changes: Any) -> dict[str, Any]:
     """A job of simulated engines whose generators are all in the member: without them there is no step."""
-    job = simulated("far", steps=STEPS, replicas=2)
-    job["spec"]["generators"] = [{**pool, "clusterName": pair.name} for pool in job["spec"]["generators"]]
+    job = simulated("far", **{"steps": STEPS, **changes}, replicas=replicas)
+    (pool,) = job["spec"]["generators"]
+    pool["clusterName"] = pair.name
+    return job
+
+
+def near_and_far(job: dict[str, Any], pair: Pair, *, replicas: int) -> dict[str, Any]:
+    """The same job with one generator at home and `replicas` in the member."""
+    (pool,) = job["spec"]["generators"]
+    job["spec"]["generators"] = [
+        {**pool, "name": "near", "scaling": {"static": {"replicas": 1}}},
+        {**pool, "name": "away", "scaling": {"static": {"replicas": replicas}}, "clusterName": pair.name},
+    ]
     return job
 
 
@@ -50,3 +69,72 @@ def test_a_job_whose_generators_are_all_in_a_member_runs_to_its_end_and_leaves_n
     stage.delete("rljobs", "far")
     stage.wait(lambda: stage.get("rljobs", "far") is None, "the job to go", operator, deadline_s=RUN_S)
     wait_gone(pair.there, "far", operator)
+
+
+@pytest.mark.parametrize("generators", [1, 4, 8])
+def test_one_copy_of_each_version_crosses_the_link_however_many_generators_take_it(
+    joined: tuple[Stage, Pair, Operator], two_clusters: TwoClusters, *, generators: int
+) -> None:
+    stage, pair, operator = joined
+    job = far_away(pair, replicas=generators, step_s=2.0)
+    job["spec"]["trainer"]["engine"]["simulated"]["weightBytes"] = WEIGHT_BYTES
+    stage.apply(job)
+    _wait_generators(stage, generators)
+    begun, before = stage.page("far")["step"], two_clusters.link.shape().there.bytes
+    stage.wait_step("far", begun + COUNTED)
+    ended, after = stage.page("far")["step"], two_clusters.link.shape().there.bytes
+    copies = (after - before) / (WEIGHT_BYTES * (ended - begun))
+    sys.stderr.write(f"{generators} generators: {copies:.2f} of a version's bytes over the link for each step\n")
+    assert copies <= 1 + SLACK
+    assert stage.wait_succeeded("far", deadline_s=2 * RUN_S)["restarts"] == 0, operator.tail()
+    stage.assert_exact("far")
+
+
+def test_training_goes_on_while_the_link_is_cut_and_lossy_and_the_member_comes_back_by_itself(
+    joined: tuple[Stage, Pair, Operator], two_clusters: TwoClusters
+) -> None:
+    stage, pair, operator = joined
+    stage.apply(near_and_far(simulated("far", step_s=1.0, steps=150), pair, replicas=2))
+    _wait_generators(stage, 3)
+    step = stage.page("far")["step"]
+    two_clusters.link.cut()
+    stage.wait_step("far", step + MINUTE)
+    stage.wait_for(
+        lambda: stage.condition("far", "ClusterUnreachable").get("status") == "True", "ClusterUnreachable", job="far"
+    )
+    assert [one["pool"] for one in stage.page("far")["generators"]] == ["near"]
+    two_clusters.link.heal()
+    _wait_generators(stage, 3)
+    stage.wait_for(
+        lambda: stage.condition("far", "ClusterUnreachable").get("status") == "False", "the member", job="far"
+    )
+    step = stage.page("far")["step"]
+    two_clusters.link.lossy(0.05)
+    stage.wait_step("far", step + MINUTE // 2)
+    two_clusters.link.heal()
+    pair.there.delete("pods", "far-away-0")  # it was first, so it takes versions over the link
+    status = stage.wait_succeeded("far", deadline_s=2 * RUN_S)
+    assert status["attempt"] == 1, operator.tail()
+    stage.assert_exact("far")
+    stage.delete("rljobs", "far")
+    wait_gone(pair.there, "far", operator)
+
+
+def test_a_model_learns_with_generators_in_both_clusters(joined: tuple[Stage, Pair, Operator]) -> None:
+    stage, pair, operator = joined
+    stage.apply(chain_sum_code(stage.namespace), near_and_far(chain_sum(steps=20, evaluate_every=10), pair, replicas=1))
+    status = stage.wait_succeeded("chain-sum", deadline_s=2 * RUN_S)
+    rewards = stage.rewards("chain-sum")
+    sys.stderr.write(f"held-out rewards: {rewards}\n")
+    assert rewards[-1] > rewards[0] + 0.05
+    assert status["restarts"] == 0, operator.tail()
+    stage.assert_exact("chain-sum")
+
+
+def _wait_generators(stage: Stage, count: int) -> None:
+    stage.wait_for(
+        lambda: len(stage.page("far").get("generators", ())) == count,
+        f"{count} generators",
+        job="far",
+        deadline_s=RUN_S,
+    )
