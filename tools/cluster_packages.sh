@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a node of the test cluster and the tests of pages need from Debian's archive, where it is missing. Needs root and apt.
 set -euo pipefail
-packages=(containerd runc containernetworking-plugins nftables iptables conntrack buildah debootstrap chromium)
+packages=(containerd runc containernetworking-plugins nftables iptables conntrack buildah debootstrap haproxy chromium)
 missing=()
 for package in "${packages[@]}"; do
     dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")

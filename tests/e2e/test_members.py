@@ -1,17 +1,22 @@
 """Jobs with their trainer in one real cluster and generators in another, over a link of 40 ms and 200 Mbit/s, the only way between them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.harness.cluster import NodeCluster
+from cluster.harness.processes import Server
 from cluster.harness.two_clusters import TwoClusters
 from cluster.members import Pair, operator_with_members, wait_gone
 from cluster.operators import Operator
 from e2e.conftest import a_stage
 from e2e.jobs import chain_sum, chain_sum_code, simulated
 from e2e.stage import RUN_S, Stage
+from streamrl import names
 
 pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -21,6 +26,7 @@ COUNTED = 6
 """Steps over which bytes are counted."""
 SLACK = 0.15
 """TLS, TCP and IP, prompts, and a version that is under way at either end."""
+PROXY_PORT = 8443
 MINUTE = 60
 """Steps of a second."""
 
@@ -118,6 +124,64 @@ def test_training_goes_on_while_the_link_is_cut_and_lossy_and_the_member_comes_b
     stage.assert_exact("far")
     stage.delete("rljobs", "far")
     wait_gone(pair.there, "far", operator)
+
+
+def test_two_jobs_of_one_port_behind_a_proxy_that_passes_tls_through_by_its_name(
+    joined: tuple[Stage, Pair, Operator], two_clusters: TwoClusters, tmp_path: Path
+) -> None:
+    stage, pair, operator = joined
+    hub = two_clusters.hub
+    address = {"host": hub.addresses.wan, "schedulerPort": PROXY_PORT, "weightsPort": PROXY_PORT}
+    hub.api.patch(pair.path, {"spec": {"exposure": {"nodePort": None, "address": address}}}).expect()
+    jobs = ("far", "farther")
+    for name in jobs:
+        job = far_away(pair)
+        job["metadata"]["name"] = name
+        stage.apply(job)
+    backends = {}
+    for name in jobs:
+        trainer = f"{names.trainer(name)}-0"
+        stage.wait_for(lambda: stage.pods(name).get(trainer, {}).get("status", {}).get("podIP"), trainer, job=name)  # noqa: B023 - called at once
+        ip = stage.pods(name)[trainer]["status"]["podIP"]
+        uid = stage.uid(name)
+        backends |= {
+            names.tls_name("scheduler", uid=uid): f"{ip}:{names.PORT_GRPC}",
+            names.tls_name("weights", uid=uid): f"{ip}:{names.PORT_WEIGHTS}",
+        }
+    with proxy(hub, backends, folder=tmp_path):
+        for name in jobs:
+            assert stage.wait_succeeded(name, deadline_s=2 * RUN_S)["step"] == STEPS, operator.tail()
+            stage.assert_exact(name)
+
+
+@contextmanager
+def proxy(hub: NodeCluster, backends: Mapping[str, str], *, folder: Path) -> Iterator[None]:
+    """HAProxy in the hub's network, which reads the name that a client sends and nothing else. `backends`: name -> address."""
+    file = folder / "haproxy.cfg"
+    lines = [f"backend {name}\n    server only {address}\n" for name, address in backends.items()]
+    file.write_text(PROXY.format(host=hub.addresses.wan, port=PROXY_PORT) + "".join(lines))
+    command = [*hub.settings.enter, "haproxy", "-db", "-f", file]
+    server = Server("haproxy", command, log=folder / "haproxy.log", mark=hub.mark)
+    server.start()
+    try:
+        yield
+        assert server.pid is not None, server.log.read_text()
+    finally:
+        server.stop()
+
+
+PROXY = """
+defaults
+    mode tcp
+    timeout connect 10s
+    timeout client 1h
+    timeout server 1h
+frontend tls
+    bind {host}:{port}
+    tcp-request inspect-delay 5s
+    tcp-request content accept if {{ req.ssl_hello_type 1 }}
+    use_backend %[req.ssl_sni]
+"""
 
 
 def test_a_model_learns_with_generators_in_both_clusters(joined: tuple[Stage, Pair, Operator]) -> None:

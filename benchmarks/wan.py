@@ -1,0 +1,127 @@
+"""Does a slow link to another datacenter cost time? Jobs on two real clusters, 40 ms apart.
+
+```
+    hub: operator, scheduler, trainer ──link of 40 ms, R Mbit/s── member: all generators        tests/cluster/harness/two_clusters.py
+```
+`python benchmarks/wan.py [--sizes 10,25,50,100] [--mbits 200] [--seconds 2] [--steps 12]`. Needs root and Debian's containerd (docs/testing-on-kubernetes.md).
+
+Simulated engines: a step takes its fixed time, samples are made in a tenth of it, so that weights' way is all that differs; bytes are real. A job with its
+generators at home, then one with them in the member for each size of the weights and each rate. Printed: seconds a step (median of the later
+half) beside the job at home, beside what a version needs on the link, and the bytes that passed it for each step as copies of a version.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests")]
+
+
+from cluster.harness import pods  # noqa: E402 - found by the line above
+from cluster.harness.two_clusters import TwoClusters  # noqa: E402
+from cluster.members import Pair, operator_with_members, wait_gone  # noqa: E402
+from cluster.operators import Operator  # noqa: E402
+from e2e.jobs import prompts, simulated  # noqa: E402
+from e2e.stage import RUN_S, Stage  # noqa: E402
+from streamrl import keys  # noqa: E402
+
+RTT_MS = 40.0
+JOB = "wan"
+MEGABYTE = 1_000_000
+
+
+@contextmanager
+def joined(two: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
+    """A namespace at home, its place in the member, and the operator."""
+    pods.make_namespace(two.hub.the_node.objects, JOB, {})
+    stage = Stage(two.hub, JOB)
+    stage.apply(prompts(JOB))
+    pair = Pair.of(stage, two.member)
+    operator = operator_with_members(two.hub, JOB).start().wait_until_leading()
+    pair.join(
+        text=two.seen_from_hub(pair.kubeconfig).read_text(), exposure={"nodePort": {"host": two.hub.addresses.wan}}
+    )
+    pair.wait_connected(operator)
+    try:
+        yield stage, pair, operator
+    finally:
+        stage.close()
+        pair.leave()
+        operator.stop()
+
+
+def job(*, megabytes: float, step_s: float, steps: int, cluster: str | None) -> dict[str, Any]:
+    """All generators at home, or all in `cluster`."""
+    made = simulated(JOB, step_s=step_s, steps=steps, replicas=2)
+    made["spec"]["trainer"]["engine"]["simulated"]["weightBytes"] = round(megabytes * MEGABYTE)
+    made["spec"]["storage"] = {"checkpoints": {"intervalSteps": steps, "size": "2Gi"}, "journal": {"size": "64Mi"}}
+    (pool,) = made["spec"]["generators"]
+    pool["engine"]["simulated"]["latency"] = [{"batch": 1, "milliseconds": 100 * step_s / 64}]
+    if cluster is not None:
+        pool["clusterName"] = cluster
+    return made
+
+
+def seconds_a_step(run_dir: Path) -> float:
+    """Median of the later half."""
+    lines = (run_dir / keys.DIR_METRICS / "steps.jsonl").read_text().splitlines()
+    ends = [float(json.loads(line)["time_s"]) for line in lines]
+    taken = [after - before for before, after in itertools.pairwise(ends)]
+    return statistics.median(taken[len(taken) // 2 :])
+
+
+def measure(two: TwoClusters, place: tuple[Stage, Pair, Operator], document: dict[str, Any]) -> tuple[float, int]:
+    """(seconds a step, bytes from home to the member) of a job."""
+    stage, pair, operator = place
+    before = two.link.shape().there.bytes
+    stage.apply(document)
+    stage.wait_succeeded(JOB, deadline_s=4 * RUN_S)
+    found = seconds_a_step(stage.run_dir(JOB))
+    stage.assert_exact(JOB)
+    stage.delete("rljobs", JOB)
+    stage.wait(lambda: stage.get("rljobs", JOB) is None, "the job to go", operator, deadline_s=RUN_S)
+    wait_gone(pair.there, JOB, operator)
+    return found, two.link.shape().there.bytes - before
+
+
+def numbers(text: str) -> list[float]:
+    """Of a list with commas."""
+    return [float(one) for one in text.split(",")]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a link to another datacenter costs.")
+    parser.add_argument("--sizes", type=numbers, default=[10.0, 25.0, 50.0, 100.0], help="of a version, in megabytes")
+    parser.add_argument("--mbits", type=numbers, default=[200.0], help="of the link")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a step")
+    parser.add_argument("--steps", type=int, default=12)
+    args = parser.parse_args()
+    print(
+        "| weights MB | link Mbit/s | a version on the link, s | a step, s | beside home | copies over the link for each step |"
+    )
+    print("|---|---|---|---|---|---|", flush=True)
+    common = {"step_s": args.seconds, "steps": args.steps}
+    with TwoClusters() as two, joined(two) as place:
+        home, _ = measure(two, place, job(megabytes=max(args.sizes), cluster=None, **common))
+        print(f"| {max(args.sizes):g} | at home | | {home:.2f} | 1.00 | |", flush=True)
+        for mbit in args.mbits:
+            two.link.slow(rate_bps=mbit * 1e6, delay_s=RTT_MS / 2000)
+            for megabytes in args.sizes:
+                found, passed = measure(two, place, job(megabytes=megabytes, cluster=place[1].name, **common))
+                copies = passed / (megabytes * MEGABYTE * args.steps)
+                print(
+                    f"| {megabytes:g} | {mbit:g} | {8 * megabytes / mbit:.1f} | {found:.2f} | {found / home:.2f} | {copies:.2f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
