@@ -18,7 +18,7 @@ from e2e.jobs import chain_sum, chain_sum_code, simulated
 from e2e.stage import RUN_S, Stage
 from streamrl import names
 
-pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.node, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 STEPS = 10
 WEIGHT_BYTES = 4_000_000
@@ -186,8 +186,10 @@ frontend tls
 
 def test_a_model_learns_with_generators_in_both_clusters(joined: tuple[Stage, Pair, Operator]) -> None:
     stage, pair, operator = joined
-    stage.apply(chain_sum_code(stage.namespace), near_and_far(chain_sum(steps=20, evaluate_every=10), pair, replicas=1))
-    status = stage.wait_succeeded("chain-sum", deadline_s=2 * RUN_S)
+    job = chain_sum(steps=20, evaluate_every=10)
+    job["spec"]["model"]["scratch"]["warmUp"]["steps"] = 400
+    stage.apply(chain_sum_code(stage.namespace), near_and_far(job, pair, replicas=1))
+    status = stage.wait_succeeded("chain-sum", deadline_s=5 * RUN_S)
     rewards = stage.rewards("chain-sum")
     sys.stderr.write(f"held-out rewards: {rewards}\n")
     assert rewards[-1] > rewards[0] + 0.05
