@@ -130,6 +130,22 @@ def test_a_gateway_passes_the_jobs_two_names_through() -> None:
     assert not [each for each in plan_objects(plan(east=GATEWAY)) if each["metadata"]["name"] == "full-exposed"]
 
 
+def test_no_pool_has_a_name_that_an_object_beside_it_has() -> None:
+    several = plan(a=NODE_PORT, b=GATEWAY)
+    trainer = several.job.spec.trainer.model_copy(update={"nodes": 2})
+    spec = several.job.spec.model_copy(update={"trainer": trainer})
+    at_home = plan_objects(replace(several, job=several.job.model_copy(update={"spec": spec})))
+    for built in (at_home, there()):
+        of_pools = {each["kind"] for each in built if names.LABEL_POOL in each["metadata"]["labels"]}
+        own = {
+            each["metadata"]["name"].removeprefix("full-")
+            for each in built
+            if each["kind"] in of_pools and names.LABEL_POOL not in each["metadata"]["labels"]
+        }
+        assert own <= set(names.OWN_SUFFIXES)
+        assert built is not at_home or own == set(names.OWN_SUFFIXES)
+
+
 PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30002}]
 
 
