@@ -247,6 +247,8 @@ class Reconciler:
                 self._want(name, observed, MemberWork(action="Stop", uid=uid))
             elif (work := self._member_work(observed, decision, view)) is not None:
                 self._want(name, observed, work)
+            elif not decision.wanted.any_pods:  # fewer pods can always be had
+                self._want(name, observed, MemberWork(action="Stop", uid=uid))
         for name in entries.keys() - wanted.keys():
             if observed.job is not None:
                 self._want(name, observed, MemberWork(action="Remove", uid=uid))
