@@ -15,8 +15,8 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import minimal
 from streamrl.status import ClusterStatus, RLJobStatus
-from streamrl_operator.planning import job_status, pods
-from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, Aspect
+from streamrl_operator.planning import conditions, job_status, pods
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, SUSPENDED, Aspect
 from streamrl_operator.planning.values import MemberView, Observed
 
 NOT_ALLOWED = "ClusterNotAllowed"
@@ -135,6 +135,17 @@ def unreachable(observed: Observed, entries: Sequence[ClusterStatus]) -> Aspect 
         lists = ",".join(name for name, _ in lost)
         told += f"; the deletion waits. The annotation {names.ANNOTATION_ABANDON}={lists} leaves what is there"
     return Aspect(type=CLUSTER_UNREACHABLE, holds=True, reason=CLUSTER_UNREACHABLE, message=told)
+
+
+def unknown_pods(observed: Observed) -> str:
+    """Why nobody knows whether pods of the job are left in members; empty: it is known, or given up."""
+    before = job_status.read_job_status(observed.raw)
+    suspended = conditions.kept(before.conditions, SUSPENDED)
+    if suspended is not None and suspended.holds:  # all had gone, and none is made since
+        return ""
+    been = [one for one in before.clusters if one.cluster_uid and one.name not in _abandoned(observed)]
+    told = unreachable(observed, been)
+    return told.message if told is not None and told.holds else ""
 
 
 def _why(member: MemberView | None) -> str:
