@@ -283,7 +283,11 @@ def test_a_lost_member_freezes_its_pools_and_says_so() -> None:
     ("seen", "was", "said"),
     [
         ([], None, ("Unknown", "nobody knows whether pods are left: cluster east: no answer")),
-        ([generator()], None, ("False", "waits for 1 pods to end, the first is simulated-sim-0; cluster east: no answer")),
+        (
+            [generator()],
+            None,
+            ("False", "waits for 1 pods to end, the first is simulated-sim-0; cluster east: no answer"),
+        ),
         ([], "True", ("True", "no pods; volumes stay")),
     ],
     ids=["never asked", "as it was seen last", "it was known before"],
