@@ -371,7 +371,7 @@ class Reconciler:
             return {}
         key, name = (plan.namespace, plan.name), names.tls_secret(plan.name, "generator")
         found = {
-            cluster: self.members.known(SECRET, cluster, key, name) for cluster in tls_secrets.clusters_of(plan.job)
+            cluster: self.members.known(SECRET, cluster, key, name) for cluster in members.clusters_of(plan.job)
         }
         return {cluster: secret for cluster, secret in found.items() if secret is not None}
 

@@ -1,13 +1,15 @@
 """`streamrl plan FILE`: what a job becomes on Kubernetes, without asking any cluster: objects, pods, volumes, memory, cost.
 With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
-The operator's own planning makes the objects. Two things it alone knows are placeholders here: its images (--trainer-image, --generator-image), and the job's UID.
+The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and what
+an RLCluster says: in a member the namespace is called as at home, and generators dial `home.example`.
 """
 
 import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,15 @@ from streamrl_cli.cluster.output import FORMS, dump, section, text
 from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_defaults
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
+from streamrl_operator.planning.members import clusters_of
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.shared import JobPlan
-from streamrl_operator.planning.values import DesiredRun, PlanningSettings
+from streamrl_operator.planning.objects.members import anchor, member_objects, owned_by
+from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
+from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
 _ROLES = ("scheduler", "trainer", "generator")
+_EXPOSED = ExposedAddresses(scheduler=f"home.example:{names.PORT_GRPC}", weights=f"home.example:{names.PORT_WEIGHTS}")
 Object = dict[str, Any]
 
 
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
-    """All objects of a job that has just begun, but the Secrets with its certificates."""
+    """All objects of a job that has just begun, at home and then in its members, but the Secrets with its certificates."""
     namespace = job.metadata.namespace or args.namespace
     bundle = collect(job, base_dir=base_dir_of(args.file))
     first: list[Object] = []
@@ -97,9 +102,17 @@ def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
     wanted = DesiredRun(trainers=1, generators=sizes, requested=sizes, images=settings.images)
-    planned = plan_objects(JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings))
+    plan = JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings)
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
-    return [*first, *(_with_replicas(obj, replicas) for obj in planned)]
+    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster))
+    return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(plan)), *far]
+
+
+def _in_member(plan: JobPlan, cluster: str) -> Iterator[Object]:
+    place = MemberPlace(cluster=cluster, namespace=plan.namespace, origin=_NO_UID, exposed=_EXPOSED)
+    there = replace(plan, place=place)
+    yield anchor(there)
+    yield from (owned_by(_NO_UID, obj) for obj in member_objects(there, leaf={}) if obj["kind"] != "Secret")
 
 
 def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
@@ -113,15 +126,40 @@ def summary(
     job: RLJob, *, objects: list[Object], known: ResourceEstimate, origins: Sequence[Entry] = ()
 ) -> Iterator[str]:
     """The plan for people."""
-    name = job.metadata.name
-    yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"
-    yield from section("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
-    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
+    name, clusters = job.metadata.name, clusters_of(job)
+    secrets = [
+        names.ca_secret(name),
+        *(names.tls_secret(name, role) for role in (*_ROLES, *map(names.generator_role, clusters))),
+    ]
+    home, pods = _of_cluster(objects, None), ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS")
+    yield f"{name}: {len(home)} objects and {len(secrets)} Secrets"
+    yield from section("PODS", pods, _containers(home))
+    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, home))
     yield from section("INHERITED", ("FIELD", "VALUE", "FROM", ""), [_origin(one) for one in origins])
-    yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
+    yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(home, secrets=secrets))
+    for cluster in clusters:
+        there = _of_cluster(objects, cluster)
+        yield from (
+            "",
+            f"IN CLUSTER {cluster}: {len(there)} objects and 1 Secret, all owned by ConfigMap {names.anchor(name)}",
+        )
+        yield from section("PODS", pods, _containers(there))
+        yield from section(
+            "OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=[names.tls_secret(name, "generator")])
+        )
+    if clusters:
+        yield from (
+            "",
+            "Besides, RLClusters with exposure nodePort, loadBalancer or gateway have a Service or two TLSRoutes made at home.",
+        )
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
+
+
+def _of_cluster(objects: list[Object], cluster: str | None) -> list[Object]:
+    """None: at home."""
+    return [obj for obj in objects if obj["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) == cluster]
 
 
 def _origin(entry: Entry) -> tuple[str, ...]:
@@ -159,12 +197,12 @@ def _claims(job: RLJob, objects: list[Object]) -> list[tuple[str, ...]]:
     return [*rows, *([(own, "(yours)", "", "stays")] if own else [])]
 
 
-def _others(name: str, objects: list[Object]) -> list[tuple[str, ...]]:
+def _others(objects: list[Object], *, secrets: list[str]) -> list[tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for obj in objects:
         if obj["kind"] not in ("StatefulSet", "PersistentVolumeClaim"):
             found.setdefault(obj["kind"], []).append(obj["metadata"]["name"])
-    found["Secret"] = [names.ca_secret(name), *(names.tls_secret(name, role) for role in _ROLES)]
+    found["Secret"] = secrets
     return [(kind, ", ".join(those)) for kind, those in found.items()]
 
 

@@ -22,6 +22,11 @@ from streamrl_operator.planning.values import MemberView, Observed
 NOT_ALLOWED = "ClusterNotAllowed"
 
 
+def clusters_of(job: RLJob) -> list[str]:
+    """Members that pools of the job are in."""
+    return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
+
+
 def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, MemberView]) -> list[UserError]:
     """Why pools of the job may not be where they say; nothing: they may."""
     problems: list[UserError] = []

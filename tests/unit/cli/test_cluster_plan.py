@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from streamrl import names
 from streamrl.errors import UserErrors
 from streamrl_cli.jobfile import load_job
 from streamrl_cli.local import unused_locally, unused_note
@@ -69,6 +70,26 @@ def test_a_claim_of_the_users_own_is_not_made(capsys: pytest.CaptureFixture[str]
         ["chain-sum-journal", "1Gi", "(the", "cluster's)", "deleted"],
         ["mine", "(yours)", "stays"],
     ]
+
+
+def test_what_is_made_in_a_member_stands_beside_what_is_made_at_home(capsys: pytest.CaptureFixture[str]) -> None:
+    far = ("plan", str(EXAMPLE), "--set", "spec.generators[0].clusterName=east")
+    lines = streamrl(capsys, *far).out
+    assert lines[0] == "chain-sum: 9 objects and 5 Secrets"
+    assert "IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor" in lines
+    home, there = (
+        lines[: lines.index("IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor")],
+        lines,
+    )
+    assert not [line for line in home if line.startswith("  chain-sum-cpu")]
+    assert [line.split()[:3] for line in there if line.startswith("  chain-sum-cpu")] == [
+        ["chain-sum-cpu", "1", "generator"]
+    ]
+    objects = json.loads("\n".join(streamrl(capsys, *far, "-o", "json").out))["items"]
+    clusters = {(one["kind"], one["metadata"]["labels"].get(names.LABEL_CLUSTER)) for one in objects}
+    assert {("StatefulSet", None), ("StatefulSet", "east"), ("GeneratorPool", None)} <= clusters
+    assert ("GeneratorPool", "east") not in clusters
+    assert not [one for one in objects if one["kind"] == "Secret"]
 
 
 def test_every_mistake_of_the_file_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
