@@ -370,9 +370,7 @@ class Reconciler:
         if self.members is None:
             return {}
         key, name = (plan.namespace, plan.name), names.tls_secret(plan.name, "generator")
-        found = {
-            cluster: self.members.known(SECRET, cluster, key, name) for cluster in members.clusters_of(plan.job)
-        }
+        found = {cluster: self.members.known(SECRET, cluster, key, name) for cluster in members.clusters_of(plan.job)}
         return {cluster: secret for cluster, secret in found.items() if secret is not None}
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
