@@ -15,6 +15,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import EVENT, RLJOB
+from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
 
 SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
@@ -128,12 +129,6 @@ def describe(
     yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), event_rows(events, now=now))
 
 
-def pools_in_members(job: Object) -> dict[str, str]:
-    """Pool -> the member cluster that its pods are in."""
-    pools = job["spec"].get("generators", ())
-    return {pool["name"]: pool["clusterName"] for pool in pools if pool.get("clusterName")}
-
-
 def lost_members(job: Object) -> str:
     """Which members cannot be reached, and why; empty: all that there are can be."""
     found = conditions(job)
@@ -142,7 +137,7 @@ def lost_members(job: Object) -> str:
 
 def _placed(head: Row, rows: Sequence[Row], job: Object) -> tuple[Row, list[Row]]:
     """A table of pools, with their clusters where some are in members."""
-    far = pools_in_members(job)
+    far = clusters_by_pool(job)
     if not far:
         return head, list(rows)
     return (head[0], "CLUSTER", *head[1:]), [(row[0], far.get(row[0], "home"), *row[1:]) for row in rows]
@@ -150,7 +145,7 @@ def _placed(head: Row, rows: Sequence[Row], job: Object) -> tuple[Row, list[Row]
 
 def _clusters(job: Object, *, pods: Sequence[Object]) -> list[Row]:
     """(name, namespace, pools, what is known of the pods) of each member that the job is in, or that a pool names."""
-    far = pools_in_members(job)
+    far = clusters_by_pool(job)
     entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
     seen = {pod["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) for pod in pods}
     return [

@@ -22,9 +22,10 @@ from streamrl_cli.cluster.api import (
     add_connection,
     connect,
 )
-from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, pools_in_members, state
+from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
 from streamrl_cli.cluster.members import add_member_contexts, members_of, pods_of
 from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers as container_statuses
 
 CONTAINERS = {
@@ -130,7 +131,7 @@ class LogPlaces:
         """For each pool that is asked for and in a member whose context is not given."""
         if "generators" not in self._roles():
             return []
-        far = pools_in_members(self.job).items()
+        far = clusters_by_pool(self.job).items()
         return [
             UserError(
                 field=f"pool {pool}",

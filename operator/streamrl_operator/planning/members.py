@@ -17,7 +17,7 @@ from streamrl.spec.base import minimal
 from streamrl.status import ClusterStatus, RLJobStatus
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, SUSPENDED, Aspect
-from streamrl_operator.planning.values import MemberView, Observed
+from streamrl_operator.planning.values import MemberView, Object, Observed
 
 NOT_ALLOWED = "ClusterNotAllowed"
 
@@ -25,6 +25,12 @@ NOT_ALLOWED = "ClusterNotAllowed"
 def clusters_of(job: RLJob) -> list[str]:
     """Members that pools of the job are in."""
     return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
+
+
+def clusters_by_pool(raw: Object) -> dict[str, str]:
+    """Pool -> the member that its pods are to be in, by the document as it is; of pools at home nothing."""
+    pools = (raw.get("spec") or {}).get("generators") or ()
+    return {str(pool.get("name")): str(pool["clusterName"]) for pool in pools if pool.get("clusterName")}
 
 
 def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, MemberView]) -> list[UserError]:
