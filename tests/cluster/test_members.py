@@ -202,6 +202,21 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     wait_gone(pair.there, JOB, operator)
 
 
+def test_a_suspended_job_has_no_pods_there_though_its_load_balancer_has_lost_its_address(
+    pair: Pair, operator: Operator
+) -> None:
+    pair.join(exposure={"loadBalancer": {}})
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: pair.lab.get("services", f"{JOB}-exposed") is not None, "the exposed Service", operator)
+    given = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.8"}]}}}
+    pair.lab.patch("services", f"{JOB}-exposed", given, part="status")
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator, deadline_s=LATE_S)
+    pair.lab.patch("services", f"{JOB}-exposed", {"status": {"loadBalancer": None}}, part="status")
+    pair.lab.patch("rljobs", JOB, {"spec": {"suspend": True}})
+    pair.lab.wait(lambda: pair.there.list("pods") == [], "no pods in the member", operator)
+    pair.lab.wait(lambda: pair.lab.condition(JOB, "Suspended").get("status") == "True", "Suspended", operator)
+
+
 @pytest.mark.usefixtures("gateway_api")
 def test_a_gateway_is_asked_to_pass_the_jobs_names_through(pair: Pair, operator: Operator) -> None:
     pair.join(exposure={"gateway": {"name": "edge", "namespace": "infra", "host": "edge.example"}})
