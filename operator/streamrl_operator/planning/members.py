@@ -149,13 +149,16 @@ def unreachable(observed: Observed, entries: Sequence[ClusterStatus]) -> Aspect 
 
 
 def unknown_pods(observed: Observed) -> str:
-    """Why nobody knows whether pods of the job are left in members; empty: it is known, or given up."""
+    """Why nobody knows whether pods of the job are left in members that it is to be in; empty: it is known, or given up.
+
+    A job that has left a member waits for nothing there: it may have left since the member is lost for good.
+    """
     before = job_status.read_job_status(observed.raw)
     suspended = conditions.kept(before.conditions, SUSPENDED)
     if suspended is not None and suspended.holds:  # all had gone, and none is made since
         return ""
-    been = [one for one in before.clusters if one.cluster_uid and one.name not in _abandoned(observed)]
-    told = unreachable(observed, been)
+    names_there = needed(observed).keys() - _abandoned(observed)
+    told = unreachable(observed, [one for one in before.clusters if one.cluster_uid and one.name in names_there])
     return told.message if told is not None and told.holds else ""
 
 

@@ -1,5 +1,6 @@
 """Member clusters in a job's life: what is planned for one, what is refused, what its status and its pools say while one is lost."""
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -307,11 +308,18 @@ def test_a_suspended_job_says_no_pods_only_where_it_is_known(
     assert decision.events == () or was == "True"
 
 
-@pytest.mark.parametrize(("view", "held"), [(VIEW, False), (LOST, True)])
-def test_a_changed_spec_waits_for_a_member_whose_pods_nobody_knows(view: MemberView, held: bool) -> None:
+@pytest.mark.parametrize(
+    ("view", "moves", "held"),
+    [(VIEW, False, False), (LOST, False, True), (LOST, True, False)],
+    ids=["reached", "lost", "lost and left"],
+)
+def test_a_changed_spec_waits_for_a_member_whose_pods_nobody_knows(view: MemberView, moves: bool, held: bool) -> None:
     before = settled()
-    spec = before.raw["spec"]
-    changed = {**before.raw, "spec": {**spec, "pipeline": {**spec["pipeline"], "batchGroups": 7}}}
+    spec = copy.deepcopy(before.raw["spec"])
+    spec["pipeline"]["batchGroups"] = 7
+    if moves:
+        del spec["generators"][0]["clusterName"]
+    changed = {**before.raw, "spec": spec}
     look = observed(changed, resolved=before.resolved, members={"east": view}, pods=[])
     assert decide(look, settings=SETTINGS).stops_first is held
 
