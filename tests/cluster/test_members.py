@@ -193,6 +193,12 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     assert environment["STREAMRL_WEIGHTS_ADDRESS"] == f"192.0.2.7:{ports['weights']}"
     told = streamrl(capsys, "cluster", "list", *config).out
     assert [pair.name, "True"] in [line.split()[:2] for line in told]
+    look = (JOB, *config[:2], "-n", pair.lab.namespace)
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator, deadline_s=LATE_S)
+    told = streamrl(capsys, "status", *look, "--member-context", "east").out
+    assert {f"{THERE}-0", f"{THERE}-1"} <= {line.split()[0] for line in told if line.split()}
+    elsewhere = streamrl(capsys, "logs", *look, "--pool", "away")
+    assert (elsewhere.code, f"has its pods in member cluster {pair.name}" in elsewhere.err[0]) == (2, True)
     assert streamrl(capsys, "cluster", "leave", pair.name, *config).code == 0
     pair.lab.wait(
         lambda: "waits for 1 jobs" in pair.condition("Connected").get("message", ""), "what it waits for", operator
