@@ -1,8 +1,8 @@
 """`streamrl plan FILE`: what a job becomes on Kubernetes, without asking any cluster: objects, pods, volumes, memory, cost.
 With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
-The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and what
-an RLCluster says: in a member the namespace is called as at home, and generators dial `home.example`.
+The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and ports
+and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators there dial `home.example`.
 """
 
 import argparse
@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from streamrl import __version__, names
+from streamrl.clusters import RLCluster, RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
+from streamrl.spec.pod import RLJobDefaults
 from streamrl_cli import console
 from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
-from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_defaults
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
 from streamrl_operator.planning.members import clusters_of
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import anchor, member_objects, owned_by
+from streamrl_operator.planning.objects.members import addresses, anchor, member_objects, owned_by
 from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
@@ -58,13 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an RLJobDefaults that the job inherits; twice: first the cluster's, then the namespace's",
     )
+    parser.add_argument(
+        "--rlcluster",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="an RLCluster that pools of the job name; may be given again",
+    )
     plan_optimize.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of each job in the file."""
     plan_optimize.check(args)
-    layers = [Layer(source=str(path), spec=load_defaults(path).spec) for path in args.defaults]
+    layers = [Layer(source=str(path), spec=load_document(path, model=RLJobDefaults).spec) for path in args.defaults]
+    found = [load_document(path, model=RLCluster) for path in args.rlcluster]
+    members = {one.metadata.name: one.spec for one in found}
     jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set, beside=True)
     if mistakes:
         raise UserErrors(mistakes)
@@ -75,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         job, reasons = plan_optimize.optimise(jobs[0], args, config=_config(jobs[0], args))
         jobs = [job]
     inherited = [inherit(job, layers) for job in jobs]
-    plans = [(job, objects_of(job, args), origins) for job, origins in inherited]
+    plans = [(job, objects_of(job, args, members=members), origins) for job, origins in inherited]
     if args.output:
         console.out(*dump([obj for _, objects, _ in plans for obj in objects], form=args.output).split("\n"))
         if reasons:
@@ -89,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
+def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RLClusterSpec]) -> list[Object]:
     """All objects of a job that has just begun, at home and then in its members, but the Secrets with its certificates."""
     namespace = job.metadata.namespace or args.namespace
     bundle = collect(job, base_dir=base_dir_of(args.file))
@@ -102,15 +114,22 @@ def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
     wanted = DesiredRun(trainers=1, generators=sizes, requested=sizes, images=settings.images)
-    plan = JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings)
+    exposures = {name: members[name].exposure for name in clusters_of(job) if name in members}
+    plan = JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings, exposures=exposures)
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
-    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster))
+    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster, members.get(cluster)))
     return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(plan)), *far]
 
 
-def _in_member(plan: JobPlan, cluster: str) -> Iterator[Object]:
-    place = MemberPlace(cluster=cluster, namespace=plan.namespace, origin=_NO_UID, exposed=_EXPOSED)
-    there = replace(plan, place=place)
+def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None) -> Iterator[Object]:
+    namespace = plan.namespace if known is None else known.namespace_of(plan.namespace)
+    if namespace is None:
+        rule = f"must be a cluster that jobs of namespace {plan.namespace} may use"
+        raise UserError(field=f"RLCluster {cluster}", rule=rule, fix="map the namespace, or give --namespace")
+    exposed = None if known is None else addresses(known.exposure, None)
+    there = replace(
+        plan, place=MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID, exposed=exposed or _EXPOSED)
+    )
     yield anchor(there)
     yield from (owned_by(_NO_UID, obj) for obj in member_objects(there, leaf={}) if obj["kind"] != "Secret")
 
@@ -146,11 +165,6 @@ def summary(
         yield from section("PODS", pods, _containers(there))
         yield from section(
             "OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=[names.tls_secret(name, "generator")])
-        )
-    if clusters:
-        yield from (
-            "",
-            "Besides, RLClusters with exposure nodePort, loadBalancer or gateway have a Service or two TLSRoutes made at home.",
         )
     yield ""
     yield "ESTIMATE"

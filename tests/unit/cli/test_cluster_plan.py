@@ -92,6 +92,33 @@ def test_what_is_made_in_a_member_stands_beside_what_is_made_at_home(capsys: pyt
     assert not [one for one in objects if one["kind"] == "Secret"]
 
 
+def test_a_given_rlcluster_says_what_is_made_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = {
+        "source": {"kubeconfigSecretName": "s"},
+        "namespaces": [{"hub": "ml", "member": "pools"}],
+        "exposure": {"nodePort": {"host": "192.0.2.7"}},
+    }
+    path = tmp_path / "east.json"
+    path.write_text(
+        json.dumps(
+            {"apiVersion": "streamrl.io/v1alpha1", "kind": "RLCluster", "metadata": {"name": "east"}, "spec": spec}
+        )
+    )
+    far = ("plan", str(EXAMPLE), "--set", "spec.generators[0].clusterName=east", "--rlcluster", str(path))
+    objects = json.loads("\n".join(streamrl(capsys, *far, "-n", "ml", "-o", "json").out))["items"]
+    there = {one["metadata"]["namespace"] for one in objects if names.LABEL_CLUSTER in one["metadata"]["labels"]}
+    assert there == {"pools"}
+    exposed = [one["spec"]["type"] for one in objects if one["metadata"]["name"] == "chain-sum-exposed"]
+    assert exposed == ["NodePort"]
+    refused = streamrl(capsys, *far, "-n", "other")
+    assert (refused.code, refused.err) == (
+        2,
+        [
+            "RLCluster east: must be a cluster that jobs of namespace other may use; map the namespace, or give --namespace"
+        ],
+    )
+
+
 def test_every_mistake_of_the_file_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = streamrl(capsys, "plan", str(EXAMPLE), "--set", "spec.pipeline.steps=0", "--set", "spec.seed=x")
     assert (outcome.code, outcome.out, len(outcome.err)) == (2, [], 2)
