@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from streamrl.clusters import RLCluster
 from streamrl.errors import UserError, UserErrors
@@ -27,6 +27,7 @@ _PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d{1,6}\])*\Z")
 FLAG = "--set"
 _DEFAULTS, _CLUSTER = RLJobDefaults.__name__, RLCluster.__name__
+_M = TypeVar("_M", RLJobDefaults, RLCluster)
 
 
 class Check(Protocol):
@@ -83,17 +84,17 @@ def check_file(
     return jobs, mistakes
 
 
-def load_defaults(path: Path) -> RLJobDefaults:
-    """Read the one RLJobDefaults of a file. Raises `UserError`, `UserErrors`: what is wrong, with file and line."""
+def load_document(path: Path, *, model: type[_M]) -> _M:
+    """Read the one RLJobDefaults or RLCluster of a file. Raises `UserError`, `UserErrors`: what is wrong, with file and line."""
     documents = _documents(path)
     if len(documents) != 1:
-        raise UserError(field=str(path), rule=f"must hold one {_DEFAULTS}, holds {len(documents)}")
-    return _defaults(documents[0], path=path)
+        raise UserError(field=str(path), rule=f"must hold one {model.__name__}, holds {len(documents)}")
+    return _parsed(documents[0], model=model, path=path)
 
 
-def _defaults(document: Document, *, path: Path) -> RLJobDefaults:
+def _parsed(document: Document, *, model: type[_M], path: Path) -> _M:
     try:
-        return parse_document(document.data, model=RLJobDefaults, rule=f"must be a mapping of kind {_DEFAULTS}")
+        return parse_document(document.data, model=model, rule=f"must be a mapping of kind {model.__name__}")
     except UserErrors as errors:
         raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
 
@@ -102,12 +103,9 @@ def _is_beside(document: Document, *, path: Path) -> bool:
     """Whether it is no job: an RLJobDefaults or an RLCluster, which are checked, or a ConfigMap, such as a job's code."""
     kind = document.data.get("kind") if isinstance(document.data, dict) else None
     if kind == _DEFAULTS:
-        _defaults(document, path=path)
+        _parsed(document, model=RLJobDefaults, path=path)
     if kind == _CLUSTER:
-        try:
-            parse_document(document.data, model=RLCluster, rule=f"must be a mapping of kind {_CLUSTER}")
-        except UserErrors as errors:
-            raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
+        _parsed(document, model=RLCluster, path=path)
     return kind in (_DEFAULTS, _CLUSTER, "ConfigMap")
 
 

@@ -420,8 +420,8 @@ OPERATOR = MetricTable(
                 unit="seconds",
                 by="role",
             ),
-            _of_job("gauge", "pool_desired_replicas", "Generators that the pool should have.", by="pool"),
-            _of_job("gauge", "pool_ready_replicas", "Generators of the pool whose pods are ready.", by="pool"),
+            _of_job("gauge", "pool_desired_replicas", "Generators that the pool should have.", by="pool cluster"),
+            _of_job("gauge", "pool_ready_replicas", "Generators of the pool whose pods are ready.", by="pool cluster"),
             _of_job(
                 "counter",
                 "pool_scale_events",

@@ -88,7 +88,7 @@ MOST_SET_CHARACTERS = 52
 MOST_JOB_CHARACTERS = MOST_SET_CHARACTERS - len("-trainer-workers")
 MOST_POOL_CHARACTERS = MOST_SET_CHARACTERS - len("j-")
 """With the shortest name of a job; the two together have one less than a StatefulSet, for the dash."""
-OWN_SUFFIXES = ("trainer", "trainer-workers", "scheduler")
+OWN_SUFFIXES = ("trainer", "trainer-workers", "scheduler", "exposed")
 """Which no pool is called: the job's own objects are."""
 
 

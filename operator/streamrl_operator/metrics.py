@@ -27,7 +27,13 @@ class _JobSeries:
     ready: dict[str, int] = field(default_factory=dict)
     scaled: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(pool, direction) -> changes of `desired`."""
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    """Pool -> the member cluster that its pods are in; of others nothing."""
     certificates: dict[str, float] = field(default_factory=dict)
+
+    def by_place(self, numbers: Mapping[str, int]) -> dict[Labels, float]:
+        """By pool and cluster."""
+        return {(pool, self.clusters.get(pool, "")): number for pool, number in numbers.items()}
 
 
 class OperatorMetrics:
@@ -64,11 +70,11 @@ class OperatorMetrics:
         """A gauge, or a counter's total, that is read when somebody asks; of one with a label, by the label's value."""
         self._read[name] = value
 
-    def job(self, key: Key, status: Mapping[str, Any]) -> None:
-        """The status of a job as it is written."""
+    def job(self, key: Key, status: Mapping[str, Any], *, clusters: Mapping[str, str]) -> None:
+        """The status of a job as it is written. `clusters`: pool -> the member cluster that its pods are in."""
         numbers = self._jobs.setdefault(key, _JobSeries())
         numbers.conditions = {one["type"]: one["status"] == "True" for one in status.get("conditions", ())}
-        numbers.restarts = status.get("restarts", 0)
+        numbers.restarts, numbers.clusters = status.get("restarts", 0), clusters
         before, pools = numbers.desired, status.get("pools", ())
         numbers.desired = {pool["name"]: pool["desired"] for pool in pools}
         numbers.ready = {pool["name"]: pool["ready"] for pool in pools}
@@ -96,8 +102,8 @@ class OperatorMetrics:
                 write(name, number, *by)
         self._of_jobs("job_condition", lambda job: {(kind,): holds for kind, holds in job.conditions.items()})
         self._of_jobs("job_restarts", lambda job: {(): job.restarts})
-        self._of_jobs("pool_desired_replicas", lambda job: {(pool,): number for pool, number in job.desired.items()})
-        self._of_jobs("pool_ready_replicas", lambda job: {(pool,): number for pool, number in job.ready.items()})
+        self._of_jobs("pool_desired_replicas", lambda job: job.by_place(job.desired))
+        self._of_jobs("pool_ready_replicas", lambda job: job.by_place(job.ready))
         self._of_jobs("pool_scale_events", lambda job: job.scaled)
         ends = "job_certificate_expiry_timestamp_seconds"
         self._of_jobs(ends, lambda job: {(role,): end for role, end in job.certificates.items()})

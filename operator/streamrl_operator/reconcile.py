@@ -104,7 +104,7 @@ class Reconciler:
         await self._warn(raw, reported)
         stored = raw.get("status") or {}
         status = termination.with_blocked_condition(raw, reported, status=stored, now=self.clock.now())
-        self.metrics.job(key, status)
+        self.metrics.job(key, status, clusters=members.clusters_by_pool(raw))
         await apply.write_status(self.cluster, raw, status)
 
     async def _reconcile(self, key: Key) -> ReconcileResult:
@@ -247,6 +247,8 @@ class Reconciler:
                 self._want(name, observed, MemberWork(action="Stop", uid=uid))
             elif (work := self._member_work(observed, decision, view)) is not None:
                 self._want(name, observed, work)
+            elif not decision.wanted.any_pods:  # fewer pods can always be had
+                self._want(name, observed, MemberWork(action="Stop", uid=uid))
         for name in entries.keys() - wanted.keys():
             if observed.job is not None:
                 self._want(name, observed, MemberWork(action="Remove", uid=uid))
@@ -368,13 +370,11 @@ class Reconciler:
         if self.members is None:
             return {}
         key, name = (plan.namespace, plan.name), names.tls_secret(plan.name, "generator")
-        found = {
-            cluster: self.members.known(SECRET, cluster, key, name) for cluster in tls_secrets.clusters_of(plan.job)
-        }
+        found = {cluster: self.members.known(SECRET, cluster, key, name) for cluster in members.clusters_of(plan.job)}
         return {cluster: secret for cluster, secret in found.items() if secret is not None}
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
-        self.metrics.job(observed.key, decision.status)
+        self.metrics.job(observed.key, decision.status, clusters=members.clusters_by_pool(observed.raw))
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():
@@ -387,8 +387,7 @@ class Reconciler:
 
 
 def _names_member(raw: Object) -> bool:
-    pools = (raw.get("spec") or {}).get("generators") or ()
-    return any(pool.get("clusterName") for pool in pools) or bool((raw.get("status") or {}).get("clusters"))
+    return bool(members.clusters_by_pool(raw) or (raw.get("status") or {}).get("clusters"))
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

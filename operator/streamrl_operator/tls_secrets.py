@@ -34,6 +34,7 @@ from streamrl_operator.planning.certificates import (
     WriteLeaf,
     plan_certificates,
 )
+from streamrl_operator.planning.members import clusters_of
 from streamrl_operator.planning.objects.shared import JobPlan
 
 _SKEW_S = 300.0
@@ -219,11 +220,6 @@ def secret_names(job: str, *, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
 def roles_of(job: RLJob) -> tuple[str, ...]:
     """Who has a leaf in a job."""
     return (*ROLES, *(names.generator_role(cluster) for cluster in clusters_of(job)))
-
-
-def clusters_of(job: RLJob) -> list[str]:
-    """Members that pools of the job are in."""
-    return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
 
 
 def due(

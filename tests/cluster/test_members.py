@@ -193,6 +193,12 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     assert environment["STREAMRL_WEIGHTS_ADDRESS"] == f"192.0.2.7:{ports['weights']}"
     told = streamrl(capsys, "cluster", "list", *config).out
     assert [pair.name, "True"] in [line.split()[:2] for line in told]
+    look = (JOB, *config[:2], "-n", pair.lab.namespace)
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator, deadline_s=LATE_S)
+    told = streamrl(capsys, "status", *look, "--member-context", "east").out
+    assert {f"{THERE}-0", f"{THERE}-1"} <= {line.split()[0] for line in told if line.split()}
+    elsewhere = streamrl(capsys, "logs", *look, "--pool", "away")
+    assert (elsewhere.code, f"has its pods in member cluster {pair.name}" in elsewhere.err[0]) == (2, True)
     assert streamrl(capsys, "cluster", "leave", pair.name, *config).code == 0
     pair.lab.wait(
         lambda: "waits for 1 jobs" in pair.condition("Connected").get("message", ""), "what it waits for", operator
@@ -200,6 +206,21 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     pair.lab.delete("rljobs", JOB)
     pair.lab.wait(lambda: pair.lab.cluster.api.get(pair.path).code == 404, "the RLCluster to go", operator)
     wait_gone(pair.there, JOB, operator)
+
+
+def test_a_suspended_job_has_no_pods_there_though_its_load_balancer_has_lost_its_address(
+    pair: Pair, operator: Operator
+) -> None:
+    pair.join(exposure={"loadBalancer": {}})
+    pair.lab.create("rljobs", job(pair.name))
+    pair.lab.wait(lambda: pair.lab.get("services", f"{JOB}-exposed") is not None, "the exposed Service", operator)
+    given = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.8"}]}}}
+    pair.lab.patch("services", f"{JOB}-exposed", given, part="status")
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator, deadline_s=LATE_S)
+    pair.lab.patch("services", f"{JOB}-exposed", {"status": {"loadBalancer": None}}, part="status")
+    pair.lab.patch("rljobs", JOB, {"spec": {"suspend": True}})
+    pair.lab.wait(lambda: pair.there.list("pods") == [], "no pods in the member", operator)
+    pair.lab.wait(lambda: pair.lab.condition(JOB, "Suspended").get("status") == "True", "Suspended", operator)
 
 
 @pytest.mark.usefixtures("gateway_api")

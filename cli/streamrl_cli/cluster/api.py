@@ -25,7 +25,7 @@ from streamrl import API_GROUP
 from streamrl.errors import UserError, UserErrors
 from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
-from streamrl_operator.kube.answers import Cause, read_status, split_lines
+from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, split_lines
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _PAGE = 100
 """Objects of one page of a list: a pod takes 10 KB, and an answer has its bound."""
 _LINE_BYTES = 2**20
 """Of a log: what a program writes without an end of line is shown in parts of this size."""
+LONGEST_LINE_BYTES = 2**28
+"""Of what a command in a pod says: a sample of a million tokens, with their log-probs, takes some 30 MB."""
 _CHUNK_BYTES = 2**16
 _EXEC_PROTOCOL = "v4.channel.k8s.io"
 _STDOUT, _STDERR, _STATUS = 1, 2, 3
@@ -225,7 +227,7 @@ class ApiClient:
         async with self._answer(call, query={"container": container, **query}, total_s=None) as response:
             chunks = response.at_most().content.iter_chunked(_CHUNK_BYTES)
             async for line in split_lines(chunks, cut_bytes=_LINE_BYTES):
-                yield line.decode("utf-8", errors="replace")
+                yield _text(line)
 
     async def run_in(
         self,
@@ -245,8 +247,8 @@ class ApiClient:
 
         call = self._call("exec", POD, pod, "exec")
         query = [("container", container), ("stdout", "1"), ("stderr", "1"), *(("command", word) for word in command)]
-        pieces = {_STDOUT: b"", _STDERR: b"", _STATUS: b""}
-        told = {_STDOUT: out, _STDERR: err}
+        told, said = {_STDOUT: out, _STDERR: err}, b""
+        lines = {channel: LineSplitter() for channel in told}
         with self._reaching(call):
             headers = await self.access.headers(now_s=monotonic())
             try:
@@ -266,18 +268,20 @@ class ApiClient:
                         raise answers.MalformedError("it is no output of a command")
                     channel, piece = message.data[0], message.data[1:]
                     if channel in told:
-                        *lines, pieces[channel] = _split(pieces[channel] + piece)
-                        told[channel](*(line.decode("utf-8", errors="replace") for line in lines))
+                        told[channel](*map(_text, lines[channel].feed(piece)))
+                        if len(lines[channel].begun) > LONGEST_LINE_BYTES:
+                            rule = f"what it says has a line of more than {LONGEST_LINE_BYTES // 2**20} MiB"
+                            raise UserError(field=call.thing, rule=rule, fix="ask for less of it")
                     elif channel == _STATUS:
-                        pieces[channel] += piece
+                        said += piece
             finally:
                 # The session waits for the end of connections in use; of one whose socket was closed first it would not.
                 await self._session.close()
                 await socket.close()
             for channel, tell in told.items():
-                if rest := pieces[channel]:
-                    tell(rest.decode("utf-8", errors="replace"))
-            return answers.read_exit_code(pieces[_STATUS])
+                if rest := lines[channel].take():
+                    tell(_text(rest))
+            return answers.read_exit_code(said)
 
     def _call(self, verb: str, kind: Kind, name: str = "", subresource: str = "") -> Call:
         return Call(
@@ -379,9 +383,8 @@ def refusal(call: Call, *, code: int, body: bytes) -> UserError | UserErrors:
     return UserError(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
 
 
-def _split(text: bytes) -> list[bytes]:
-    """Lines, and what stands behind the last one's end, unless that is too long to be kept."""
-    return text.split(b"\n") if len(text) < _LINE_BYTES else [text, b""]
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace")
 
 
 def _no_exec(call: Call, *, code: int) -> UserError | UserErrors:

@@ -15,6 +15,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import EVENT, RLJOB
+from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
 
 SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
@@ -119,10 +120,43 @@ def describe(
     """Lines about one job."""
     yield from _head(job, now=now)
     yield from section("CONDITIONS", ("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), condition_rows(job, now=now))
-    yield from section("POOLS", ("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools))
+    yield from section(
+        "POOLS", *_placed(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools), job)
+    )
+    yield from section("CLUSTERS", ("NAME", "NAMESPACE", "POOLS", "PODS"), _clusters(job, pods=pods))
     yield from section("PODS", ("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), _pods(pods, now=now))
     yield from section("SCALING", ("AGO", "POOL", "CHANGE", "REASON"), change_rows(pools, now=now))
     yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), event_rows(events, now=now))
+
+
+def lost_members(job: Object) -> str:
+    """Which members cannot be reached, and why; empty: all that there are can be."""
+    found = conditions(job)
+    return str(found["ClusterUnreachable"]["message"]) if _holds(found, "ClusterUnreachable") else ""
+
+
+def _placed(head: Row, rows: Sequence[Row], job: Object) -> tuple[Row, list[Row]]:
+    """A table of pools, with their clusters where some are in members."""
+    far = clusters_by_pool(job)
+    if not far:
+        return head, list(rows)
+    return (head[0], "CLUSTER", *head[1:]), [(row[0], far.get(row[0], "home"), *row[1:]) for row in rows]
+
+
+def _clusters(job: Object, *, pods: Sequence[Object]) -> list[Row]:
+    """(name, namespace, pools, what is known of the pods) of each member that the job is in, or that a pool names."""
+    far = clusters_by_pool(job)
+    entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
+    seen = {pod["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) for pod in pods}
+    return [
+        (
+            name,
+            text(entries.get(name)),
+            text(", ".join(pool for pool, cluster in far.items() if cluster == name)),
+            "below" if name in seen else f"--member-context {name}=CONTEXT shows those that are there",
+        )
+        for name in dict.fromkeys((*entries, *far.values()))
+    ]
 
 
 def _head(job: Object, *, now: datetime) -> Iterator[str]:
@@ -137,6 +171,8 @@ def _head(job: Object, *, now: datetime) -> Iterator[str]:
     yield f"  attempt {text(status.get('attempt'))}, restarts {counted} of {text(most)}, not counted {ignored}"
     if status.get("checkpointPath"):
         yield f"  checkpoint {status['checkpointPath']}"
+    if lost_members(job):
+        yield f"  not reached: {lost_members(job)}"
 
 
 def condition_rows(job: Object, *, now: datetime) -> list[Row]:

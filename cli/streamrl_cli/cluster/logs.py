@@ -23,7 +23,9 @@ from streamrl_cli.cluster.api import (
     connect,
 )
 from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
-from streamrl_operator.kube.kinds import POD, RLJOB
+from streamrl_cli.cluster.members import add_member_contexts, members_of, pods_of
+from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers as container_statuses
 
 CONTAINERS = {
@@ -50,6 +52,8 @@ class LogSource:
     """Before its lines."""
     has_log: bool = field(compare=False)
     """It runs, or has run."""
+    cluster: str = ""
+    """The member that it is in; empty: at home."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tail", type=int, metavar="N", help=f"last N lines of each (default: {_DEFAULT_TAIL}; all of a single one)"
     )
     parser.add_argument("-p", "--previous", action="store_true", help="of the life before the last restart")
+    add_member_contexts(parser)
     add_connection(parser)
 
 
@@ -76,33 +81,75 @@ async def run(args: argparse.Namespace) -> int:
     if args.tail is not None and args.tail < 0:
         raise UserError(field="--tail", rule="must be at least 0", got=args.tail)
     async with connect(args) as cluster:
-        await cluster.get(RLJOB, args.job)  # says so if there is none
-        if args.follow:
-            await _LogFollower(args, cluster=cluster).to_the_end()
-            return EXIT_DONE
-        found = [source for source in await _sources(args, cluster=cluster) if source.has_log]
-        if not found:
-            raise UserError(
-                field=args.job, rule="has no pods with such logs now", fix=f"see `streamrl status {args.job}`"
-            )
-        query = _query(args, several=len(found) > 1)
-        for source in found:
-            await _print(source, query, cluster=cluster)
+        job = await cluster.get(RLJOB, args.job)  # says so if there is none
+        async with members_of(job, args) as members:
+            places = LogPlaces(args=args, job=job, home=cluster, members=members)
+            await _show(args, places)
     return EXIT_DONE
+
+
+async def _show(args: argparse.Namespace, places: "LogPlaces") -> None:
+    elsewhere = places.elsewhere()
+    if elsewhere and args.pool:
+        raise elsewhere[0]
+    if args.follow:
+        console.err(*map(str, elsewhere))
+        await _LogFollower(args, places).to_the_end()
+        return
+    found = [source for source in await places.sources() if source.has_log]
+    if not found:
+        nothing = UserError(
+            field=args.job, rule="has no pods with such logs now", fix=f"see `streamrl status {args.job}`"
+        )
+        raise elsewhere[0] if elsewhere else nothing
+    console.err(*map(str, elsewhere))
+    query = _query(args, several=len(found) > 1)
+    for source in found:
+        await _print(source, query, cluster=places.of(source))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlaces:
+    """Where the job's pods are."""
+
+    args: argparse.Namespace
+    job: Object
+    home: ApiClient
+    members: Mapping[str, ApiClient]
+
+    def of(self, source: LogSource) -> ApiClient:
+        """The API server that has a log."""
+        return self.members[source.cluster] if source.cluster else self.home
+
+    async def sources(self) -> list[LogSource]:
+        """All that is asked for."""
+        labels = f"{names.LABEL_POOL}={self.args.pool}" if self.args.pool else ""
+        found = await pods_of(self.job, home=self.home, members=self.members, labels=labels)
+        return list(sources(found, [CONTAINERS[role] for role in self._roles()]))
+
+    def elsewhere(self) -> list[UserError]:
+        """For each pool that is asked for and in a member whose context is not given."""
+        if "generators" not in self._roles():
+            return []
+        far = clusters_by_pool(self.job).items()
+        return [
+            UserError(
+                field=f"pool {pool}",
+                rule=f"has its pods in member cluster {cluster}",
+                fix=f"give --member-context {cluster}=CONTEXT, a context of the kubeconfig for it",
+            )
+            for pool, cluster in far
+            if cluster not in self.members and self.args.pool in (None, pool)
+        ]
+
+    def _roles(self) -> Sequence[str]:
+        return self.args.role or (["generators"] if self.args.pool else list(CONTAINERS))
 
 
 def _query(args: argparse.Namespace, *, several: bool) -> dict[str, str]:
     tail = args.tail if args.tail is not None else (_DEFAULT_TAIL if several else None)
     query = {} if tail is None else {"tailLines": str(tail)}
     return query | ({"previous": "true"} if args.previous else {})
-
-
-async def _sources(args: argparse.Namespace, *, cluster: ApiClient) -> list[LogSource]:
-    labels = f"{names.LABEL_JOB}={args.job}"
-    if args.pool:
-        labels += f",{names.LABEL_POOL}={args.pool}"
-    roles = args.role or (["generators"] if args.pool else list(CONTAINERS))
-    return list(sources(await cluster.find(POD, labels=labels), [CONTAINERS[role] for role in roles]))
 
 
 def sources(pods: Sequence[Object], containers: Sequence[str]) -> Iterator[LogSource]:
@@ -125,6 +172,7 @@ def _source(pod: Object, container: str) -> LogSource:
         life=f"{pod['metadata']['uid']}/{restarts}",
         has_log=bool(restarts) or any(kind in status.get("state", {}) for kind in ("running", "terminated")),
         prefix=name if container == names.CONTAINER_GENERATOR else f"{name}/{container}",
+        cluster=pod["metadata"].get("labels", {}).get(names.LABEL_CLUSTER, ""),
     )
 
 
@@ -143,9 +191,9 @@ async def _print(source: LogSource, query: Mapping[str, str], *, cluster: ApiCli
 class _LogFollower:
     """Readers of all containers of the job, of those that come later too."""
 
-    def __init__(self, args: argparse.Namespace, *, cluster: ApiClient) -> None:
+    def __init__(self, args: argparse.Namespace, places: LogPlaces) -> None:
         self.args = args
-        self.cluster = cluster
+        self.places = places
         self.patience = RetryDeadline()
         self.readers: dict[LogSource, asyncio.Task[None]] = {}
         self.broken: dict[LogSource, float] = {}
@@ -166,7 +214,7 @@ class _LogFollower:
     async def _look(self) -> bool:
         """Begin to read what is new; whether all has been read and the job has ended."""
         try:
-            found = await _sources(self.args, cluster=self.cluster)
+            found = await self.places.sources()
             has_ended = await self._has_ended()
         except UnreachableError as error:
             self.patience.bear(error)
@@ -188,13 +236,13 @@ class _LogFollower:
 
     async def _reader(self, source: LogSource, query: Mapping[str, str]) -> None:
         try:
-            await _print(source, query, cluster=self.cluster)
+            await _print(source, query, cluster=self.places.of(source))
         except UnreachableError:
             self.broken[source] = monotonic()
             del self.readers[source]  # read again from here once the API server is back
 
     async def _has_ended(self) -> bool:
         try:
-            return state(await self.cluster.get(RLJOB, self.args.job)) in (*ENDED, SUSPENDED)
+            return state(await self.places.home.get(RLJOB, self.args.job)) in (*ENDED, SUSPENDED)
         except ObjectNotFoundError:
             return True

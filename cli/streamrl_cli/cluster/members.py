@@ -4,6 +4,8 @@ join    reads the token of the account that the chart `streamrl-member` made in 
         the Secret with the kubeconfig and the RLCluster. Nothing is written in the member.
 list    the RLClusters with what the operator says of them
 leave   deletes the RLCluster; it goes when no job is in it any more, and its Secret can be deleted then
+
+Commands that read pods take `--member-context`: what a job has in a member is read there, in the name of the person.
 """
 
 import argparse
@@ -11,17 +13,19 @@ import base64
 import binascii
 import copy
 import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from streamrl import API_VERSION
+from streamrl import API_VERSION, names
 from streamrl.clusters import RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import parse_document
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.output import age, columns
-from streamrl_operator.kube.kinds import CLUSTER, SECRET
+from streamrl_operator.kube.kinds import CLUSTER, POD, SECRET
 
 _HEAD = ("NAME", "CONNECTED", "AUTHORIZED", "NAMESPACES", "AGE", "REASON")
 _OPERATOR_NAMESPACE = "streamrl-system"
@@ -67,6 +71,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"namespace of the operator (default: {_OPERATOR_NAMESPACE})",
         )
         add_connection(action)
+
+
+def add_member_contexts(parser: argparse.ArgumentParser) -> None:
+    """The argument that `members_of` reads."""
+    parser.add_argument(
+        "--member-context",
+        action="append",
+        default=[],
+        metavar="[CLUSTER=]CONTEXT",
+        help="context of the kubeconfig for a member cluster that pools of the job are in; may be given again",
+    )
+
+
+@asynccontextmanager
+async def members_of(job: Object, args: argparse.Namespace) -> AsyncIterator[dict[str, ApiClient]]:
+    """Cluster -> the job's namespace there, of the members whose contexts are given."""
+    entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
+    found: dict[str, ApiClient] = {}
+    async with AsyncExitStack() as stack:
+        for given in args.member_context:
+            name, _, context = given.rpartition("=")
+            if not name and len(entries) == 1:
+                (name,) = entries
+            if name not in entries:
+                known = f"must name a member cluster that the job is in ({', '.join(entries) or 'it is in none'})"
+                raise UserError(field="--member-context", rule=known, got=given, fix="write CLUSTER=CONTEXT")
+            there = copy.copy(args)
+            there.context, there.namespace = context, entries[name]
+            found[name] = await stack.enter_async_context(connect(there))
+        yield found
+
+
+async def pods_of(job: Object, *, home: ApiClient, members: Mapping[str, ApiClient], labels: str = "") -> list[Object]:
+    """At home and in these members; of a job of another home by this name none."""
+    meta = job["metadata"]
+    mine = ",".join(filter(None, (f"{names.LABEL_JOB}={meta['name']}", labels)))
+    found = await home.find(POD, labels=mine)
+    for cluster, member in members.items():
+        there = f"{mine},{names.LABEL_JOB_UID}={meta['uid']},{names.LABEL_CLUSTER}={cluster}"
+        found += await member.find(POD, labels=there)
+    return found
 
 
 async def run(args: argparse.Namespace) -> int:

@@ -1,32 +1,39 @@
 """`streamrl plan FILE`: what a job becomes on Kubernetes, without asking any cluster: objects, pods, volumes, memory, cost.
 With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
-The operator's own planning makes the objects. Two things it alone knows are placeholders here: its images (--trainer-image, --generator-image), and the job's UID.
+The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and ports
+and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators there dial `home.example`.
 """
 
 import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from streamrl import __version__, names
+from streamrl.clusters import RLCluster, RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
+from streamrl.spec.pod import RLJobDefaults
 from streamrl_cli import console
 from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
-from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_defaults
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
+from streamrl_operator.planning.members import clusters_of
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.shared import JobPlan
-from streamrl_operator.planning.values import DesiredRun, PlanningSettings
+from streamrl_operator.planning.objects.members import addresses, anchor, member_objects, owned_by
+from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
+from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
 _ROLES = ("scheduler", "trainer", "generator")
+_EXPOSED = ExposedAddresses(scheduler=f"home.example:{names.PORT_GRPC}", weights=f"home.example:{names.PORT_WEIGHTS}")
 Object = dict[str, Any]
 
 
@@ -53,13 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an RLJobDefaults that the job inherits; twice: first the cluster's, then the namespace's",
     )
+    parser.add_argument(
+        "--rlcluster",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="an RLCluster that pools of the job name; may be given again",
+    )
     plan_optimize.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of each job in the file."""
     plan_optimize.check(args)
-    layers = [Layer(source=str(path), spec=load_defaults(path).spec) for path in args.defaults]
+    layers = [Layer(source=str(path), spec=load_document(path, model=RLJobDefaults).spec) for path in args.defaults]
+    found = [load_document(path, model=RLCluster) for path in args.rlcluster]
+    members = {one.metadata.name: one.spec for one in found}
     jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set, beside=True)
     if mistakes:
         raise UserErrors(mistakes)
@@ -70,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         job, reasons = plan_optimize.optimise(jobs[0], args, config=_config(jobs[0], args))
         jobs = [job]
     inherited = [inherit(job, layers) for job in jobs]
-    plans = [(job, objects_of(job, args), origins) for job, origins in inherited]
+    plans = [(job, objects_of(job, args, members=members), origins) for job, origins in inherited]
     if args.output:
         console.out(*dump([obj for _, objects, _ in plans for obj in objects], form=args.output).split("\n"))
         if reasons:
@@ -84,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
-    """All objects of a job that has just begun, but the Secrets with its certificates."""
+def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RLClusterSpec]) -> list[Object]:
+    """All objects of a job that has just begun, at home and then in its members, but the Secrets with its certificates."""
     namespace = job.metadata.namespace or args.namespace
     bundle = collect(job, base_dir=base_dir_of(args.file))
     first: list[Object] = []
@@ -97,9 +114,24 @@ def objects_of(job: RLJob, args: argparse.Namespace) -> list[Object]:
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
     wanted = DesiredRun(trainers=1, generators=sizes, requested=sizes, images=settings.images)
-    planned = plan_objects(JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings))
+    exposures = {name: members[name].exposure for name in clusters_of(job) if name in members}
+    plan = JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings, exposures=exposures)
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
-    return [*first, *(_with_replicas(obj, replicas) for obj in planned)]
+    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster, members.get(cluster)))
+    return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(plan)), *far]
+
+
+def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None) -> Iterator[Object]:
+    namespace = plan.namespace if known is None else known.namespace_of(plan.namespace)
+    if namespace is None:
+        rule = f"must be a cluster that jobs of namespace {plan.namespace} may use"
+        raise UserError(field=f"RLCluster {cluster}", rule=rule, fix="map the namespace, or give --namespace")
+    exposed = None if known is None else addresses(known.exposure, None)
+    there = replace(
+        plan, place=MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID, exposed=exposed or _EXPOSED)
+    )
+    yield anchor(there)
+    yield from (owned_by(_NO_UID, obj) for obj in member_objects(there, leaf={}) if obj["kind"] != "Secret")
 
 
 def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
@@ -113,15 +145,35 @@ def summary(
     job: RLJob, *, objects: list[Object], known: ResourceEstimate, origins: Sequence[Entry] = ()
 ) -> Iterator[str]:
     """The plan for people."""
-    name = job.metadata.name
-    yield f"{name}: {len(objects)} objects and {len(_ROLES) + 1} Secrets"
-    yield from section("PODS", ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS"), _containers(objects))
-    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, objects))
+    name, clusters = job.metadata.name, clusters_of(job)
+    secrets = [
+        names.ca_secret(name),
+        *(names.tls_secret(name, role) for role in (*_ROLES, *map(names.generator_role, clusters))),
+    ]
+    home, pods = _of_cluster(objects, None), ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS")
+    yield f"{name}: {len(home)} objects and {len(secrets)} Secrets"
+    yield from section("PODS", pods, _containers(home))
+    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, home))
     yield from section("INHERITED", ("FIELD", "VALUE", "FROM", ""), [_origin(one) for one in origins])
-    yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(name, objects))
+    yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(home, secrets=secrets))
+    for cluster in clusters:
+        there = _of_cluster(objects, cluster)
+        yield from (
+            "",
+            f"IN CLUSTER {cluster}: {len(there)} objects and 1 Secret, all owned by ConfigMap {names.anchor(name)}",
+        )
+        yield from section("PODS", pods, _containers(there))
+        yield from section(
+            "OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=[names.tls_secret(name, "generator")])
+        )
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
+
+
+def _of_cluster(objects: list[Object], cluster: str | None) -> list[Object]:
+    """None: at home."""
+    return [obj for obj in objects if obj["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) == cluster]
 
 
 def _origin(entry: Entry) -> tuple[str, ...]:
@@ -159,12 +211,12 @@ def _claims(job: RLJob, objects: list[Object]) -> list[tuple[str, ...]]:
     return [*rows, *([(own, "(yours)", "", "stays")] if own else [])]
 
 
-def _others(name: str, objects: list[Object]) -> list[tuple[str, ...]]:
+def _others(objects: list[Object], *, secrets: list[str]) -> list[tuple[str, ...]]:
     found: dict[str, list[str]] = {}
     for obj in objects:
         if obj["kind"] not in ("StatefulSet", "PersistentVolumeClaim"):
             found.setdefault(obj["kind"], []).append(obj["metadata"]["name"])
-    found["Secret"] = [names.ca_secret(name), *(names.tls_secret(name, role) for role in _ROLES)]
+    found["Secret"] = secrets
     return [(kind, ", ".join(those)) for kind, those in found.items()]
 
 

@@ -2,15 +2,18 @@
 
 import argparse
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, add_connection, connect
 from streamrl_cli.cluster.jobs import HEAD, INTERVAL_S, describe, events_of, row
+from streamrl_cli.cluster.members import add_member_contexts, members_of, pods_of
 from streamrl_cli.cluster.output import FORMS, columns, dump
-from streamrl_operator.kube.kinds import GENERATOR_POOL, POD, RLJOB
+from streamrl_operator.kube.kinds import GENERATOR_POOL, RLJOB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="name of a job; absent = all of the namespace")
     parser.add_argument("-o", "--output", choices=FORMS, help="the objects as they are")
     parser.add_argument("-w", "--watch", action="store_true", help="show it again when it changes, until Ctrl-C")
+    add_member_contexts(parser)
     add_connection(parser)
 
 
@@ -25,12 +29,15 @@ async def run(args: argparse.Namespace) -> int:
     """Show the jobs."""
     if args.watch and args.output:
         raise UserError(field="--watch", rule="goes without --output", fix="use kubectl get --watch for objects")
+    if args.member_context and (args.output or not args.job):
+        raise UserError(field="--member-context", rule="goes with a JOB, and without --output", fix="name a job")
     async with connect(args) as cluster:
         if args.output:
             job = await cluster.get(RLJOB, args.job) if args.job else await cluster.find(RLJOB)
             console.out(*dump(job, form=args.output).split("\n"))
         elif args.job:
-            await _show_job(args.job, cluster=cluster, watch=args.watch)
+            async with members_of(await cluster.get(RLJOB, args.job), args) as members:
+                await _show_job(args.job, cluster=cluster, members=members, watch=args.watch)
         else:
             await _show_table(cluster=cluster, watch=args.watch)
     return EXIT_DONE
@@ -53,11 +60,11 @@ async def _show_table(*, cluster: ApiClient, watch: bool) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
+async def _show_job(name: str, *, cluster: ApiClient, members: Mapping[str, ApiClient], watch: bool) -> None:
     """One job; again when anything of it changed."""
     before: list[str] = []
     while True:
-        found = await look(name, cluster=cluster)
+        found = await look(name, cluster=cluster, members=members)
         versions = [one["metadata"]["resourceVersion"] for objects in found.values() for one in objects]
         if versions != before:
             job, now = found["job"][0], datetime.now(UTC)
@@ -69,11 +76,14 @@ async def _show_job(name: str, *, cluster: ApiClient, watch: bool) -> None:
         await asyncio.sleep(INTERVAL_S)
 
 
-async def look(name: str, *, cluster: ApiClient) -> dict[str, list[Object]]:
-    job, labels = await cluster.get(RLJOB, name), f"{names.LABEL_JOB}={name}"
+async def look(
+    name: str, *, cluster: ApiClient, members: Mapping[str, ApiClient] = MappingProxyType({})
+) -> dict[str, list[Object]]:
+    """A job, and what belongs to it. `members`: as of `members_of`, whose pods are wanted too."""
+    job = await cluster.get(RLJOB, name)
     return {
         "job": [job],
-        "pools": await cluster.find(GENERATOR_POOL, labels=labels),
-        "pods": await cluster.find(POD, labels=labels),
+        "pools": await cluster.find(GENERATOR_POOL, labels=f"{names.LABEL_JOB}={name}"),
+        "pods": await pods_of(job, home=cluster, members=members),
         "events": await events_of(job, cluster=cluster),
     }

@@ -294,14 +294,26 @@ class Member:
         return str(found["metadata"]["uid"])[:_MOST_UID_CHARACTERS]
 
     async def _authorize(self, client: Client) -> None:
-        """Ask for each right that the work here needs."""
+        """Ask for each right that the work here needs.
+
+        Raises:
+            KubeError: the first question that had no answer; the others are not waited for.
+        """
         asked = [(kind, verb) for kind in IN_MEMBERS for verb in _VERBS] + [(POD, verb) for verb in _POD_VERBS]
         rights = [(one.member, kind, verb) for one in self.spec.namespaces for kind, verb in asked]
-        may = await asyncio.gather(
-            *(client.may(kind, verb=verb, namespace=namespace) for namespace, kind, verb in rights)
-        )
-        missing = (right for right, allowed in zip(rights, may, strict=True) if not allowed)
-        lacking = next((f"{verb} {kind.plural} in namespace {namespace}" for namespace, kind, verb in missing), "")
+        failed: list[BaseException] = []
+        may: dict[str, asyncio.Task[bool]] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for namespace, kind, verb in rights:
+                    right = f"{verb} {kind.plural} in namespace {namespace}"
+                    question = client.may(kind, verb=verb, namespace=namespace)
+                    may[right] = tasks.create_task(question, name=f"may {right}")
+        except* KubeError as errors:
+            failed.extend(errors.exceptions)
+        if failed:  # behind `except*`, in which Python before 3.11.4 wraps what is raised into a group
+            raise failed[0]
+        lacking = next((right for right, answer in may.items() if not answer.result()), "")
         self.state = replace(self.state, authorized=not lacking, lacking=lacking)
 
     # ---- The work.

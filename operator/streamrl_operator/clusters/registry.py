@@ -82,7 +82,11 @@ class Members:
 
     @property
     def is_known(self) -> bool:
-        """Whether all RLClusters were listed."""
+        """Whether all RLClusters were listed, and each has been looked at."""
+        return self._is_ready and self._kept.keys() >= {name for _, name in self._store.jobs()}
+
+    @property
+    def _is_ready(self) -> bool:
         return bool(self.origin) and self._sync.is_whole("")
 
     def view(self, name: str, key: Key, *, uid: str, is_there: bool) -> MemberView:
@@ -147,7 +151,7 @@ class Members:
             tasks.create_task(self._learn_origin(), name="ask who we are")
             tasks.create_task(reflector.run(), name="watch rlclusters")
             while True:
-                if self.is_known:
+                if self._is_ready:
                     await self._look(tasks)
                 self._changed.clear()
                 try:
@@ -171,12 +175,13 @@ class Members:
         there = {name: raw for _, name in self._store.jobs() if (raw := self._store.get("", name)) is not None}
         for name in self._kept.keys() - there.keys():
             self._end(name)
-        for name, raw in there.items():
+        for name, raw in there.items():  # all of them before the first write, which may take its time
             kept = self._kept.get(name)
             if kept is None or kept.spec != raw.get("spec"):
                 self._end(name)
                 self._begin(tasks, name, raw)
             self._kept[name].is_leaving = pods.is_leaving(raw)
+        for name, raw in there.items():
             try:
                 await self._keep_status(self._kept[name], raw)
             except KubeError as error:

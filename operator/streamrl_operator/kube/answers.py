@@ -8,7 +8,7 @@ A refusal is one of our errors, in the words of the caller's next move; foreign 
 
 import math
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -328,23 +328,40 @@ def _fits(shape: type[_S], value: object) -> _S:
         raise MalformedError(f"{where}: {first['msg']}"[:_MOST_PROBLEM_CHARS]) from None
 
 
+class LineSplitter:
+    """The lines of a stream, as its pieces come."""
+
+    def __init__(self) -> None:
+        self.begun = bytearray()
+        """Behind the last line's end."""
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """The lines that end in the piece, without their ends."""
+        *ended, rest = piece.split(b"\n")
+        for line in ended:
+            yield self.take() + line
+        self.begun += rest
+
+    def take(self) -> bytes:
+        """What has begun, which then counts as a line."""
+        begun = bytes(self.begun)
+        self.begun.clear()
+        return begun
+
+
 async def split_lines(
     chunks: AsyncIterator[bytes], *, unfinished: bool = True, cut_bytes: float = math.inf
 ) -> AsyncIterator[bytes]:
     """The lines without their ends. `unfinished`: also what stands behind the last line's end. `cut_bytes`: a line of at least so much
     is given in parts; without it the stream has its own bound."""
-    begun = bytearray()
+    lines = LineSplitter()
     async for chunk in chunks:
-        *ended, rest = chunk.split(b"\n")
-        for line in ended:
-            yield bytes(begun + line)
-            begun.clear()
-        begun += rest
-        if len(begun) >= cut_bytes:
-            yield bytes(begun)
-            begun.clear()
-    if unfinished and begun:
-        yield bytes(begun)
+        for line in lines.feed(chunk):
+            yield line
+        if len(lines.begun) >= cut_bytes:
+            yield lines.take()
+    if unfinished and lines.begun:
+        yield lines.take()
 
 
 class KubeError(Exception):

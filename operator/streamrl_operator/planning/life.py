@@ -197,14 +197,10 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
     `held`: by its queue.
     """
     observed, before, is_held = view.observed, view.before, job_file.is_held(view.observed)
-    left = sorted(pods.name(pod) for pod in observed.pods)
-    is_going = bool(left) or is_held
-    first = f", the first is {left[0]}" if left else ""
-    message = f"waits for {len(left)} pods to end{first}" if is_going else "no pods; volumes stay"
-    message = message if view.job.spec.suspend else why if held is not None and not is_going else f"{why}: {message}"
+    holds, message = _without_pods(observed, is_held=is_held)
+    message = message if view.job.spec.suspend else why if held is not None and holds else f"{why}: {message}"
     stopped = "Suspended" if held is None else held.reason
-    reason = "Suspending" if is_going else stopped
-    suspended = Aspect(type=SUSPENDED, holds=not is_going, reason=reason, message=message)
+    suspended = Aspect(type=SUSPENDED, holds=holds, reason=stopped if holds else "Suspending", message=message)
     status = before.model_copy(
         update={
             "start_time": None,
@@ -228,6 +224,17 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
         stops_first=is_held,
         requeue_after_s=None if held is None else view.settings.resync_s,
     )
+
+
+def _without_pods(observed: Observed, *, is_held: bool) -> tuple[bool | None, str]:
+    """Whether no pod of a suspended job is left, in words too; None: nobody can know."""
+    left, unknown = sorted(pods.name(pod) for pod in observed.pods), members.unknown_pods(observed)
+    if not left and unknown:
+        return None, f"nobody knows whether pods are left: {unknown}"
+    if not left and not is_held:
+        return True, "no pods; volumes stay"
+    first = f", the first is {left[0]}" if left else ""
+    return False, f"waits for {len(left)} pods to end{first}{f'; {unknown}' if unknown else ''}"
 
 
 def _running(view: _JobView) -> JobDecision:

@@ -15,11 +15,22 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import minimal
 from streamrl.status import ClusterStatus, RLJobStatus
-from streamrl_operator.planning import job_status, pods
-from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, Aspect
-from streamrl_operator.planning.values import MemberView, Observed
+from streamrl_operator.planning import conditions, job_status, pods
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, SUSPENDED, Aspect
+from streamrl_operator.planning.values import MemberView, Object, Observed
 
 NOT_ALLOWED = "ClusterNotAllowed"
+
+
+def clusters_of(job: RLJob) -> list[str]:
+    """Members that pools of the job are in."""
+    return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
+
+
+def clusters_by_pool(raw: Object) -> dict[str, str]:
+    """Pool -> the member that its pods are to be in, by the document as it is; of pools at home nothing."""
+    pools = (raw.get("spec") or {}).get("generators") or ()
+    return {str(pool.get("name")): str(pool["clusterName"]) for pool in pools if pool.get("clusterName")}
 
 
 def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, MemberView]) -> list[UserError]:
@@ -135,6 +146,20 @@ def unreachable(observed: Observed, entries: Sequence[ClusterStatus]) -> Aspect 
         lists = ",".join(name for name, _ in lost)
         told += f"; the deletion waits. The annotation {names.ANNOTATION_ABANDON}={lists} leaves what is there"
     return Aspect(type=CLUSTER_UNREACHABLE, holds=True, reason=CLUSTER_UNREACHABLE, message=told)
+
+
+def unknown_pods(observed: Observed) -> str:
+    """Why nobody knows whether pods of the job are left in members that it is to be in; empty: it is known, or given up.
+
+    A job that has left a member waits for nothing there: it may have left since the member is lost for good.
+    """
+    before = job_status.read_job_status(observed.raw)
+    suspended = conditions.kept(before.conditions, SUSPENDED)
+    if suspended is not None and suspended.holds:  # all had gone, and none is made since
+        return ""
+    names_there = needed(observed).keys() - _abandoned(observed)
+    told = unreachable(observed, [one for one in before.clusters if one.cluster_uid and one.name in names_there])
+    return told.message if told is not None and told.holds else ""
 
 
 def _why(member: MemberView | None) -> str:

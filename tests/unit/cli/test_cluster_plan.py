@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from streamrl import names
 from streamrl.errors import UserErrors
 from streamrl_cli.jobfile import load_job
 from streamrl_cli.local import unused_locally, unused_note
@@ -69,6 +70,53 @@ def test_a_claim_of_the_users_own_is_not_made(capsys: pytest.CaptureFixture[str]
         ["chain-sum-journal", "1Gi", "(the", "cluster's)", "deleted"],
         ["mine", "(yours)", "stays"],
     ]
+
+
+def test_what_is_made_in_a_member_stands_beside_what_is_made_at_home(capsys: pytest.CaptureFixture[str]) -> None:
+    far = ("plan", str(EXAMPLE), "--set", "spec.generators[0].clusterName=east")
+    lines = streamrl(capsys, *far).out
+    assert lines[0] == "chain-sum: 9 objects and 5 Secrets"
+    assert "IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor" in lines
+    home, there = (
+        lines[: lines.index("IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor")],
+        lines,
+    )
+    assert not [line for line in home if line.startswith("  chain-sum-cpu")]
+    assert [line.split()[:3] for line in there if line.startswith("  chain-sum-cpu")] == [
+        ["chain-sum-cpu", "1", "generator"]
+    ]
+    objects = json.loads("\n".join(streamrl(capsys, *far, "-o", "json").out))["items"]
+    clusters = {(one["kind"], one["metadata"]["labels"].get(names.LABEL_CLUSTER)) for one in objects}
+    assert {("StatefulSet", None), ("StatefulSet", "east"), ("GeneratorPool", None)} <= clusters
+    assert ("GeneratorPool", "east") not in clusters
+    assert not [one for one in objects if one["kind"] == "Secret"]
+
+
+def test_a_given_rlcluster_says_what_is_made_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = {
+        "source": {"kubeconfigSecretName": "s"},
+        "namespaces": [{"hub": "ml", "member": "pools"}],
+        "exposure": {"nodePort": {"host": "192.0.2.7"}},
+    }
+    path = tmp_path / "east.json"
+    path.write_text(
+        json.dumps(
+            {"apiVersion": "streamrl.io/v1alpha1", "kind": "RLCluster", "metadata": {"name": "east"}, "spec": spec}
+        )
+    )
+    far = ("plan", str(EXAMPLE), "--set", "spec.generators[0].clusterName=east", "--rlcluster", str(path))
+    objects = json.loads("\n".join(streamrl(capsys, *far, "-n", "ml", "-o", "json").out))["items"]
+    there = {one["metadata"]["namespace"] for one in objects if names.LABEL_CLUSTER in one["metadata"]["labels"]}
+    assert there == {"pools"}
+    exposed = [one["spec"]["type"] for one in objects if one["metadata"]["name"] == "chain-sum-exposed"]
+    assert exposed == ["NodePort"]
+    refused = streamrl(capsys, *far, "-n", "other")
+    assert (refused.code, refused.err) == (
+        2,
+        [
+            "RLCluster east: must be a cluster that jobs of namespace other may use; map the namespace, or give --namespace"
+        ],
+    )
 
 
 def test_every_mistake_of_the_file_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from streamrl import names
 from streamrl.errors import UserError
+from streamrl_cli.cluster import api
 from streamrl_cli.reporting import samples_command
 from support.api_answers import write_kubeconfig
 from support.jobs import simulated_job
@@ -71,6 +72,22 @@ async def test_the_command_is_run_where_the_samples_lie(
     assert served.asked == [(path, ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN, *flags])]
     told = capsys.readouterr()
     assert (told.out.splitlines(), told.err) == (["best: step 2", "  re\\x1bward 1", "", "end"], "a note\n")
+
+
+async def test_a_long_line_is_one_line(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    served.says = (*[b"\x01" + b"x" * 2**20] * 3, b"\x01y\nend\n", SUCCESS)
+    assert await samples(served, tmp_path, "--json") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert (first == "x" * (3 * 2**20) + "y", second) == (True, "end")
+
+
+async def test_a_line_without_end_is_refused_in_one_line(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "LONGEST_LINE_BYTES", 2**20)
+    served.says = (b"\x01" + b"x" * 2**20, b"\x01y", SUCCESS)
+    with pytest.raises(UserError, match=r"pods/simulated-trainer-0: .* a line of more than 1 MiB"):
+        await samples(served, tmp_path, "--json")
 
 
 async def test_its_exit_code_is_ours(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

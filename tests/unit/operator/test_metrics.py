@@ -11,6 +11,7 @@ from support.metric_pages import families, mistakes, series
 
 KEY = ("ml", "sums")
 SUMS = {"namespace": "ml", "rljob": "sums"}
+CLUSTERS = {"a": "east"}
 
 
 def status(*, desired: int = 2, ready: int = 0, restarts: int = 0, **conditions: str) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def test_the_page_is_what_the_table_says(metrics: OperatorMetrics) -> None:
     metrics.reconciled("Internal", seconds=0.1)
     metrics.requested("get", "pods", 200, 0.1)
     metrics.seen("ml", True)
-    metrics.job(KEY, status(Ready="True", Failed="False"))
+    metrics.job(KEY, status(Ready="True", Failed="False"), clusters=CLUSTERS)
     metrics.certificates(KEY, {"ca": datetime(2027, 1, 1, tzinfo=UTC)})
     page = metrics.page()
     assert list(mistakes(page, OPERATOR)) == []
@@ -45,20 +46,21 @@ def test_the_page_is_what_the_table_says(metrics: OperatorMetrics) -> None:
 
 
 def test_a_jobs_conditions_replicas_and_restarts(metrics: OperatorMetrics) -> None:
-    metrics.job(KEY, status(Ready="False", Suspended="Unknown"))
-    metrics.job(KEY, status(ready=2, restarts=1, Ready="True", Failed="False"))
+    metrics.job(KEY, status(Ready="False", Suspended="Unknown"), clusters=CLUSTERS)
+    metrics.job(KEY, status(ready=2, restarts=1, Ready="True", Failed="False"), clusters=CLUSTERS)
     page = metrics.page()
     assert series(page, "streamrl_job_condition", type="Ready", **SUMS) == 1
     assert series(page, "streamrl_job_condition", type="Failed", **SUMS) == 0
     assert len(families(page)["streamrl_job_condition"].samples) == 2, "what is said no more is gone"
-    assert series(page, "streamrl_pool_desired_replicas", pool="a", **SUMS) == 2
-    assert series(page, "streamrl_pool_ready_replicas", pool="a", **SUMS) == 2
+    assert series(page, "streamrl_pool_desired_replicas", pool="a", cluster="east", **SUMS) == 2
+    assert series(page, "streamrl_pool_ready_replicas", pool="a", cluster="east", **SUMS) == 2
+    assert series(page, "streamrl_pool_ready_replicas", pool="b", cluster="", **SUMS) == 1
     assert series(page, "streamrl_job_restarts", **SUMS) == 1
 
 
 def test_scale_events_are_changes_of_what_is_desired(metrics: OperatorMetrics) -> None:
     for desired in (2, 2, 5, 5, 4, 1):
-        metrics.job(KEY, status(desired=desired))
+        metrics.job(KEY, status(desired=desired), clusters=CLUSTERS)
     page = metrics.page()
     counted = {
         (pool, direction): series(page, "streamrl_pool_scale_events_total", pool=pool, direction=direction, **SUMS)
@@ -69,8 +71,8 @@ def test_scale_events_are_changes_of_what_is_desired(metrics: OperatorMetrics) -
 
 
 def test_a_job_that_is_gone_is_forgotten(metrics: OperatorMetrics) -> None:
-    metrics.job(KEY, status(Ready="True"))
-    metrics.job(("ml", "other"), status(Ready="True"))
+    metrics.job(KEY, status(Ready="True"), clusters=CLUSTERS)
+    metrics.job(("ml", "other"), status(Ready="True"), clusters=CLUSTERS)
     metrics.forget(KEY)
     assert {sample.labels["rljob"] for sample in families(metrics.page())["streamrl_job_condition"].samples} == {
         "other"

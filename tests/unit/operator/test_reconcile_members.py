@@ -200,6 +200,23 @@ async def test_a_suspended_job_has_no_pods_there(home: Home) -> None:
     assert found["spec"]["replicas"] == 0
 
 
+BALANCER = Exposure.model_validate({"loadBalancer": {}})
+"""Without an address: nobody gives the Service one here."""
+
+
+@pytest.mark.parametrize("end", [{"suspend": True}, {"activeDeadlineSeconds": 1}], ids=["suspended", "ended"])
+async def test_pods_there_end_with_the_run_also_while_nobody_knows_their_way_home(home: Home, end: Doc) -> None:
+    await home.look()
+    await home.look()
+    home.member.seen = replace(VIEW, exposure=BALANCER)
+    await home.look()
+    assert [work.action for work in home.member.told] == ["Apply"]
+    home.edit(**end)
+    for _ in range(3):
+        await home.look()
+    assert home.member.told[-1].action == "Stop"
+
+
 async def test_a_pool_that_moves_home_is_removed_there_before_the_entry_goes(home: Home) -> None:
     await home.look()
     await home.look()

@@ -13,7 +13,7 @@ from streamrl import keys
 from streamrl.changes import ALWAYS, without
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob, RLJobSpec, parse_job
-from streamrl_operator.planning import pods
+from streamrl_operator.planning import members, pods
 from streamrl_operator.planning.values import Observed
 
 Document = dict[str, Any]
@@ -48,8 +48,9 @@ def read_job(document: Document) -> RLJob:
 
 
 def is_held(observed: Observed) -> bool:
-    """Whether the file should say something else, and pods are there or asked for that go on from what it says."""
-    if observed.job is None or not (observed.pods or any(pods.asked(one) for one in observed.sets.values())):
+    """Whether the file should say something else, and pods are there or asked for (or may be, in a member) that go on from what it says."""
+    asked = any(pods.asked(one) for one in observed.sets.values())
+    if observed.job is None or not (observed.pods or asked or members.unknown_pods(observed)):
         return False
     there = _read(observed.resolved.get(keys.FILE_JOB, ""))  # what nobody can read holds nothing up
     return there is not None and there != _document(observed.job, namespace=observed.key[0])

@@ -1,5 +1,6 @@
 """Member clusters in a job's life: what is planned for one, what is refused, what its status and its pools say while one is lost."""
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -19,7 +20,7 @@ from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.members import addresses, anchor, member_objects, owned_by
 from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, MemberView, Observed
-from support.observed_jobs import SETTINGS, all_ready, carried_out, job_document, observed, page, trainer
+from support.observed_jobs import SETTINGS, all_ready, carried_out, generator, job_document, observed, page, trainer
 from support.planned import NAMESPACE, UID, find, full_document
 
 SNAPSHOT = Path(__file__).parent / "snapshots/member.yaml"
@@ -128,6 +129,22 @@ def test_a_gateway_passes_the_jobs_two_names_through() -> None:
     backends = [rule["backendRefs"] for each in found for rule in each["spec"]["rules"]]
     assert backends == [[{"name": "full-scheduler", "port": 50051}], [{"name": "full-scheduler", "port": 50052}]]
     assert not [each for each in plan_objects(plan(east=GATEWAY)) if each["metadata"]["name"] == "full-exposed"]
+
+
+def test_no_pool_has_a_name_that_an_object_beside_it_has() -> None:
+    several = plan(a=NODE_PORT, b=GATEWAY)
+    trainer = several.job.spec.trainer.model_copy(update={"nodes": 2})
+    spec = several.job.spec.model_copy(update={"trainer": trainer})
+    at_home = plan_objects(replace(several, job=several.job.model_copy(update={"spec": spec})))
+    for built in (at_home, there()):
+        of_pools = {each["kind"] for each in built if names.LABEL_POOL in each["metadata"]["labels"]}
+        own = {
+            each["metadata"]["name"].removeprefix("full-")
+            for each in built
+            if each["kind"] in of_pools and names.LABEL_POOL not in each["metadata"]["labels"]
+        }
+        assert own <= set(names.OWN_SUFFIXES)
+        assert built is not at_home or own == set(names.OWN_SUFFIXES)
 
 
 PORTS = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30002}]
@@ -261,6 +278,50 @@ def test_a_lost_member_freezes_its_pools_and_says_so() -> None:
     assert "cluster east: no answer" in found["ClusterUnreachable"]["message"]
     assert found["Ready"]["status"] == "True"
     assert decision.status.get("restarts", 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "was", "said"),
+    [
+        ([], None, ("Unknown", "nobody knows whether pods are left: cluster east: no answer")),
+        (
+            [generator()],
+            None,
+            ("False", "waits for 1 pods to end, the first is simulated-sim-0; cluster east: no answer"),
+        ),
+        ([], "True", ("True", "no pods; volumes stay")),
+    ],
+    ids=["never asked", "as it was seen last", "it was known before"],
+)
+def test_a_suspended_job_says_no_pods_only_where_it_is_known(
+    seen: list[dict[str, Any]], was: str | None, said: tuple[str, str]
+) -> None:
+    status: dict[str, Any] = {"clusters": [ENTRY.model_dump(by_alias=True, exclude_none=True)]}
+    if was is not None:
+        suspended = {"type": "Suspended", "status": was, "reason": "Suspended", "message": "no pods; volumes stay"}
+        status["conditions"] = [suspended | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    document = far_document(status=status)
+    document["spec"]["suspend"] = True
+    decision = decide(observed(document, members={"east": LOST}, pods=seen), settings=SETTINGS)
+    found = {one["type"]: one for one in decision.status["conditions"]}
+    assert (found["Suspended"]["status"], found["Suspended"]["message"]) == said
+    assert decision.events == () or was == "True"
+
+
+@pytest.mark.parametrize(
+    ("view", "moves", "held"),
+    [(VIEW, False, False), (LOST, False, True), (LOST, True, False)],
+    ids=["reached", "lost", "lost and left"],
+)
+def test_a_changed_spec_waits_for_a_member_whose_pods_nobody_knows(view: MemberView, moves: bool, held: bool) -> None:
+    before = settled()
+    spec = copy.deepcopy(before.raw["spec"])
+    spec["pipeline"]["batchGroups"] = 7
+    if moves:
+        del spec["generators"][0]["clusterName"]
+    changed = {**before.raw, "spec": spec}
+    look = observed(changed, resolved=before.resolved, members={"east": view}, pods=[])
+    assert decide(look, settings=SETTINGS).stops_first is held
 
 
 def test_a_lost_member_whose_pods_nobody_has_seen_counts_as_it_was() -> None:

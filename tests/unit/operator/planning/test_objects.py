@@ -233,7 +233,7 @@ def test_pods_are_named_as_the_scaling_policy_expects() -> None:
 
 @pytest.mark.parametrize("name", names.OWN_SUFFIXES)
 def test_a_pool_cannot_have_the_name_of_another_object(name: str) -> None:
-    with pytest.raises(Exception, match="name must not be trainer, trainer-workers, scheduler"):
+    with pytest.raises(Exception, match="name must not be trainer, trainer-workers, scheduler, exposed"):
         changed("generators.0.name", name)
 
 
