@@ -9,7 +9,7 @@ import torch
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.published import LORA_B
-from streamrl_workers.weights.pull import WeightsError
+from streamrl_workers.weights.pull import Route, WeightsError
 from support.adapter_updates import AdapterTrainer, Follower, check_updates, model_folder
 from support.trainer_groups import trainer_spec
 
@@ -43,7 +43,7 @@ async def test_a_version_that_cannot_be_merged_leaves_the_old_one(tmp_path: Path
         target = trainer.publish(0)
         target.version.CopyFrom(version)
         with pytest.raises(WeightsError, match=r"weights cannot be used: tensor .*:lora_B of an adapter is missing"):
-            await follower.pull(target)
+            await follower.pull(Route(target))
         assert engine.version == 0
         trainer.train(0)
         after = await follower.follow(trainer.publish(1))

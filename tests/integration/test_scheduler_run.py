@@ -2,11 +2,11 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
 
 from streamrl.metrics import GENERATOR, SCHEDULER, TRAINER
 from support.gates import REWARD, Gate
@@ -48,11 +48,12 @@ MOVES = (
 """What any run has some of after two steps."""
 
 
-def pages(workers: Workers) -> dict[str, Metric]:
-    """The metrics of all kinds of processes."""
-    found: dict[str, Metric] = {}
+def counted(workers: Workers) -> Counter[str]:
+    """The metrics of all kinds of processes, summed by name."""
+    found = Counter[str]()
     for process in ("scheduler", "trainer-0", "generator-sim-0"):
-        found |= families(workers.page("metrics", process=process).encode())
+        for name, one in families(workers.page("metrics", process=process).encode()).items():
+            found[name] += sum(sample.value for sample in one.samples)
     return found
 
 
@@ -75,8 +76,8 @@ def test_whole_run(workers: Workers, gate: Gate) -> None:
     assert numbers["steps"] == STEPS
     for process, table in (("scheduler", SCHEDULER), ("trainer-0", TRAINER), ("generator-sim-0", GENERATOR)):
         assert list(mistakes(workers.page("metrics", process=process).encode(), table)) == []
-    counted = {name: sum(sample.value for sample in one.samples) for name, one in pages(workers).items()}
-    assert {name for name in MOVES if not counted[name] > 0} == set()
+    totals = counted(workers)
+    assert {name for name in MOVES if not totals[name] > 0} == set()
     live = streamrl("journal", "check", str(workers.folder))
     assert "verdict" in live.stdout
     gate.open()

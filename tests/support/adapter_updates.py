@@ -202,7 +202,7 @@ async def check_updates(engine: Engine, spec: RLJobSpec, *, folder: Path, checkp
             given = await follower.follow(target)
         late = Follower(engine, spec, folder=folder)
         late.fetched.append(0)
-        assert await late.pull(target) == given
+        assert await late.pull(Route(target)) == given
     sizes = {name: tensor.data.nbytes for name, tensor in trainer.engine.tensors().items()}
     adapters = sum(size for name, size in sizes.items() if ":lora_" in name)
     assert late.fetched == [sum(sizes.values())]
