@@ -14,7 +14,7 @@ from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Prediction
+from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of
@@ -42,21 +42,6 @@ def settings(**changes) -> SchedulerSettings:
         "prompt_look_ahead": 8,
     }
     return SchedulerSettings(**{**values, **changes})
-
-
-class KnownLengths(Lengths):
-    """Predicts something for every prompt; trusted as long as `sure`."""
-
-    def __init__(self) -> None:
-        super().__init__(LengthHistory(), signals=())
-        self.sure = True
-
-    @property
-    def trusted(self) -> bool:
-        return self.sure
-
-    def predict(self, key: int, *, siblings: Sequence[int] = ()) -> Prediction:
-        return Prediction(tokens=float(key % 97), source="Ranker")
 
 
 class World:

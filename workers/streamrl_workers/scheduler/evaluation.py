@@ -27,7 +27,7 @@ from streamrl_workers.scheduler.groups.sample import Sample, fault
 from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.scheduler.weight_sources import WeightSources
+from streamrl_workers.scheduler.versions.sources import WeightSources
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
 PATIENCE_LEASES = 10

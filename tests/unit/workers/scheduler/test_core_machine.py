@@ -27,7 +27,8 @@ from streamrl_workers.scheduler import dispatcher, rebalancing
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.rebalancing import Move
 from streamrl_workers.scheduler.records import Evaluated, StepTaken
-from support.core_world import KnownLengths, World, settings
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths
 
 NAMES = ("a", "b", "c")
 DISPATCHES = {
