@@ -60,6 +60,7 @@ class World:
         self.played: set[int] = set()
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
+        self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -222,7 +223,9 @@ class World:
             self.generators.pop(name, None)
             self.instances += 1
             slots = self.slots[len(self.generators) % len(self.slots)]
-            generator = self.generators[name] = SimGenerator(name, f"i{self.instances}", slots)
+            generator = self.generators[name] = SimGenerator(
+                name, f"i{self.instances}", slots, cluster=self.clusters.get(name, "")
+            )
         generator.connected = True
         generator.inbox.clear()
         generator.active.clear()
