@@ -150,6 +150,11 @@ SCHEDULER = MetricTable(
             _counter("sent_spans", "Spans of traces that the endpoint has taken."),
             _counter("lost_spans", "Spans of traces that it has not taken, or not in time."),
             _counter("dropped_groups", "Groups that will never be trained, by reason.", unit="groups", by="reason"),
+            _counter(
+                "left_out_versions",
+                "Versions that another cluster was not told of: they would not have come before the next. With weights.http.uplinkBytesPerSecond.",
+                by="cluster",
+            ),
             _gauge("staleness_bound_steps", "maxStalenessSteps of the job, 0 in synchronous modes.", unit="steps"),
             _gauge("staleness_max_steps", "Largest staleness of the last step's groups.", unit="steps"),
             _histogram("group_staleness_steps", "Staleness of each trained group.", _STALENESS, unit="steps"),

@@ -23,6 +23,7 @@ class SimGenerator:
     connected: bool = True
     idle: str = ""
     leaving: bool = False
+    cluster: str = ""
     drain: bool = False  # was told to drain, behind every issue
 
 
@@ -51,6 +52,7 @@ def hello_of(generator: SimGenerator, *, pool: str, kv: int | None) -> pb.Genera
         pool=pool,
         slots=generator.slots,
         kv_capacity_tokens=kv,
+        cluster=generator.cluster,
         shares_prompts=generator.slots % 2 == 0,
         weights_address=f"{generator.name}:1" if generator.slots % 2 == 0 else "",
     )

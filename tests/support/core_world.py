@@ -14,7 +14,7 @@ from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Prediction
+from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of
@@ -44,21 +44,6 @@ def settings(**changes) -> SchedulerSettings:
     return SchedulerSettings(**{**values, **changes})
 
 
-class KnownLengths(Lengths):
-    """Predicts something for every prompt; trusted as long as `sure`."""
-
-    def __init__(self) -> None:
-        super().__init__(LengthHistory(), signals=())
-        self.sure = True
-
-    @property
-    def trusted(self) -> bool:
-        return self.sure
-
-    def predict(self, key: int, *, siblings: Sequence[int] = ()) -> Prediction:
-        return Prediction(tokens=float(key % 97), source="Ranker")
-
-
 class World:
     """The core and everybody around it."""
 
@@ -75,6 +60,7 @@ class World:
         self.played: set[int] = set()
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
+        self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -237,7 +223,9 @@ class World:
             self.generators.pop(name, None)
             self.instances += 1
             slots = self.slots[len(self.generators) % len(self.slots)]
-            generator = self.generators[name] = SimGenerator(name, f"i{self.instances}", slots)
+            generator = self.generators[name] = SimGenerator(
+                name, f"i{self.instances}", slots, cluster=self.clusters.get(name, "")
+            )
         generator.connected = True
         generator.inbox.clear()
         generator.active.clear()

@@ -31,8 +31,12 @@ class PoolModel:
     """Seconds of a decoding step at 0 .. slots active sequences."""
     kv_s: float
     """Seconds that a token of context adds to a decoding step."""
-    fetch_s: float
-    """To fetch one version of the weights."""
+    cluster: str
+    """Name of another cluster than the trainer's; "": it is the trainer's."""
+    weight_bytes: int
+    """Of one version."""
+    bandwidth: float
+    """Bytes a second at which one version comes; in another cluster at most."""
     load_s: float
     link_s: float
     """One way between scheduler and replica."""
@@ -53,7 +57,9 @@ class PoolModel:
             slots=pool.slots,
             step_s=[curve.at(batch) for batch in range(pool.slots + 1)],
             kv_s=pool.kv_nanoseconds / 1e9,
-            fetch_s=0.0 if pool.bandwidth is None else weight_bytes / parse_bytes(pool.bandwidth),
+            cluster=pool.cluster_name or "",
+            weight_bytes=weight_bytes,
+            bandwidth=math.inf if pool.bandwidth is None else parse_bytes(pool.bandwidth),
             load_s=pool.load_seconds,
             link_s=pool.link_seconds,
             start_s=pool.start_seconds,

@@ -66,6 +66,8 @@ class ModelledGenerator:
         self._versions: list[tuple[float, pb.VersionName]] = []
         """(`made` from which on it is in the engine, version), as far back as a running sample reaches."""
         self._fetching: pb.VersionName | None = None
+        self._fetching_s = 0.0
+        """Since when."""
         self._next: pb.VersionName | None = None
         """To be fetched afterwards."""
         self._swapping = self._queued = self._draining = self._telling = False
@@ -98,7 +100,12 @@ class ModelledGenerator:
             return
         self.connected = True
         hello = pb.GeneratorHello(
-            generator_id=self.name, instance=self._instance, pool=self.pool.name, slots=self.pool.slots
+            generator_id=self.name,
+            instance=self._instance,
+            pool=self.pool.name,
+            slots=self.pool.slots,
+            cluster=self.pool.cluster,
+            weights_address=f"{self.name}:1" if self.pool.cluster else "",
         )
         self._shell.join(self, hello)
         self._shell.touched[self.name] = self
@@ -306,19 +313,31 @@ class ModelledGenerator:
 
     def _fetch(self, version: pb.VersionName) -> None:
         self._fetching = version
-        seconds = self.pool.fetch_s
-        self._measures.took(self.name, f"fetch {version.step}", seconds=seconds, now_s=self._now_s)
-        self._shell.timeline.after(seconds, self._fetched, version)
+        self._fetching_s = self._now_s
+        pool = self.pool
+        if pool.cluster:
+            self._shell.uplink.fetch(
+                version,
+                cluster=pool.cluster,
+                size_bytes=pool.weight_bytes,
+                most_bytes_per_s=pool.bandwidth,
+                then=self._fetched,
+            )
+        else:
+            self._shell.timeline.after(pool.weight_bytes / pool.bandwidth, self._fetched, version)
 
     def _fetched(self, version: pb.VersionName) -> None:
         if self.is_gone:
             return
+        self._measures.took(
+            self.name, f"fetch {version.step}", seconds=self._now_s - self._fetching_s, begun_s=self._fetching_s
+        )
         self._advance()
         self._swapping = True
         self._pause()
         self._shell.touched[self.name] = self
         seconds = self.pool.load_s
-        self._measures.took(self.name, f"load {version.step}", seconds=seconds, now_s=self._now_s)
+        self._measures.took(self.name, f"load {version.step}", seconds=seconds, begun_s=self._now_s)
         self._shell.timeline.after(seconds, self._loaded, version)
 
     def _loaded(self, version: pb.VersionName) -> None:

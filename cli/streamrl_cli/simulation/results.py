@@ -97,10 +97,10 @@ class Measures:
         if self.trace is not None:
             self.trace.ended(process, sample, tokens=None, now_s=now_s)
 
-    def took(self, process: str, what: str, *, seconds: float, now_s: float) -> None:
-        """Something that takes so many seconds from now: weights, a step, a checkpoint."""
+    def took(self, process: str, what: str, *, seconds: float, begun_s: float) -> None:
+        """Something that takes so many seconds: weights, a step, a checkpoint."""
         if self.trace is not None and seconds > 0:
-            self.trace.span(process, what, begun_s=now_s, seconds=seconds)
+            self.trace.span(process, what, begun_s=begun_s, seconds=seconds)
 
     def recorded(self, summary: StepSummary | None, *, trusted: bool, dispatch: str, now_s: float) -> None:
         """The newest recorded step may be another than before."""

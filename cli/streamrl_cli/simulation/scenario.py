@@ -144,8 +144,12 @@ class ScenarioPool(SpecModel):
         le=_DAY_S,
         description="Before a new replica connects; those of the start are there at once.",
     )
+    cluster_name: PoolName | None = Field(
+        default=None, description="Another cluster than the trainer's, in which these are; absent = the trainer's."
+    )
     bandwidth: ByteQuantity | None = Field(
-        default=None, description="Bytes a second at which one replica fetches weights; absent = no time."
+        default=None,
+        description="Bytes a second at which one replica fetches weights, with clusterName those that the cluster's own link takes; absent = no bound.",
     )
     load_seconds: float = Field(
         default=0.0, ge=0, le=3600, description="Pause of generation while fetched weights go into the engine."
@@ -169,6 +173,13 @@ class ScenarioTrainer(SpecModel):
     )
     seconds_per_step: float = Field(default=0.0, ge=0, le=_DAY_S, description="Time of one optimiser step.")
     weight_bytes: int = Field(default=1, ge=1, le=2**50, description="Size of one version of the weights.")
+    uplink: ByteQuantity | None = Field(
+        default=None, description="Bytes a second from the trainer's cluster to all others together; absent = no bound."
+    )
+    uplink_in_turn: bool = Field(
+        default=True,
+        description="Whether the job names its uplink (weights.http.uplinkBytesPerSecond), so that other clusters take versions in turn.",
+    )
     publish_seconds: float = Field(
         default=0.0, ge=0, le=3600, description="Pause of training after a step, until its weights can be fetched."
     )

@@ -21,6 +21,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl_cli.simulation.lengths import LengthModel, ModelledRanker
+from streamrl_cli.simulation.links import Uplink
 from streamrl_cli.simulation.results import Measures
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.scheduler import effects as fx
@@ -106,6 +107,7 @@ def known_curves(scenario: Scenario) -> Curves | None:
 
 def _job(scenario: Scenario) -> dict[str, Any]:
     """The smallest job with the scenario's scheduling; what the core does not look at is of no account."""
+    uplink = scenario.trainer.uplink if scenario.trainer.uplink_in_turn else None
     return {
         "seed": scenario.seed,
         "model": {"scratch": {}},
@@ -117,6 +119,7 @@ def _job(scenario: Scenario) -> dict[str, Any]:
         },
         "pipeline": _plain(scenario.pipeline),
         "scheduling": _plain(scenario.scheduling),
+        **({} if uplink is None else {"weights": {"http": {"uplinkBytesPerSecond": uplink}}}),
         "generators": [{"name": "sim", "engine": {"simulated": {}}}],
         "trainer": {"engine": {"simulated": {}}},
     }
@@ -131,6 +134,8 @@ class Shell:
 
     def __init__(self, scenario: Scenario, *, lengths: LengthModel, measures: Measures) -> None:
         self.timeline = VirtualClock()
+        uplink = scenario.trainer.uplink
+        self.uplink = Uplink(self.timeline, bytes_per_s=math.inf if uplink is None else parse_bytes(uplink))
         self.lengths = lengths
         self.measures = measures
         signals: tuple[str, ...] = scenario.scheduling.length_signals

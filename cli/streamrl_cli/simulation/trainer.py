@@ -211,7 +211,7 @@ class ModelledTrainer:
         """In this state for so long, then go on."""
         self._enter(state)
         self._at_work = True
-        self._shell.measures.took(self.name, what, seconds=seconds, now_s=self._shell.timeline.now_s)
+        self._shell.measures.took(self.name, what, seconds=seconds, begun_s=self._shell.timeline.now_s)
         life = self._lives
         self._shell.timeline.after(seconds, self._over, (life, then))
 

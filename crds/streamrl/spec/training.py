@@ -398,6 +398,11 @@ class HttpWeights(SpecModel):
         default=None,
         description="Most that the trainer sends to each cluster but its own in a second, as 25M; absent = no bound.",
     )
+    uplink_bytes_per_second: ByteQuantity | None = Field(
+        default=None,
+        description="Most that the trainer sends to all clusters but its own together in a second, as 100M. With it they take each version one after the other, "
+        "and one that would not have it before the next is left out of it; absent = no bound, and all at once.",
+    )
 
 
 class Weights(OneOf):
@@ -409,6 +414,11 @@ class Weights(OneOf):
     def has_deltas(self) -> bool:
         """Whether deltas are made, and what they lead from is held."""
         return self.http is not None and self.http.deltas
+
+    @property
+    def has_uplink(self) -> bool:
+        """Whether all other clusters share one bounded link."""
+        return self.http is not None and self.http.uplink_bytes_per_second is not None
 
 
 class FailureRule(SpecModel):

@@ -25,6 +25,7 @@ from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from streamrl_workers.scheduler.records import Recovered, SampleStats
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.versions.turns import ClusterTurn
 from streamrl_workers.tasks.values import FailureKind
 
 FAILURE_KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
@@ -224,5 +225,7 @@ class CoreView:
     """In which order what waits is taken now, and why."""
     speeds: Mapping[str, LatencyCurve]
     """Pool -> its curve, of its generator with the most slots."""
+    cluster_turns: Mapping[str, ClusterTurn]
+    """Other cluster -> its turn at the newest version; empty: all are told at once."""
     lengths: Lengths
     """What is predicted of lengths, and how well."""

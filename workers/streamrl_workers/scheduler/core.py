@@ -30,6 +30,7 @@ from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.scheduler.trainer_feed import HistoryError, MismatchError, TrainerFeed
+from streamrl_workers.scheduler.versions.turns import WeightTurns
 from streamrl_workers.tasks.values import Prompt, Score, TurnAnswer
 
 MIN_DROPS_TO_FAIL = 16
@@ -65,7 +66,12 @@ class Core:
         self._components.fleet.epoch_s = epoch_s
         self._outbox = self._components.outbox
         self._feed = TrainerFeed(self._components, recovered)
-        self._announcer = Announcer(self._outbox, fleet=self._components.fleet, evaluator=self._components.evaluator)
+        self._announcer = Announcer(
+            self._outbox,
+            fleet=self._components.fleet,
+            evaluator=self._components.evaluator,
+            turns=WeightTurns() if settings.shares_uplink else None,
+        )
         lengths = self._components.lifecycle.lengths
         self._dispatcher = Dispatcher(
             policy(settings.dispatch, settings.dispatch_options),
@@ -211,6 +217,7 @@ class Core:
         if generator is not None:
             self._components.fleet.loaded(generator, (version.attempt, version.step))
             self._announcer.sources.advanced(generator_id)
+            self._announcer.turn_ended(generator, generator.version)
             self._announcer.changed()
         return self._settle()
 
@@ -222,6 +229,7 @@ class Core:
             if version.step == generator.highest_told:
                 generator.highest_told = -1
                 self._announcer.changed()
+            self._announcer.turn_ended(generator)
         return self._settle()
 
     def weights_stalled(self, generator_id: str, *, stalled: pb.WeightsStalled, now_s: float) -> list[Effect]:
@@ -230,6 +238,7 @@ class Core:
         version = stalled.version.attempt, stalled.version.step
         if generator is not None and (generator.told, generator.told_address) == (version, stalled.address):
             self._announcer.sources.stalled(generator_id)
+            self._announcer.turn_ended(generator)
             self._announcer.changed()
         return self._settle()
 
@@ -354,6 +363,7 @@ class Core:
             pools=pool_views(parts.fleet),
             order=self.order,
             speeds=speeds(parts.fleet),
+            cluster_turns={} if self._announcer.turns is None else self._announcer.turns.view(),
             announced_step=None if announced is None else announced[1],
             evaluating_step=None if evaluating is None else evaluating[1],
             checkpoint=self._feed.newest_checkpoint,
@@ -411,6 +421,7 @@ class Core:
             self._revoke(generator, cancel=False)
             self._components.fleet.remove(generator_id)
             self._announcer.sources.left(generator_id)
+            self._announcer.turn_ended(generator)
             self._outbox.forget(generator_id)
 
     # ---- inside: the whole

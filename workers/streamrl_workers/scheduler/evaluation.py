@@ -27,7 +27,8 @@ from streamrl_workers.scheduler.groups.sample import Sample, fault
 from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.scheduler.weight_sources import WeightSources
+from streamrl_workers.scheduler.versions.sources import WeightSources
+from streamrl_workers.scheduler.versions.turns import WeightTurns
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
 PATIENCE_LEASES = 10
@@ -286,7 +287,8 @@ def _mean(values: Sequence[float]) -> float | None:
 class Announcer:
     """Tells generators about weights."""
 
-    def __init__(self, outbox: Outbox, *, fleet: Fleet, evaluator: Evaluator) -> None:
+    def __init__(self, outbox: Outbox, *, fleet: Fleet, evaluator: Evaluator, turns: WeightTurns | None = None) -> None:
+        """`turns`: of other clusters; None: all are told at once."""
         self._outbox = outbox
         self._fleet = fleet
         self._evaluator = evaluator
@@ -294,6 +296,7 @@ class Announcer:
         """Step -> name and address, of the current attempt, not older than the announced one."""
         self.announced: Version | None = None
         self.sources = WeightSources()
+        self.turns = turns
         self._changes = 0
         self._last: tuple[object, ...] = ()
 
@@ -306,6 +309,7 @@ class Announcer:
         self.changed()
         self._published.clear()
         self.announced = None
+        self.turns = None if self.turns is None else WeightTurns()
         self._evaluator.abandon()
         for generator in self._fleet:
             generator.told = None
@@ -321,8 +325,7 @@ class Announcer:
 
     def advance(self, *, recorded_steps: int) -> None:
         """Announce the next version, if there is one and nothing is in the way."""
-        situation = (recorded_steps, self._evaluator.version, self._changes)
-        if situation == self._last:
+        if self._situation(recorded_steps) == self._last:
             return
         if self._evaluator.version is not None and self._outrun(self._evaluator.version[1]):
             self._evaluator.abandon()
@@ -330,7 +333,11 @@ class Announcer:
             self._choose(recorded_steps)
         if self.announced is not None:
             self._tell(self.announced)
-        self._last = (recorded_steps, self._evaluator.version, self._changes)
+        self._last = self._situation(recorded_steps)
+
+    def _situation(self, recorded_steps: int) -> tuple[object, ...]:
+        is_taken = self.turns is not None and self.turns.is_taken(now_s=self._fleet.now_s)
+        return recorded_steps, self._evaluator.version, self._changes, is_taken
 
     def _choose(self, recorded_steps: int) -> None:
         current = -1 if self.announced is None else self.announced[1]
@@ -352,18 +359,40 @@ class Announcer:
 
     def _tell(self, version: Version) -> None:
         name, trainer = self._published[version[1]]
+        waits = self._waiting_clusters(version)
         for generator in self._fleet:
             peer = self.sources.of(generator.generator_id)
             address = trainer if peer is None else peer.address
             is_moved = generator.told == version != generator.version and generator.told_address != address
             is_new = generator.told != version and _may_load(generator, version)
-            if generator.failed or not (is_moved or is_new):
+            if generator.failed or generator.cluster in waits or not (is_moved or is_new):
                 continue
             if is_new:
                 self._fleet.tell(generator, version)
             generator.told_address = address
             command = pb.WeightsAvailable(version=name, address=address, peer=peer is not None)
             self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
+
+    def _waiting_clusters(self, version: Version) -> frozenset[str]:
+        """Those whose turn has not come."""
+        if self.turns is None:
+            return frozenset()
+        slots = Counter[str]()
+        others = [one for one in self._fleet if one.cluster and one.serves and _may_have(one, version)]
+        for generator in others:
+            slots[generator.cluster] += generator.slots
+        holders = {one.cluster for one in others if one.version == version}
+        return frozenset(slots) - self.turns.look(version, slots, holders=holders, now_s=self._fleet.now_s)
+
+    def turn_ended(self, generator: Generator, version: Version | None = None) -> None:
+        """Its cluster's turn is over; with `version`: it has this one."""
+        if self.turns is not None:
+            self.turns.ended(generator.cluster, version, now_s=self._fleet.now_s)
+
+
+def _may_have(generator: Generator, version: Version) -> bool:
+    """Whether it has the version, or loads it when it is told: not one that is ahead of a trainer that went back."""
+    return version in (generator.version, generator.told) or _may_load(generator, version)
 
 
 def _may_load(generator: Generator, version: Version) -> bool:

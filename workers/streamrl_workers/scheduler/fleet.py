@@ -50,6 +50,8 @@ class Generator:
     version: Version | None
     heard_s: float
     kv: KvBook
+    cluster: str = ""
+    """Another one than the trainer's; empty: the trainer's."""
     leases: dict[int, Lease] = field(default_factory=dict)
     told: Version | None = None
     """Version that it was last told to load."""
@@ -151,7 +153,7 @@ class Fleet:
         version = (hello.version.attempt, hello.version.step) if hello.HasField("version") else None
         capacity = hello.kv_capacity_tokens if hello.HasField("kv_capacity_tokens") else None
         kv = KvBook(capacity_tokens=capacity, shares_prompts=hello.shares_prompts)
-        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv)
+        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv, hello.cluster)
         self._generators[hello.generator_id] = generator
         self.settle(generator)
         return generator

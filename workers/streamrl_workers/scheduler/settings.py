@@ -77,6 +77,8 @@ class SchedulerSettings:
     """Share of the groups whose texts are stored with their samples, for the archive."""
     max_turns: int | None = None
     """Turns of the model with the environment; None: there is none."""
+    shares_uplink: bool = False
+    """Whether other clusters take versions over one uplink, in turn."""
     copies_url: str | None = None
     """Object store that the trainer's checkpoint may be from."""
 
@@ -108,6 +110,7 @@ class SchedulerSettings:
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
+            shares_uplink=spec.weights.has_uplink and pipeline.partial_rollouts,
             copies_url=spec.storage.checkpoints.url,
         )
 

@@ -117,7 +117,7 @@ async def _run(settings: TrainerSettings) -> bool:
     weights = WeightStore(newest_kept=settings.versions_kept, deltas=deltas)
     variables = settings.variables
     transport = settings.spec.weights
-    remote = transport.value.remote_bytes_per_second
+    remote, uplink = transport.value.remote_bytes_per_second, transport.value.uplink_bytes_per_second
     server = TRANSPORTS[transport.key].serve(
         weights,
         token=settings.token,
@@ -125,6 +125,7 @@ async def _run(settings: TrainerSettings) -> bool:
         host=variables.bind_host,
         port=settings.weights_port,
         remote_bytes_per_s=None if remote is None else parse_bytes(remote),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes(uplink),
     )
     async with TrainerStatus(settings, table=TRAINER) as status:
         status.totals = lambda: {

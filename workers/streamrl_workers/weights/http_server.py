@@ -18,10 +18,11 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from math import inf
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -100,10 +101,12 @@ class HttpWeightServer:
         host: str = LOOPBACK,
         port: int = 0,
         remote_bytes_per_s: float | None = None,
+        uplink_bytes_per_s: float | None = None,
     ) -> None:
         """Serve holders of `token`; with `tls`, roles of this job's certificates. `port`: 0 = any.
 
         remote_bytes_per_s: most that each other cluster is sent; None: no bound.
+        uplink_bytes_per_s: most that all of them together are sent; None: no bound.
 
         Raises:
             UserError: the port is in use or not ours to take.
@@ -113,6 +116,7 @@ class HttpWeightServer:
         """Of tensors, since it began."""
         self._lock = threading.Lock()
         self._remote_bytes_per_s = remote_bytes_per_s
+        self._uplink = None if uplink_bytes_per_s is None else LinkCap(uplink_bytes_per_s)
         self._links: dict[str, LinkCap] = {}
         try:
             self._server = _Server(self, host=host, port=port, token=token, tls=tls)
@@ -136,13 +140,16 @@ class HttpWeightServer:
             with self._lock:
                 self.served_bytes += len(piece)
 
-    def link(self, cluster: str) -> LinkCap | None:
-        """The bounded link to a cluster; "": our own, which has no bound."""
-        if self._remote_bytes_per_s is None or not cluster:
-            return None
+    def links(self, cluster: str) -> Sequence[LinkCap]:
+        """The bounded links on the way to a cluster; none to our own, ""."""
+        if not cluster:
+            return ()
+        uplink = () if self._uplink is None else (self._uplink,)
+        if self._remote_bytes_per_s is None:
+            return uplink
         with self._lock:
             known = cluster if cluster in self._links or len(self._links) < _MOST_LINKS else ""
-            return self._links.setdefault(known, LinkCap(self._remote_bytes_per_s))
+            return (*uplink, self._links.setdefault(known, LinkCap(self._remote_bytes_per_s)))
 
     def close(self) -> None:
         """End all connections, and take no new ones."""
@@ -340,20 +347,21 @@ class _Handler(BaseHTTPRequestHandler):
                 **({"Content-Range": f"bytes {begin}-{end - 1}/{size}"} if "Range" in self.headers else {}),
             },
         )
-        sent, link = 0, self.server.service.link(self.headers.get(CLUSTER_HEADER, ""))
+        sent, links = 0, self.server.service.links(self.headers.get(CLUSTER_HEADER, ""))
         for piece in self.server.service.content(content_hash, begin=begin, end=end):
-            self._send_piece(piece, link)
+            self._send_piece(piece, links)
             sent += len(piece)
         self.close_connection |= sent < end - begin  # the version went: so the other side learns of it
 
-    def _send_piece(self, piece: memoryview, link: LinkCap | None) -> None:
-        if link is None:
-            self.connection.sendall(piece)
-            return
-        step = max(1, int(link.bytes_per_s * _LINK_STEP_S))
+    def _send_piece(self, piece: memoryview, links: Sequence[LinkCap]) -> None:
+        narrowest = min((link.bytes_per_s for link in links), default=inf)
+        step = len(piece) if narrowest == inf else max(1, int(narrowest * _LINK_STEP_S))
         for begin in range(0, len(piece), step):
             part = piece[begin : begin + step]
-            time.sleep(link.wait_s(len(part), now_s=time.monotonic()))
+            now_s = time.monotonic()
+            wait_s = max((link.wait_s(len(part), now_s=now_s) for link in links), default=0.0)
+            if wait_s:
+                time.sleep(wait_s)
             self.connection.sendall(part)
 
     def _say(self, status: HTTPStatus, text: str, *, headers: Mapping[str, str] = MappingProxyType({})) -> None:

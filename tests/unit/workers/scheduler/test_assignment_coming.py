@@ -13,8 +13,8 @@ from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
 from streamrl_workers.scheduler.groups.planning import PORTION
 from streamrl_workers.scheduler.lengths import Lengths, prompt_key
 from support.core_events import issued
-from support.core_world import KnownLengths, World, settings
-from support.sure_lengths import SureLengths
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths, SureLengths
 
 GROUPS, GROUP_SIZE = 4, 2
 SAMPLES = GROUPS * GROUP_SIZE

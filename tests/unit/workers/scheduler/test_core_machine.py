@@ -6,7 +6,9 @@ length predictions that win and lose trust, running samples that move. `World` c
 step as the trainer takes it; at the end of every example the run is driven to its end with everybody alive.
 """
 
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -27,7 +29,8 @@ from streamrl_workers.scheduler import dispatcher, rebalancing
 from streamrl_workers.scheduler.fleet import Fleet
 from streamrl_workers.scheduler.rebalancing import Move
 from streamrl_workers.scheduler.records import Evaluated, StepTaken
-from support.core_world import KnownLengths, World, settings
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths
 
 NAMES = ("a", "b", "c")
 DISPATCHES = {
@@ -53,6 +56,7 @@ class CoreMachine(RuleBasedStateMachine):
     staleness = 1
     demands: ClassVar[dict[str, Any]] = {}
     least_slots = 0
+    clusters: ClassVar[dict[str, str]] = {}
 
     @initialize(
         dispatch=st.sampled_from(sorted(DISPATCHES)),
@@ -83,6 +87,7 @@ class CoreMachine(RuleBasedStateMachine):
         slots = tuple(max(count, self.least_slots) for count in slots)
         self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)
         self.world.kv = kv
+        self.world.clusters = self.clusters
         self.failures = 0
         self.world.start_trainer()
         self.world.join_generator("a")
@@ -280,10 +285,12 @@ class CoreMachine(RuleBasedStateMachine):
         assert len(groups) == len(set(groups)) == world.job.steps * world.job.batch_groups
 
 
-def machine(staleness: int, **demands: Any) -> type[RuleBasedStateMachine]:
+def machine(
+    staleness: int, *, clusters: Mapping[str, str] = MappingProxyType({}), **demands: Any
+) -> type[RuleBasedStateMachine]:
     """The machine for one S, and what else the job demands, as a test case."""
     name = "_".join([f"Staleness{staleness}", *(f"{key}_{value}" for key, value in demands.items())])
-    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands})
+    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands, "clusters": dict(clusters)})
     found.TestCase.settings = EXAMPLES
     return found.TestCase
 
@@ -300,6 +307,8 @@ TestBatchOfStaleness1 = machine(1, whole_batches=True)
 TestBatchOfStaleness3 = machine(3, whole_batches=True)
 TestSamplesOfOneVersion = machine(1, partial_rollouts=False)
 TestSamplesOfOneVersionWithTurns = machine(2, partial_rollouts=False, max_turns=2)
+TestClustersInTurn = machine(1, clusters={"a": "east", "c": "west"}, shares_uplink=True)
+TestClustersInTurnWithoutStaleness = machine(0, clusters={"a": "east", "b": "east", "c": "west"}, shares_uplink=True)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)

@@ -10,7 +10,8 @@ SCRIPT = """
 import hashlib
 from random import Random
 from streamrl.spec.scheduling import Rebalance, SkewAware
-from support.core_world import KnownLengths, World, settings
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths
 
 class Told(World):
     said = hashlib.sha256()

@@ -49,6 +49,19 @@ async def test_strangers_take_no_place_from_those_who_are_let_in(served: tuple[s
             await source.close()
 
 
+def test_other_clusters_share_the_uplink_and_each_has_its_own_bound() -> None:
+    server = HttpWeightServer(WeightStore(), token="", remote_bytes_per_s=25.0, uplink_bytes_per_s=100.0)
+    try:
+        east, west = server.links("east"), server.links("west")
+        assert [[link.bytes_per_s for link in links] for links in (east, west)] == [[100.0, 25.0], [100.0, 25.0]]
+        assert east[0] is west[0]
+        assert east[1] is not west[1]
+        assert east[1] is server.links("east")[1]
+        assert not server.links("")
+    finally:
+        server.close()
+
+
 class Unusable:
     """Certificates that are just being replaced."""
 

@@ -51,6 +51,7 @@ class SchedulerMetrics:
     def __init__(self, job: RLJob, *, process: str) -> None:
         self._metrics = MetricSet(SCHEDULER, common=worker_labels(job.metadata, role=_ROLE, process=process))
         self._pools = [pool.name for pool in job.spec.generators]
+        self._clusters = sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
         self._metrics.set("staleness_bound_steps", job.spec.pipeline.staleness)
         for reward in job.spec.task.rewards:
             self._metrics.begin("reward_duration_seconds", reward.name)
@@ -92,6 +93,9 @@ class SchedulerMetrics:
             metrics.total("dropped_groups", view.dropped_groups.get(reason, 0), reason)
         for kind in FAILURE_KINDS:
             metrics.total("score_failures", view.score_failures.get(kind, 0), kind)
+        for cluster in self._clusters:
+            turn = view.cluster_turns.get(cluster)
+            metrics.total("left_out_versions", turn.left_out_versions if turn else 0, cluster)
         self._speeds(view)
         self._generators(view)
 

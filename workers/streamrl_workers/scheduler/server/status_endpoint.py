@@ -166,6 +166,7 @@ class StatusEndpoint:
             "lengths": length_status(view.lengths, self.ranker()),
             "dispatch": dispatch_status(view.order, view.speeds),
             "announced_step": view.announced_step,
+            "clusters": {name: asdict(turn) for name, turn in view.cluster_turns.items()},
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
             "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],

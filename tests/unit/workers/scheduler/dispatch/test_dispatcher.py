@@ -17,8 +17,8 @@ from streamrl_workers.scheduler.groups.table import GroupTable
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
 from support.core_events import Always
-from support.core_world import KnownLengths, World, settings
-from support.sure_lengths import SureLengths
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths, SureLengths
 
 
 def ready(

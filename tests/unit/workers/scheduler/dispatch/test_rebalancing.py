@@ -9,7 +9,8 @@ from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.dispatch.speeds import MIN_STEPS
 from streamrl_workers.scheduler.rebalancing import MIN_COMPLETIONS, Rebalancer
 from support.core_peers import SimGenerator
-from support.core_world import KnownLengths, World, settings
+from support.core_world import World, settings
+from support.known_lengths import KnownLengths
 from support.turns import next_token
 
 GROUPS, SAMPLES, SLOTS = 4, 8, 40

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.weight_sources import WeightPeer, WeightSources, choose_sources
+from streamrl_workers.scheduler.versions.sources import WeightPeer, WeightSources, choose_sources
 
 
 def peer(name: str) -> WeightPeer:

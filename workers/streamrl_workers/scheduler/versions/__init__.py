@@ -1,0 +1,1 @@
+"""How versions of the weights get to generators: from whom, and when."""
