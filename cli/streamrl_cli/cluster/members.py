@@ -107,7 +107,7 @@ async def pods_of(job: Object, *, home: ApiClient, members: Mapping[str, ApiClie
     """At home and in these members; of a job of another home by this name none."""
     meta = job["metadata"]
     mine = ",".join(filter(None, (f"{names.LABEL_JOB}={meta['name']}", labels)))
-    found = await home.find(POD, labels=mine)
+    found = await home.find(POD, labels=f"{mine},!{names.LABEL_CLUSTER}")
     for cluster, member in members.items():
         there = f"{mine},{names.LABEL_JOB_UID}={meta['uid']},{names.LABEL_CLUSTER}={cluster}"
         found += await member.find(POD, labels=there)

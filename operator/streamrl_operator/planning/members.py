@@ -119,7 +119,7 @@ def _known(entry: ClusterStatus, member: MemberView | None) -> ClusterStatus:
 def is_done(entry: ClusterStatus, observed: Observed) -> bool:
     """Whether nothing of the job is left there that anybody could delete, or it is given up."""
     member = observed.members.get(entry.name)
-    if entry.name in _abandoned(observed):
+    if entry.name in _abandoned(observed) or not entry.cluster_uid:  # nothing is written before its UID is known
         return True
     return member is not None and not member.unreachable and (member.is_clean or _is_another(entry, member))
 

@@ -216,9 +216,7 @@ class Core:
         generator = self._heard(generator_id, now_s)
         if generator is not None:
             self._components.fleet.loaded(generator, (version.attempt, version.step))
-            self._announcer.sources.advanced(generator_id)
-            self._announcer.turn_ended(generator, generator.version)
-            self._announcer.changed()
+            self._announcer.weights_loaded(generator, (version.attempt, version.step))
         return self._settle()
 
     def weights_failed(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
@@ -229,7 +227,8 @@ class Core:
             if version.step == generator.highest_told:
                 generator.highest_told = -1
                 self._announcer.changed()
-            self._announcer.turn_ended(generator)
+            if generator.failed:
+                self._announcer.weights_failed(generator)
         return self._settle()
 
     def weights_stalled(self, generator_id: str, *, stalled: pb.WeightsStalled, now_s: float) -> list[Effect]:
@@ -237,8 +236,8 @@ class Core:
         generator = self._heard(generator_id, now_s)
         version = stalled.version.attempt, stalled.version.step
         if generator is not None and (generator.told, generator.told_address) == (version, stalled.address):
+            self._announcer.weights_failed(generator)
             self._announcer.sources.stalled(generator_id)
-            self._announcer.turn_ended(generator)
             self._announcer.changed()
         return self._settle()
 
@@ -421,7 +420,6 @@ class Core:
             self._revoke(generator, cancel=False)
             self._components.fleet.remove(generator_id)
             self._announcer.sources.left(generator_id)
-            self._announcer.turn_ended(generator)
             self._outbox.forget(generator_id)
 
     # ---- inside: the whole

@@ -336,8 +336,9 @@ class Announcer:
         self._last = self._situation(recorded_steps)
 
     def _situation(self, recorded_steps: int) -> tuple[object, ...]:
-        is_taken = self.turns is not None and self.turns.is_taken(now_s=self._fleet.now_s)
-        return recorded_steps, self._evaluator.version, self._changes, is_taken
+        now_s = self._fleet.now_s
+        turns = None if self.turns is None else (self.turns.is_taken(now_s=now_s), self.turns.is_late(now_s=now_s))
+        return recorded_steps, self._evaluator.version, self._changes, turns
 
     def _choose(self, recorded_steps: int) -> None:
         current = -1 if self.announced is None else self.announced[1]
@@ -346,7 +347,10 @@ class Announcer:
             return
         step = min((step for step in coming if self._due(step)), default=max(coming))
         self.announced = (self._published[step][0].attempt, step)
-        self._published = {kept: entry for kept, entry in self._published.items() if kept >= step}
+        oldest = min(
+            (one.told[1] for one in self._fleet if one.told is not None and one.told != one.version), default=step
+        )
+        self._published = {kept: entry for kept, entry in self._published.items() if kept >= min(step, oldest)}
         if self._due(step):
             self._evaluator.begin(self.announced)
 
@@ -358,19 +362,23 @@ class Announcer:
         return any(generator.step is not None and generator.step > step for generator in self._fleet)
 
     def _tell(self, version: Version) -> None:
-        name, trainer = self._published[version[1]]
         waits = self._waiting_clusters(version)
         for generator in self._fleet:
+            is_new = generator.told != version and generator.cluster not in waits and _may_load(generator, version)
+            wanted = version if is_new else generator.told
+            if wanted is None or wanted == generator.version or generator.failed:
+                continue
+            entry = self._published.get(wanted[1])
+            if entry is None or entry[0].attempt != wanted[0]:
+                continue
             peer = self.sources.of(generator.generator_id)
-            address = trainer if peer is None else peer.address
-            is_moved = generator.told == version != generator.version and generator.told_address != address
-            is_new = generator.told != version and _may_load(generator, version)
-            if generator.failed or generator.cluster in waits or not (is_moved or is_new):
+            address = entry[1] if peer is None else peer.address
+            if not is_new and generator.told_address == address:
                 continue
             if is_new:
                 self._fleet.tell(generator, version)
             generator.told_address = address
-            command = pb.WeightsAvailable(version=name, address=address, peer=peer is not None)
+            command = pb.WeightsAvailable(version=entry[0], address=address, peer=peer is not None)
             self._outbox.to_generator(generator.generator_id, pb.GeneratorCommand(weights=command))
 
     def _waiting_clusters(self, version: Version) -> frozenset[str]:
@@ -378,16 +386,23 @@ class Announcer:
         if self.turns is None:
             return frozenset()
         slots = Counter[str]()
-        others = [one for one in self._fleet if one.cluster and one.serves and _may_have(one, version)]
+        others = [one for one in self._fleet if one.cluster]
         for generator in others:
-            slots[generator.cluster] += generator.slots
-        holders = {one.cluster for one in others if one.version == version}
+            slots[generator.cluster] += generator.slots * (generator.serves and _may_have(generator, version))
+        holders = {one.cluster for one in others if version in (one.version, one.told)}
         return frozenset(slots) - self.turns.look(version, slots, holders=holders, now_s=self._fleet.now_s)
 
-    def turn_ended(self, generator: Generator, version: Version | None = None) -> None:
-        """Its cluster's turn is over; with `version`: it has this one."""
+    def weights_loaded(self, generator: Generator, version: Version) -> None:
+        """It has the version."""
         if self.turns is not None:
-            self.turns.ended(generator.cluster, version, now_s=self._fleet.now_s)
+            self.turns.loaded(generator.cluster, version, now_s=self._fleet.now_s)
+        self.sources.advanced(generator.generator_id)
+        self.changed()
+
+    def weights_failed(self, generator: Generator) -> None:
+        """What it was told to load does not come."""
+        if self.turns is not None and self.sources.of(generator.generator_id) is None:
+            self.turns.failed(generator.cluster, now_s=self._fleet.now_s)
 
 
 def _may_have(generator: Generator, version: Version) -> bool:

@@ -216,7 +216,7 @@ class _Pull:
     def mark(self) -> int:
         """Changes when a byte comes to us, or to our source."""
         arrived_bytes = sum(t.arrived_bytes for t in self.tensors or ())
-        delta_bytes = sum(piece.begin for piece in self.deltas.values())
+        delta_bytes = sum(piece.begin for piece in list(self.deltas.values()))  # a server's thread asks too
         return arrived_bytes + delta_bytes + (self.tensors is not None) + self.source_mark
 
     def named(self) -> str:

@@ -264,6 +264,13 @@ def test_what_a_deletion_waits_for(view: MemberView, annotations: dict[str, str]
     assert members.is_done(ENTRY, observed(document, members={"east": view})) is done
 
 
+def test_a_deletion_waits_for_no_member_that_was_never_reached() -> None:
+    document = far_document()
+    document["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
+    never = ENTRY.model_copy(update={"cluster_uid": ""})
+    assert members.is_done(never, observed(document, members={"east": replace(LOST, cluster_uid="")}))
+
+
 def test_a_lost_member_freezes_its_pools_and_says_so() -> None:
     before = settled()
     lost = replace(before, members={"east": LOST}, numbers=page())

@@ -22,7 +22,7 @@ def told_in_turn(
         for name in [name for name, turn in turns.view().items() if turn.state == "fetching"]:
             told += name
             now_s += took_s[name]
-            turns.ended(name, (1, step), now_s=now_s)
+            turns.loaded(name, (1, step), now_s=now_s)
     return told
 
 
@@ -75,20 +75,57 @@ def test_a_slow_link_of_its_own_holds_nobody_up_for_long() -> None:
     assert turns.look((1, 2), SAME, now_s=100.0) == {"a"}
     assert turns.look((1, 2), SAME, now_s=100 + 10 * PATIENCE - 1) == {"a"}
     assert turns.look((1, 2), SAME, now_s=100 + 10 * PATIENCE) == {"a", "b"}
-    turns.ended("b", now_s=125.0)  # failed: no time is learnt from it
+    turns.failed("b", now_s=125.0)
     assert turns.look((1, 2), SAME, now_s=125.0) == {"a", "b", "c"}
-    assert {name: turn.version_s for name, turn in turns.view().items()} == {"a": 10, "b": 10, "c": 10}
+    assert {name: turn.version_s for name, turn in turns.view().items()} == {"a": 10, "b": 100, "c": 10}
+    turns.loaded("b", (1, 2), now_s=140.0)  # it went on
+    assert turns.view()["b"].version_s == 20
+
+
+def test_nobody_is_left_out_once_the_next_version_is_late() -> None:
+    turns = with_known_links({"a": 20.0, "b": 40.0, "c": 50.0})
+    assert turns.look((1, 2), SAME, now_s=75.0) == {"a"}
+    turns.failed("a", now_s=115.0)  # so no version comes after this one, unless others get it
+    assert turns.look((1, 2), SAME, now_s=224.0) == {"a"}
+    assert not turns.is_late(now_s=224.0)
+    assert turns.is_late(now_s=225.0)  # the one before had come after 75 s
+    assert turns.look((1, 2), SAME, now_s=225.0) == {"a", "b"}
+    turns.loaded("b", (1, 2), now_s=265.0)
+    assert turns.look((1, 2), SAME, now_s=265.0) == {"a", "b", "c"}
+
+
+def test_who_never_gets_a_version_is_tried_last() -> None:
+    turns, told = WeightTurns(), []
+    for step in range(8):
+        at_s = 75.0 * step
+        turns.look((1, step), {"east": 8, "west": 8}, now_s=at_s)
+        for passed_s in (20.0, 60.0, 74.0):
+            now_s = at_s + passed_s
+            for name in [name for name, turn in turns.view().items() if turn.state == "fetching"]:
+                if name == "west":
+                    turns.failed(name, now_s=now_s)
+                elif passed_s == 60.0:
+                    turns.loaded(name, (1, step), now_s=now_s)
+            turns.look((1, step), {"east": 8, "west": 8}, now_s=now_s)
+        told.append(turns.view()["east"].state)
+    assert told[2:].count("told") == 5  # west is tried once more
+
+
+def test_a_cluster_that_is_silent_keeps_what_is_known_and_takes_no_turn() -> None:
+    turns = with_known_links({"a": 10.0, "b": 10.0, "c": 30.0})
+    assert turns.look((1, 2), SAME | {"a": 0}, now_s=100.0) == {"b"}
+    assert turns.view()["a"].version_s == 10
 
 
 def test_a_slow_fetch_is_waited_for_by_nobody_else_and_not_begun_again() -> None:
     turns = with_known_links({"a": 10.0, "b": 10.0, "c": 10.0})
     assert turns.look((1, 2), SAME, now_s=100.0) == {"a"}
     assert turns.look((1, 3), SAME, now_s=200.0) == {"b"}
-    turns.ended("b", (1, 3), now_s=210.0)
+    turns.loaded("b", (1, 3), now_s=210.0)
     turns.look((1, 3), SAME, now_s=210.0)
-    turns.ended("c", (1, 3), now_s=220.0)
+    turns.loaded("c", (1, 3), now_s=220.0)
     assert turns.look((1, 3), SAME, now_s=299.0) == {"b", "c"}
-    turns.ended("a", (1, 2), now_s=300.0)
+    turns.loaded("a", (1, 2), now_s=300.0)
     assert turns.view()["a"].version_s == 200
     assert turns.look((1, 3), SAME, now_s=300.0) == {"b", "c"}
     assert turns.view()["a"].state == "left_out"
@@ -110,7 +147,7 @@ def test_who_has_the_version_or_is_gone_takes_no_turn() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["look", "look", "ended", "failed", "version"]),
+            st.sampled_from(["look", "look", "loaded", "failed", "version"]),
             st.sampled_from("abc"),
             st.sets(st.sampled_from("abc"), min_size=1),
             st.sampled_from([0.0, 1.0, 10.0, 100.0]),
@@ -123,8 +160,8 @@ def test_turns_end_and_words_are_kept(events: list[tuple[str, str, set[str], flo
     told: frozenset[str] = frozenset()
     for what, name, present, passed_s in events:
         now_s += passed_s
-        if what in ("ended", "failed"):
-            turns.ended(name, (1, step) if what == "ended" else None, now_s=now_s)
+        if what in ("loaded", "failed"):
+            turns.loaded(name, (1, step), now_s=now_s) if what == "loaded" else turns.failed(name, now_s=now_s)
             continue
         before = told if what == "look" else frozenset()
         step += what == "version"
@@ -136,7 +173,7 @@ def test_turns_end_and_words_are_kept(events: list[tuple[str, str, set[str], flo
         assert turns.is_taken(now_s=now_s) or told | left_out | fetching == present
     for _ in SAME:  # nothing more happens but that fetches end
         for name in SAME:
-            turns.ended(name, now_s=now_s)
+            turns.failed(name, now_s=now_s)
         told = turns.look((1, step), SAME, now_s=now_s)
     assert told | {name for name, turn in turns.view().items() if turn.state == "left_out"} == set(SAME)
 
