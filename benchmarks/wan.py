@@ -15,8 +15,6 @@ import itertools
 import json
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +22,17 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests")]
 
 
-from cluster.harness import pods  # noqa: E402 - found by the line above
-from cluster.harness.two_clusters import TwoClusters  # noqa: E402
-from cluster.members import Pair, operator_with_members, wait_gone  # noqa: E402
+from cluster.harness.two_clusters import TwoClusters  # noqa: E402 - found by the line above
+from cluster.members import Pair, wait_gone  # noqa: E402
 from cluster.operators import Operator  # noqa: E402
-from e2e.jobs import prompts, simulated  # noqa: E402
+from e2e.conftest import in_both  # noqa: E402
+from e2e.jobs import simulated  # noqa: E402
 from e2e.stage import RUN_S, Stage  # noqa: E402
 from streamrl import keys  # noqa: E402
 
 RTT_MS = 40.0
 JOB = "wan"
 MEGABYTE = 1_000_000
-
-
-@contextmanager
-def joined(two: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
-    """A namespace at home, its place in the member, and the operator."""
-    two.hub.apply_crds()
-    pods.make_namespace(two.hub.the_node.objects, JOB, {})
-    stage = Stage(two.hub, JOB)
-    stage.apply(prompts(JOB))
-    pair = Pair.of(stage, two.member)
-    operator = operator_with_members(two.hub, JOB).start().wait_until_leading()
-    pair.join(
-        text=two.seen_from_hub(pair.kubeconfig).read_text(), exposure={"nodePort": {"host": two.hub.addresses.wan}}
-    )
-    pair.wait_connected(operator)
-    try:
-        yield stage, pair, operator
-    finally:
-        stage.close()
-        pair.leave()
-        operator.stop()
 
 
 def job(*, megabytes: float, step_s: float, steps: int, cluster: str | None) -> dict[str, Any]:
@@ -110,7 +87,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|", flush=True)
     common = {"step_s": args.seconds, "steps": args.steps}
-    with TwoClusters() as two, joined(two) as place:
+    with TwoClusters() as two, in_both(two) as place:
         for megabytes in args.sizes:
             home, _ = measure(two, place, job(megabytes=megabytes, cluster=None, **common))
             for mbit in args.mbits:

@@ -88,6 +88,13 @@ def namespace(control_plane: Cluster, request: pytest.FixtureRequest) -> Iterato
     control_plane.api.delete(path)
 
 
+@pytest.fixture(scope="module")
+def own_member() -> Iterator[ControlPlane]:
+    """A control plane without our CRDs; a module may stop it."""
+    with ControlPlane() as plane:
+        yield plane
+
+
 @pytest.fixture
 def lab(own_control_plane: ControlPlane, namespace: str) -> Lab:
     """What a test asks of the operator's namespace."""

@@ -108,7 +108,6 @@ def _kept_logs(
 def linked_clusters(node_possible: None) -> Iterator[TwoClusters]:
     """A hub with our CRDs, a member without, a WAN between them; `two_clusters` is for tests. Nothing is left of them."""
     with TwoClusters() as two:
-        two.hub.apply_crds()
         yield two
         places = [cluster.the_node.place for cluster in (two.hub, two.member)]
     assert [leftovers.wait_gone(*place) for place in places] == [{}, {}]

@@ -49,13 +49,6 @@ MADE_THERE = {
 }
 
 
-@pytest.fixture(scope="module")
-def own_member() -> Iterator[ControlPlane]:
-    """A control plane without our CRDs."""
-    with ControlPlane() as plane:
-        yield plane
-
-
 @pytest.fixture
 def pair(lab: Lab, own_member: ControlPlane) -> Iterator[Pair]:
     """A namespace at home and one in the member, not joined yet."""

@@ -21,13 +21,6 @@ from support.prometheus import chart_rules, scraping
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def own_member() -> Iterator[ControlPlane]:
-    """A control plane without our CRDs, which these tests stop."""
-    with ControlPlane() as plane:
-        yield plane
-
-
 @pytest.fixture
 def pair(lab: Lab, own_member: ControlPlane) -> Iterator[Pair]:
     """A namespace at home and one in the member, joined."""

@@ -16,6 +16,8 @@ from cluster.harness import images, pods
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.node import Node
 from cluster.harness.processes import ClusterError
+from cluster.harness.two_clusters import TwoClusters
+from cluster.members import Pair, operator_with_members
 from cluster.node_fixtures import (  # noqa: F401 - fixtures
     LACK,
     RESTRICTED,
@@ -53,6 +55,23 @@ def a_stage(cluster: NodeCluster, name: str) -> Iterator[Stage]:
     yield stage
     stage.close()
     cluster.the_node.objects.delete(f"/api/v1/namespaces/{namespace}")
+
+
+@contextlib.contextmanager
+def in_both(two: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
+    """A namespace of the hub, its place in the member, and an operator in the hub's network."""
+    with a_stage(two.hub, "two") as stage:
+        pair = Pair.of(stage, two.member)
+        operator = operator_with_members(two.hub, stage.namespace).start().wait_until_leading()
+        text = two.seen_from_hub(pair.kubeconfig).read_text()
+        pair.join(text=text, exposure={"nodePort": {"host": two.hub.addresses.wan}})
+        pair.wait_connected(operator)
+        try:
+            yield stage, pair, operator
+        finally:
+            stage.close()
+            pair.leave()
+            operator.stop()
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from cluster.harness.cluster import NodeCluster
 from cluster.harness.processes import Server
 from cluster.harness.two_clusters import TwoClusters
-from cluster.members import Pair, operator_with_members, wait_gone
+from cluster.members import Pair, wait_gone
 from cluster.operators import Operator
-from e2e.conftest import a_stage
+from e2e.conftest import in_both
 from e2e.jobs import chain_sum, chain_sum_code, simulated
 from e2e.stage import RUN_S, Stage
 from streamrl import names
@@ -34,16 +34,8 @@ MINUTE = 60
 @pytest.fixture
 def joined(two_clusters: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
     """A namespace of the hub, its place in the member, and an operator in the hub's network."""
-    with a_stage(two_clusters.hub, "two") as stage:
-        pair = Pair.of(stage, two_clusters.member)
-        operator = operator_with_members(two_clusters.hub, stage.namespace).start().wait_until_leading()
-        text = two_clusters.seen_from_hub(pair.kubeconfig).read_text()
-        pair.join(text=text, exposure={"nodePort": {"host": two_clusters.hub.addresses.wan}})
-        pair.wait_connected(operator)
-        yield stage, pair, operator
-        stage.close()
-        pair.leave()
-        operator.stop()
+    with in_both(two_clusters) as made:
+        yield made
 
 
 def far_away(pair: Pair, *, replicas: int = 2, **changes: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from cluster.harness.link import WAN, End, LaidLink
 
 
 class TwoClusters:
-    """Two clusters and the link between them; all are gone after `close`."""
+    """Two clusters, the hub with our CRDs, and the link between them; all are gone after `close`."""
 
     def __init__(self, shape: Shape = WAN) -> None:
         self._shape = shape
@@ -33,6 +33,7 @@ class TwoClusters:
         """In the order in which they were made."""
         try:
             self.hub, self.member = (self._open_cluster(addresses) for addresses in self._addresses)
+            self.hub.apply_crds()
             self.link = self._lay()
         except BaseException:
             self.close()

@@ -90,7 +90,6 @@ def _opened(level: str, clusters: str) -> Iterator[State]:
         from cluster.harness.two_clusters import TwoClusters
 
         with TwoClusters() as two:
-            two.hub.apply_crds()
             yield {"use": two.use, "link": str(two.link.path)}
     elif level == "2":
         from cluster.harness.cluster import open_node_cluster
