@@ -15,14 +15,14 @@ HEAVY = {"torch", "transformers", "numpy", "tokenizers", "reasoning_gym"}
 
 LOADS = {"from_pretrained", "from_config"}
 
-MOST_STARTS = 16
-"""Imports of `http.server` that a start may cost; a dozen were measured, and torch costs a hundred."""
+MOST_MODULES = 700
+"""What a start may import: the scheduler imports 609, torch alone 1,200."""
+MOST_KIB = 80 * 1000
 MEASURE = """
-import json, resource, sys, importlib
+import json, sys, importlib
 importlib.import_module(sys.argv[1])
-use = resource.getrusage(resource.RUSAGE_SELF)
 peak_kib = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss is the parent's, too
-print(json.dumps({"cpu_s": use.ru_utime + use.ru_stime, "rss_kib": peak_kib, "modules": sorted({name.split(".")[0] for name in sys.modules})}))
+print(json.dumps({"peak_kib": peak_kib, "count": len(sys.modules), "modules": sorted({name.split(".")[0] for name in sys.modules})}))
 """
 
 
@@ -78,8 +78,7 @@ def test_contract_needs_are_declared() -> None:
 
 @pytest.mark.parametrize("module", ["streamrl_workers.scheduler.main", "streamrl_cli.run"])
 def test_scheduler_and_runner_start_light(module: str) -> None:
-    """In about half a second of a quiet processor: beside an import of the standard library's, since a busy one takes several times as long for both."""
-    starts = [(json.loads(python(MEASURE, "http.server")), json.loads(python(MEASURE, module))) for _ in range(3)]
-    assert not HEAVY & set(starts[0][1]["modules"])
-    assert min(measured["cpu_s"] for _, measured in starts) < MOST_STARTS * min(base["cpu_s"] for base, _ in starts)
-    assert min(measured["rss_kib"] for _, measured in starts) < 80 * 1000
+    start = json.loads(python(MEASURE, module))
+    assert not HEAVY & set(start["modules"])
+    assert start["count"] < MOST_MODULES
+    assert start["peak_kib"] < MOST_KIB

@@ -21,13 +21,9 @@ from streamrl_workers.stream.messages import Joiner, write
 from streamrl_workers.stream.services import SCHEDULER, client
 from support.jobs import simulated_job, write_prompts
 from support.runs import DEADLINE_S, wait_for
-from support.tree import python
 from support.worker_processes import Workers
 
 HEAVY = ("torch", "numpy", "transformers", "reasoning_gym", "rich", "pandas", "scipy")
-BARE = "import time, grpc.aio, pydantic; print(time.process_time())"
-START_TIMES = 10.0
-"""CPU of a start, in times of what it cannot do without: the same on a slow machine."""
 RSS_LIMIT_BYTES = 80e6
 
 
@@ -42,8 +38,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
 def test_starts_light(workers: Workers) -> None:
     child = workers.start_scheduler()
     process = psutil.Process(child.pid)
-    times = process.cpu_times()
-    assert times.user + times.system < START_TIMES * float(python(BARE))
     wait_for(lambda: workers.page("healthz").strip() == "ok", what="the scheduler to be ready")
     assert process.memory_info().rss < RSS_LIMIT_BYTES
     mapped = [Path(entry.path).parts for entry in process.memory_maps()]
