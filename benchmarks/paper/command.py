@@ -1,4 +1,4 @@
-"""`python benchmarks/paper.py`: runs everything, prints the tables, writes them into docs/paper-tables.md and the plots beside it."""
+"""`python benchmarks/paper.py`: runs everything, prints the tables, writes them into docs/benchmarks/paper-tables.md and draws the plots."""
 
 import argparse
 import time
@@ -14,7 +14,7 @@ from paper.rule import QWEN, RULE, Knobs, instance_gpus
 from paper.runs import split
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "paper-tables.md"
+PAGE = ROOT / "docs" / "benchmarks" / "paper-tables.md"
 PLOTS = ROOT / "docs" / "images" / "paper"
 BEGIN, END = "<!-- written by benchmarks/paper: begin -->", "<!-- written by benchmarks/paper: end -->"
 BAND = {"half of the slots": Knobs(slots=0.5), "twice the slots": Knobs(slots=2.0)}
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks/paper.py", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="hold-out alone, without band")
     parser.add_argument("--no-band", action="store_true", help="without the band: a third of the runs")
-    parser.add_argument("--write", action="store_true", help="write docs/paper-tables.md and docs/images/paper")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/paper-tables.md and docs/images/paper")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="take earlier runs from there and keep new ones")
     args = parser.parse_args()
     if args.resume is not None:
@@ -83,7 +83,7 @@ def _holdout(*, band: bool) -> Section:
     yield "", "\n### The defaults of this project in the same model\n"
     yield (
         "",
-        "Late binding, and batches that overlap, beside the paper's StreamRL-Async. The last column is not an error.\n",
+        "Late binding, and batches that overlap, beside the paper's StreamRL-Async. The percentage is not an error.\n",
     )
     yield from _lines(tables.cells(our_cells()))
     yield from _throughput_plots(found, name="holdout")
