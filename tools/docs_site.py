@@ -1,0 +1,89 @@
+"""The parts of the docs' site that mkdocs does not have by itself; `mkdocs.yml` names this file as its hook.
+
+Owns: the navigation, which is the list in docs/index.md; the pages of the repository's root, and the list of decisions, as pages of the site;
+links that leave the site. The pages themselves are read by forges as they are, so nothing in them is meant for mkdocs alone.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+"""Pages beside the docs that the site shows."""
+_LINK = re.compile(r"(?<!!)\[((?:`[^`]*`|[^\[\]`])+)\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^## (.+)$")
+_ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^()\s#]+)\)")
+_ELSEWHERE = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+
+
+def on_config(config: Any) -> Any:
+    """The navigation: a section for each heading of the front page, an entry for each item under it."""
+    sections: dict[str, list[Any]] = {}
+    heading = ""
+    for line in (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines():
+        if found := _HEADING.match(line):
+            heading = found[1]
+        elif found := _ENTRY.match(line):
+            sections.setdefault(heading, []).append({found[1]: site_path("index.md", found[2]) or found[2]})
+    sections["Decisions"] = ["decisions/index.md", *(f"decisions/{path.name}" for path in _decisions())]
+    config["nav"] = [{"Home": "index.md"}, *({name: pages} for name, pages in sections.items())]
+    return config
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add what is no file of docs/."""
+    from mkdocs.structure.files import File  # here alone: only the site's own environment has mkdocs
+
+    for name in ROOT_PAGES:
+        files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
+    listed = [f"- [{path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}]({path.name})" for path in _decisions()]
+    text = "\n".join(["# Decisions", "", "Choices that could have gone otherwise: what was chosen, and why.", "", *listed])
+    files.append(File.generated(config, "decisions/index.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    """Turn links to other files of the repository into pages of the site, or into plain text where the site has no such page."""
+    del config, files
+
+    def moved(link: re.Match[str]) -> str:
+        text, target = link[1], link[2]
+        path, hash_sign, anchor = target.partition("#")
+        if ":" in target or not path:
+            return link[0]
+        there = site_path(page.file.src_uri, path)
+        if there is not None:
+            return f"[{text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{hash_sign}{anchor})"
+        return text if (ROOT / _repository_path(page.file.src_uri, path)).exists() else link[0]
+
+    return _LINK.sub(moved, markdown)
+
+
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    """Refuse a page that fetches something from elsewhere."""
+    del config
+    if found := _ELSEWHERE.search(output):
+        raise ValueError(f"{page.file.src_uri}: must fetch nothing from elsewhere; got {found[0]}")
+    return output
+
+
+def site_path(source: str, target: str) -> str | None:
+    """Path within the site of what the page `source` names `target`; None where the site has no such page."""
+    path = _repository_path(source, target)
+    if path == "README.md":
+        return "index.md"
+    if path == "docs/decisions":
+        return "decisions/index.md"
+    if path in ROOT_PAGES:
+        return path
+    return path.removeprefix("docs/") if path.startswith("docs/") and (ROOT / path).is_file() else None
+
+
+def _repository_path(source: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join("" if source in ROOT_PAGES else "docs", posixpath.dirname(source), target))
+
+
+def _decisions() -> list[Path]:
+    return [path for path in sorted((ROOT / "docs/decisions").glob("*.md")) if path.name != "0000-template.md"]
