@@ -15,6 +15,7 @@ ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 _LINK = re.compile(r"(?<!!)\[((?:`[^`]*`|[^\[\]`])+)\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^## (.+)$")
 _ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^()\s#]+)\)")
+_ITEM = re.compile(r"(?:-|\d+\.) ")
 _ELSEWHERE = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
 
@@ -58,7 +59,24 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return f"[{text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{hash_sign}{anchor})"
         return text if (ROOT / _repository_path(page.file.src_uri, path)).exists() else link[0]
 
-    return _LINK.sub(moved, markdown)
+    return _LINK.sub(moved, nested(markdown))
+
+
+def nested(markdown: str) -> str:
+    """Lists as Python-Markdown wants them: an empty line before them, and four columns before what stands in an item."""
+    lines: list[str] = []
+    fence_column = None
+    for line in markdown.splitlines():
+        column = len(line) - len(line.lstrip())
+        moved_by = 4 - column if 0 < column < 4 else 0
+        if line.lstrip().startswith("```"):
+            fence_column = column if fence_column is None else None
+        elif fence_column is not None:
+            moved_by = 4 - fence_column if 0 < fence_column < 4 else 0
+        elif _ITEM.match(line) and lines and lines[-1] and not lines[-1].startswith(" ") and not _ITEM.match(lines[-1]):
+            lines.append("")
+        lines.append(" " * moved_by + line if line else line)
+    return "\n".join(lines)
 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
