@@ -20,14 +20,15 @@ _ELSEWHERE = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["'
 
 
 def on_config(config: Any) -> Any:
-    """The navigation: a section for each heading of the front page, an entry for each item under it."""
+    """The navigation: a section for each heading of the front page, an entry for each item under it, behind a README.md its folder."""
     sections: dict[str, list[Any]] = {}
     heading = ""
     for line in (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines():
         if found := _HEADING.match(line):
             heading = found[1]
         elif found := _ENTRY.match(line):
-            sections.setdefault(heading, []).append({found[1]: site_path("index.md", found[2]) or found[2]})
+            target = site_path("index.md", found[2]) or found[2]
+            sections.setdefault(heading, []).extend([{found[1]: target}, *_beside(target)])
     sections["Decisions"] = ["decisions/index.md", *(f"decisions/{path.name}" for path in _decisions())]
     config["nav"] = [{"Home": "index.md"}, *({name: pages} for name, pages in sections.items())]
     return config
@@ -101,6 +102,14 @@ def site_path(source: str, target: str) -> str | None:
 
 def _repository_path(source: str, target: str) -> str:
     return posixpath.normpath(posixpath.join("" if source in ROOT_PAGES else "docs", posixpath.dirname(source), target))
+
+
+def _beside(target: str) -> list[str]:
+    """The other pages of a folder whose README.md is listed."""
+    folder, name = posixpath.split(target)
+    if name != "README.md":
+        return []
+    return [f"{folder}/{path.name}" for path in sorted((ROOT / "docs" / folder).glob("*.md")) if path.name != name]
 
 
 def _decisions() -> list[Path]:
