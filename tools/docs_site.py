@@ -1,17 +1,21 @@
 """The parts of the docs' site that mkdocs does not have by itself; `mkdocs.yml` names this file as its hook.
 
-Owns: the navigation, which is the list in docs/index.md; the pages of the repository's root, and the list of decisions, as pages of the site;
+Runs in the site's own environment, which alone has mkdocs. Owns: the navigation, which is the list in docs/index.md; the pages of the repository's root, and the list of decisions, as pages of the site;
 links that leave the site. The pages themselves are read by forges as they are, so nothing in them is meant for mkdocs alone.
 """
 
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
 ROOT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 """Pages beside the docs that the site shows."""
+DECISIONS = "# Decisions\n\nChoices that could have gone otherwise: what was chosen, and why.\n"
 _LINK = re.compile(r"(?<!!)\[((?:`[^`]*`|[^\[\]`])+)\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^## (.+)$")
 _ENTRY = re.compile(r"^- \[([^\]]+)\]\(([^()\s#]+)\)")
@@ -19,9 +23,9 @@ _ITEM = re.compile(r"(?:-|\d+\.) ")
 _ELSEWHERE = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 
 
-def on_config(config: Any) -> Any:
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation: a section for each heading of the front page, an entry for each item under it, behind a README.md its folder."""
-    sections: dict[str, list[Any]] = {}
+    sections: dict[str, list[str | dict[str, str]]] = {}
     heading = ""
     for line in (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines():
         if found := _HEADING.match(line):
@@ -34,19 +38,17 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_files(files: Any, *, config: Any) -> Any:
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add what is no file of docs/."""
-    from mkdocs.structure.files import File  # here alone: only the site's own environment has mkdocs
-
     for name in ROOT_PAGES:
         files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
-    listed = [f"- [{path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}]({path.name})" for path in _decisions()]
-    text = "\n".join(["# Decisions", "", "Choices that could have gone otherwise: what was chosen, and why.", "", *listed])
+    titles = {path.name: path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for path in _decisions()}
+    text = "\n".join([DECISIONS, *(f"- [{title}]({name})" for name, title in titles.items())])
     files.append(File.generated(config, "decisions/index.md", content=text))
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links to other files of the repository into pages of the site, or into plain text where the site has no such page."""
     del config, files
 
@@ -57,7 +59,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return link[0]
         there = site_path(page.file.src_uri, path)
         if there is not None:
-            return f"[{text}]({posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or '.')}{hash_sign}{anchor})"
+            relative = posixpath.relpath(there, posixpath.dirname(page.file.src_uri) or ".")
+            return f"[{text}]({relative}{hash_sign}{anchor})"
         return text if (ROOT / _repository_path(page.file.src_uri, path)).exists() else link[0]
 
     return _LINK.sub(moved, nested(markdown))
@@ -80,7 +83,7 @@ def nested(markdown: str) -> str:
     return "\n".join(lines)
 
 
-def on_post_page(output: str, *, page: Any, config: Any) -> str:
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that fetches something from elsewhere."""
     del config
     if found := _ELSEWHERE.search(output):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+
 from streamrl.errors import UserError
 from streamrl_cli.main import COMMANDS, command_of
 from support.pages import Page, guides, pages
@@ -39,7 +40,9 @@ def test_a_command_is_run_or_has_a_reason(page: Page, line: int, words: list[str
         assert words[1] in TARGETS, f"{where}: the Makefile has no such target"
     if words[0] == "helm":
         assert list(_unknown_values(words)) == [], f"{where}: no such value of the chart"
-    assert _in_ci(words) or _reason(words), f"{where}: no step of .ci/run; add it to tests/docs/not_run.yaml with a reason"
+    assert _in_ci(words) or _reason(words), (
+        f"{where}: no step of .ci/run; add it to tests/docs/not_run.yaml with a reason"
+    )
 
 
 def _in_ci(words: list[str]) -> bool:
@@ -117,5 +120,7 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", guides(), ids=lambda page: page.name)
 def test_targets_in_lines_are_in_the_makefile(page: Page) -> None:
-    named = {target for _, span in page.spans for target in re.findall(r"^make (?:[A-Z_]+=\S+ )*([a-z][a-z0-9-]*)", span)}
+    named = {
+        target for _, span in page.spans for target in re.findall(r"^make (?:[A-Z_]+=\S+ )*([a-z][a-z0-9-]*)", span)
+    }
     assert named <= TARGETS

@@ -1,6 +1,7 @@
 """Texts are short: their sentences, and all of them together."""
 
 import pytest
+
 from support.pages import Page, guides
 
 MEDIAN_WORDS, NINTH_WORDS = 18, 30
@@ -39,5 +40,7 @@ def test_the_list_of_long_pages_only_shrinks() -> None:
 
 
 def test_the_docs_do_not_grow() -> None:
-    words = sum(len(page.text.split()) for page in guides() if page.name == "README.md" or page.name.startswith("docs/"))
+    words = sum(
+        len(page.text.split()) for page in guides() if page.name == "README.md" or page.name.startswith("docs/")
+    )
     assert words <= MOST_WORDS
