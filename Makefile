@@ -86,7 +86,7 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 DOCS_VENV := .venv-docs
 
 docs: $(DOCS_VENV)/.installed ## the site of the docs, in dist/site: a broken link or anchor fails (ARGS="serve" shows it while you write)
-	$(DOCS_VENV)/bin/mkdocs $(or $(ARGS),build --strict --quiet)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs $(or $(ARGS),build --strict --quiet)
 
 $(DOCS_VENV)/.installed: $(STAMP) requirements/docs.txt
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS_VENV)
