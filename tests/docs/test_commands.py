@@ -12,7 +12,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl.errors import UserError
-from streamrl_cli.main import COMMANDS, command_of
+from streamrl_cli.jobfile import apply_overrides
+from streamrl_cli.main import COMMANDS, command_of, main
 from support.pages import Page, guides, pages
 from support.tree import ROOT
 
@@ -65,8 +66,12 @@ def _in_ci(words: list[str]) -> bool:
 
 
 def _parse(words: list[str], *, where: str) -> None:
+    overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set" and words[at + 1] != "PATH=VALUE"]
     try:
         command_of(words[1])[1].parse_args(words[2:])
+        apply_overrides(
+            YAML(typ="safe").load((ROOT / "examples/chain-sum.yaml").read_text(encoding="utf-8")), overrides
+        )
     except UserError as error:
         pytest.fail(f"{where}: {error}")
 
@@ -113,6 +118,18 @@ def test_commands_in_lines_have_known_names_and_flags(page: Page) -> None:
         if span.startswith("streamrl ") and not _is_known(span.split()[1:])
     ]
     assert wrong == []
+
+
+def test_fields_that_explain_is_asked_for_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {
+        span
+        for page in guides()
+        for _, span in page.spans
+        if span.startswith("streamrl explain ") and span.split()[2].islower()
+    }
+    assert len(asked) > 3
+    assert [span for span in sorted(asked) if main(span.split()[1:])] == []
+    capsys.readouterr()
 
 
 def _is_known(words: list[str]) -> bool:
