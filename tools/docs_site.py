@@ -1,7 +1,7 @@
 """The parts of the docs' site that mkdocs does not have by itself; `mkdocs.yml` names this file as its hook.
 
-Runs in the site's own environment, which alone has mkdocs. Owns: the navigation, which is the list in docs/index.md; the pages of the repository's root, and the list of decisions, as pages of the site;
-links that leave the site. The pages themselves are read by forges as they are, so nothing in them is meant for mkdocs alone.
+Runs in the site's own environment, which alone has mkdocs. Owns: the navigation, which is the list in docs/index.md; pages that are no file of
+docs/; links that leave the site. Forges show the same files as they are, so nothing in them is meant for mkdocs alone.
 """
 
 import posixpath

@@ -12,13 +12,24 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl.errors import UserError
-from streamrl_cli.main import COMMANDS, command_of
+from streamrl_cli.jobfile import apply_overrides
+from streamrl_cli.main import COMMANDS, command_of, main
 from support.pages import Page, guides, pages
 from support.tree import ROOT
 
 NOT_RUN: dict[str, str] = YAML(typ="safe").load((ROOT / "tests/docs/not_run.yaml").read_text(encoding="utf-8"))
 """Beginning of a command -> why nobody runs it, or which test runs its like."""
 TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+EVERYBODYS = {"cat", "cd", "cp", "grep", "head", "jq", "ls", "mkdir", "openssl", "source", "tail"}
+"""Programs of any machine, with nothing of ours but files, which are looked for."""
+CRDS = [YAML(typ="safe").load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+KINDS = {
+    name
+    for crd in CRDS
+    for names in [crd["spec"]["names"]]
+    for name in (names["plural"], names["singular"], *names.get("shortNames", []), crd["metadata"]["name"])
+}
+OUR_KINDS = re.compile(r"^((?:rl|generatorpool)[a-z.]*)(?:/|$)")
 OUR_FOLDERS = re.compile(r"^(?:examples|helm|benchmarks|tools|tests|docs)/[\w./-]*$")
 ALL_COMMANDS = [(page, line, words) for page in pages() for line, words in page.commands]
 
@@ -40,7 +51,10 @@ def test_a_command_is_run_or_has_a_reason(page: Page, line: int, words: list[str
         assert words[1] in TARGETS, f"{where}: the Makefile has no such target"
     if words[0] == "helm":
         assert list(_unknown_values(words)) == [], f"{where}: no such value of the chart"
-    assert _in_ci(words) or _reason(words), (
+    if words[0] == "kubectl":
+        named = {kind for word in words[2:] if (found := OUR_KINDS.match(word)) for kind in [found[1]]}
+        assert named <= KINDS, f"{where}: no such kind"
+    assert words[0] in EVERYBODYS or _in_ci(words) or _reason(words), (
         f"{where}: no step of .ci/run; add it to tests/docs/not_run.yaml with a reason"
     )
 
@@ -52,8 +66,12 @@ def _in_ci(words: list[str]) -> bool:
 
 
 def _parse(words: list[str], *, where: str) -> None:
+    overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set" and words[at + 1] != "PATH=VALUE"]
     try:
         command_of(words[1])[1].parse_args(words[2:])
+        apply_overrides(
+            YAML(typ="safe").load((ROOT / "examples/chain-sum.yaml").read_text(encoding="utf-8")), overrides
+        )
     except UserError as error:
         pytest.fail(f"{where}: {error}")
 
@@ -100,6 +118,18 @@ def test_commands_in_lines_have_known_names_and_flags(page: Page) -> None:
         if span.startswith("streamrl ") and not _is_known(span.split()[1:])
     ]
     assert wrong == []
+
+
+def test_fields_that_explain_is_asked_for_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {
+        span
+        for page in guides()
+        for _, span in page.spans
+        if span.startswith("streamrl explain ") and span.split()[2].islower()
+    }
+    assert len(asked) > 3
+    assert [span for span in sorted(asked) if main(span.split()[1:])] == []
+    capsys.readouterr()
 
 
 def _is_known(words: list[str]) -> bool:

@@ -185,6 +185,9 @@ def _command_lines(fence: Fence) -> Iterator[str]:
 
 def _split(text: str) -> Iterator[list[str]]:
     """The commands of a line: parts of a pipeline each by itself, without what is set before them and where output goes."""
+    while inner := re.search(r"\$\(([^()]*)\)", text):
+        yield from _split(inner[1])
+        text = text.replace(inner[0], "VALUE", 1)
     if "streamrl " in text:  # [--flag VALUE ...] stands for what may be left out
         text = text.replace("[--", "--").replace(" ...]", "").replace("]", "")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
