@@ -5,6 +5,7 @@ A command that nobody runs rots unseen: each is parsed by the command line itsel
 
 import argparse
 import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,3 +155,10 @@ def test_targets_in_lines_are_in_the_makefile(page: Page) -> None:
         target for _, span in page.spans for target in re.findall(r"^make (?:[A-Z_]+=\S+ )*([a-z][a-z0-9-]*)", span)
     }
     assert named <= TARGETS
+
+
+@pytest.mark.parametrize("page", guides(), ids=lambda page: page.name)
+def test_extras_of_the_package_exist(page: Page) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {extra for text in re.findall(r"streamrl\[([\w,]+)\]", page.text) for extra in text.split(",")}
+    assert named <= set(project["optional-dependencies"])
