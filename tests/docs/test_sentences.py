@@ -6,16 +6,9 @@ from support.pages import Page, guides
 
 MEDIAN_WORDS, NINTH_WORDS = 18, 30
 """The most words of a page's median sentence, and of the one that nine in ten do not exceed."""
-NOT_YET = {
-    "docs/benchmarks.md": (19, 35),
-    "docs/paper-tables.md": (16, 32),
-    "docs/resources.md": (17, 33),
-    "docs/staleness.md": (17, 31),
-    "docs/testing-on-kubernetes.md": (15, 31),
-    "docs/user-guide-kubernetes.md": (16, 31),
-}
+NOT_YET: dict[str, tuple[int, int]] = {}
 """Pages with longer ones, and how long they are now. Figures only shrink; a page that is within the bounds leaves the list."""
-MOST_WORDS = 54_000
+MOST_WORDS = 43_000
 """Of README and docs together, without decisions and reference. It only shrinks; 30,000 is the aim."""
 
 
