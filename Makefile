@@ -85,8 +85,9 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 
 DOCS_VENV := .venv-docs
 
+# Never --quiet: mkdocs then counts no warnings, and --strict lets all of them pass.
 docs: $(DOCS_VENV)/.installed ## the site of the docs, in dist/site: a broken link or anchor fails (ARGS="serve" shows it while you write)
-	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs $(or $(ARGS),build --strict --quiet)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs $(or $(ARGS),build --strict)
 
 $(DOCS_VENV)/.installed: $(STAMP) requirements/docs.txt
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS_VENV)

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -83,12 +84,11 @@ def nested(markdown: str) -> str:
     return "\n".join(lines)
 
 
-def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that fetches something from elsewhere."""
-    del config
-    if found := _ELSEWHERE.search(output):
-        raise ValueError(f"{page.file.src_uri}: must fetch nothing from elsewhere; got {found[0]}")
-    return output
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Refuse pages that fetch something from elsewhere."""
+    for path in sorted(Path(config.site_dir).rglob("*.html")):
+        if found := _ELSEWHERE.search(path.read_text(encoding="utf-8")):
+            raise PluginError(f"{path}: must fetch nothing from elsewhere; got {found[0]}")
 
 
 def site_path(source: str, target: str) -> str | None:
