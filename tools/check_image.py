@@ -1,4 +1,4 @@
-"""Run inside an image: is it what docs/install.md promises? Usage: python -I - ROLE "MODULE, MODULE" [compiler] < check_image.py
+"""Run inside an image: is it what docs/images.md promises? Usage: python -I - ROLE "MODULE, MODULE" [compiler] < check_image.py
 
 Every failure is a line; the exit status says whether there was one.
 """

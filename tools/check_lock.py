@@ -49,7 +49,8 @@ def _lines(path: Path) -> list[str]:
 
 def problems() -> Iterator[str]:
     """A line for each mistake."""
-    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    whole = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    project = whole["project"]
     extras = project["optional-dependencies"]
     worker = [*project["dependencies"], *extras["worker"], *extras["stores"], *extras["tracing"]]
     everything = [
@@ -66,6 +67,7 @@ def problems() -> Iterator[str]:
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
     yield from unmet([*worker, *extras["trackers"]], lock="worker.txt")
     yield from unmet([*project["dependencies"], *extras["operator"]], lock="operator.txt")
+    yield from unmet(whole["dependency-groups"]["docs"], lock="docs.txt")
     dev = locked("dev.txt")
     for lock in ("worker.txt", "operator.txt"):
         for name, pin in locked(lock).items():

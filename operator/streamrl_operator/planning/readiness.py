@@ -82,7 +82,7 @@ RESYNCS = 4
 """Two minutes, as the operator comes: longer than an API server, a node or a scheduler needs to come back."""
 _REMEDY = (
     f"let the operator reach port {names.PORT_SIGNALS} of the trainer's pod, or set the chart's value `numbers: Proxy` "
-    "(docs/operations.md, On a cluster)"
+    "(docs/operations.md, NumbersUnreachable)"
 )
 
 

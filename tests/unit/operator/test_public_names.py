@@ -29,5 +29,5 @@ def test_every_reason_that_is_given_has_a_sentence() -> None:
 
 
 def test_the_docs_have_each_with_its_sentence() -> None:
-    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reasons.md").read_text(encoding="utf-8")
     assert [name for name, said in REASONS.items() if f"| `{name}` | {said} |" not in page] == []

@@ -53,6 +53,7 @@ def test_the_lock_follows_the_project(tree: Path) -> None:
     [
         ("pyproject.toml", r'^    "rich>=14,<16",', '    "rich>=14,<16", "nobody-has-it>=1",', "nobody-has-it>=1; got none"),
         ("pyproject.toml", r"pydantic>=2\.12,<3", "pydantic>=3,<4", "must have pydantic<4,>=3"),
+        ("pyproject.toml", r"mkdocs-material>=9\.8,<10", "mkdocs-material>=99", "must have mkdocs-material>=99"),
         ("constraints.txt", r"^torch>=.*$", "torch>=9", "must have torch>=9"),
         ("requirements/build.in", r"^uv>=.*$", "uv>=9", "must have uv>=9"),
         ("requirements/dev.txt", r"^aiohttp==(.*) \\$", r"aiohttp==\1", "must be a package with its version and hashes"),
@@ -70,7 +71,7 @@ def test_a_lock_that_does_not_is_told(tree: Path, file: str, pattern: str, repla
 
 
 def test_no_lock_names_an_index() -> None:
-    assert len(LOCKS) == 6
+    assert len(LOCKS) == 7
     assert [path.name for path in LOCKS if "://" in path.read_text()] == []
 
 
