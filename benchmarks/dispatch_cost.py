@@ -1,6 +1,6 @@
 """What a decision costs: a dispatch with 10,000 samples waiting on 1,000 generators, and the order of a batch. Processor time.
 
-    python benchmarks/dispatch_cost.py                 # the figures of docs/dispatch.md, "What it costs"
+    python benchmarks/dispatch_cost.py                 # the bound that docs/dispatch.md names
     python benchmarks/dispatch_cost.py --profile longestFirst
 
 A dispatch is one event of the scheduler's core: a generator says that a sample has ended, and the answer holds the next request.

@@ -1,6 +1,6 @@
 """Generation makespan of one batch at 20K as a share of random static FIFO, policy by policy, beside the paper's method.
 
-    python benchmarks/dispatch_makespan.py                       # the tables of docs/dispatch.md
+    python benchmarks/dispatch_makespan.py                       # the tables of docs/benchmarks/scheduling.md
     python benchmarks/dispatch_makespan.py --slots 6 8 10 12     # for which slots Algorithm 2 reproduces Fig. 9
 
 Regime (a): requests queue. (b): nothing queues. KV: slots by memory for the longest. The base deals samples to instances

@@ -1,4 +1,4 @@
-"""The paper's tables, by simulation with the real code: `python benchmarks/paper.py`. See docs/paper-tables.md."""
+"""The paper's tables, by simulation with the real code: `python benchmarks/paper.py`. See docs/benchmarks/paper-tables.md."""
 
 from paper.command import main
 

@@ -1,4 +1,4 @@
-"""Tables of docs/paper-tables.md: the paper's number, ours, the error. Pure."""
+"""Tables of docs/benchmarks/paper-tables.md: the paper's number, ours, the error. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -12,15 +12,23 @@ Band = Mapping[tuple[str, str], Sequence[float]]
 
 
 def cells(found: Iterable[Cell], *, band: Band | None = None) -> Iterator[str]:
-    """One line a number; with a band, least and greatest value under the other settings."""
-    yield "| | | paper | ours | error |" + (" band |" if band is not None else "")
-    yield "|---|---|---|---|---|" + ("---|" if band is not None else "")
-    for cell in found:
-        line = f"| {cell.table} | {cell.name} | {cell.paper:.3g} | {cell.ours:.3g} | {cell.error:+.0%} |"
-        if band is not None:
-            values = [cell.ours, *band.get((cell.table, cell.name), ())]
-            line += f" {min(values):.3g} to {max(values):.3g} |" if len(values) > 1 else " |"
-        yield line
+    """A row a name, a column a table of the paper; with a band, least and greatest value under the other settings."""
+    by_key = {(cell.table, cell.name): cell for cell in found}
+    grids: dict[tuple[str, ...], list[str]] = {}
+    for table in dict.fromkeys(table for table, _ in by_key):
+        grids.setdefault(tuple(name for of, name in by_key if of == table), []).append(table)
+    for place, (names, columns) in enumerate(grids.items()):
+        yield from [""] * bool(place)
+        yield f"| paper → ours, error{' (band)' if band is not None else ''} | " + " | ".join(columns) + " |"
+        yield "|---" * (1 + len(columns)) + "|"
+        for name in names:
+            yield f"| {name} | " + " | ".join(_number(by_key[table, name], band or {}) for table in columns) + " |"
+
+
+def _number(cell: Cell, band: Band) -> str:
+    text = f"{cell.paper:.3g} → {cell.ours:.3g}, {cell.error:+.0%}"
+    values = [cell.ours, *band.get((cell.table, cell.name), ())]
+    return f"{text} ({min(values):.3g} to {max(values):.3g})" if len(values) > 1 else text
 
 
 def errors(found: Sequence[Cell], *, mean: float, most: float) -> str:

@@ -109,7 +109,7 @@ def test_every_file_that_a_text_names_is_there() -> None:
     named = re.compile(r"`((?:[\w.-]+/)+\w+\.py|[\w./-]*\btest_\w+\.py)\b")
     gone = [
         (place(text, number), name)
-        for text in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/decisions").glob("*.md")]
+        for text in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
         if text.name != "CHANGELOG.md"
         for number, line in enumerate(text.read_text(encoding="utf-8").splitlines(), start=1)
         for name in named.findall(line)

@@ -1,4 +1,4 @@
-"""A seeded sample of the campaigns on a real control plane; `make campaign` runs all of them (docs/track-record.md).
+"""A seeded sample of the campaigns on a real control plane; `make campaign` runs all of them (docs/benchmarks/track-record.md).
 
 STREAMRL_CAMPAIGN_SEED takes another sample. All cases run at once, in one go, before the first test looks at its own: most of a case is waiting.
 """

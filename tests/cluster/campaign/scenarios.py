@@ -51,7 +51,7 @@ class Scenario:
     left: Callable[[Objects], str] = lambda _: ""
     """What the act has left and must be gone at the end, of which pictures say nothing; empty: nothing."""
     forgiven: tuple[str, ...] = ()
-    """Fields of the picture and reasons of events that may differ (docs/track-record.md says why)."""
+    """Fields of the picture and reasons of events that may differ (docs/benchmarks/track-record.md says why)."""
     looks: bool = True
     """Whether a job is left that the operator looks at by itself."""
 

@@ -99,7 +99,7 @@ class ArchiveWriter:
 
     def append(self, head: pb.ArchivedGroup, samples: pb.ArchivedSamples) -> bool:
         """Write a group; whether it has a size that the archive takes."""
-        raw, head_data = samples.SerializeToString(), head.SerializeToString()
+        raw, head_data = samples.SerializeToString(deterministic=True), head.SerializeToString()
         if len(raw) > MOST_RAW_BYTES or len(head_data) > MOST_HEAD_BYTES:
             return False
         body = raw if len(raw) < _LEAST_SHRUNK_BYTES else min(raw, zlib.compress(raw, _LEVEL), key=len)

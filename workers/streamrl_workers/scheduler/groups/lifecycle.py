@@ -292,7 +292,7 @@ class SampleLifecycle:
         self._waiting.discard(group)
         self.lengths.forget(group.group_id, key=group.prompt_key)
         texts = self._texts(group)
-        kept = [_trajectory(group, sample).SerializeToString() for sample in group.samples if texts]
+        kept = [_trajectory(group, sample).SerializeToString(deterministic=True) for sample in group.samples if texts]
         self._groups.drop(group, event)
         self._outbox.write(
             Dropped(
@@ -357,7 +357,7 @@ class SampleLifecycle:
         assert group.start_version is not None
         trajectories = [_trajectory(group, sample) for sample in group.samples]
         group.stats = stats_of(trajectories)
-        group.trajectories = tuple(trajectory.SerializeToString() for trajectory in trajectories)
+        group.trajectories = tuple(trajectory.SerializeToString(deterministic=True) for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
         texts = self._texts(group)
         group.samples, group.prompt, group.prompt_tokens = [], "", b""
