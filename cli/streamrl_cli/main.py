@@ -117,9 +117,8 @@ def command_of(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
         raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
     package = next((package for package, names in PACKAGES.items() if name in names), "streamrl_cli")
     command = importlib.import_module(f"{package}.{MODULES.get(name, name)}")
-    parser = _Parser(
-        prog=f"streamrl {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    about = (command.__doc__ or "").partition("\n\n")[0].partition(": ")[2]  # the rest is for who reads the code
+    parser = _Parser(prog=f"streamrl {name}", description=about)
     parser.set_defaults(command=name)
     command.add_arguments(parser)
     return command, parser
