@@ -17,6 +17,7 @@ from streamrl.spec.schema import Schema, children, is_amount, path_text, plain_s
 
 DOCUMENT = "(document)"
 """The field of an error about the whole document."""
+MISSING = "is required"
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -45,7 +46,8 @@ def parse_document(document: object, *, model: type[Model], rule: str, fix: str 
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
         root = plain_schema(model)
-        raise UserErrors([_explain(details, root=root) for details in _own_mistakes(error.errors())]) from None
+        told = [_explain(details, root=root) for details in _own_mistakes(error.errors())]
+        raise UserErrors(_without_misspelt(told)) from None
     except (TypeError, ValueError, RecursionError) as error:
         raise UserErrors([UserError(field=DOCUMENT, rule=f"must be plain data: {error}")]) from None
 
@@ -54,7 +56,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Ask whether the known name that is most like `name` was meant; empty if none is like it."""
     by_lower_case = {candidate.lower(): candidate for candidate in known}
     found = difflib.get_close_matches(name.lower().replace("_", ""), list(by_lower_case), n=1, cutoff=0.6)
-    return f"did you mean {by_lower_case[found[0]]}?" if found else ""
+    return _did_you_mean(by_lower_case[found[0]]) if found else ""
+
+
+def _did_you_mean(name: str) -> str:
+    return f"did you mean {name}?"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -80,6 +86,17 @@ def _own_mistakes(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     ]
 
 
+def _without_misspelt(errors: list[UserError]) -> list[UserError]:
+    """Without the required fields that are there under a name like theirs: the line of that name says so."""
+    meant = {(error.field.rpartition(".")[0], error.fix) for error in errors}
+    return [
+        error
+        for error in errors
+        if error.rule != MISSING
+        or (error.field.rpartition(".")[0], _did_you_mean(error.field.rpartition(".")[2])) not in meant
+    ]
+
+
 class _Null:
     """How an explicit null is shown."""
 
@@ -95,7 +112,7 @@ def _explain(details: ErrorDetails, *, root: Schema) -> UserError:
     if kind == "json_invalid":  # half of a surrogate pair: the one text that JSON writes and UTF-8 cannot
         return UserError(field=DOCUMENT, rule=f"must be plain data: {details['msg']}")
     if kind == "missing":
-        return UserError(field=field, rule="is required", fix=f"give {allowed(schema or {})}")
+        return UserError(field=field, rule=MISSING, fix=f"give {allowed(schema or {})}")
     if kind == "extra_forbidden":
         return unknown_field(
             field, name=str(location[-1]), section=schema_at(path_text(location[:-1]), root=root) or {}

@@ -141,6 +141,12 @@ def test_a_slip_is_recognised(name: str, meant: str) -> None:
     assert suggest(name, ["maxTokens", "topP", "temperature"]) == f"did you mean {meant}?"
 
 
+def test_a_required_field_with_a_slip_in_its_name_is_one_mistake() -> None:
+    assert [line for line in mistakes({"spec": {"tusk": {}}}) if "task" in line] == [
+        "spec.tusk: is not a known field; did you mean task?"
+    ]
+
+
 def test_errors_say_field_rule_value_and_remedy() -> None:
     assert str(UserError(field="a.b", rule="must be 1", got=2, fix="write 1")) == "a.b: must be 1, got 2; write 1"
     assert str(UserError(field="a.b", rule="is required")) == "a.b: is required"
