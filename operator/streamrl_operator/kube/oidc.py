@@ -1,0 +1,122 @@
+"""ID tokens of an OIDC issuer: the auth-provider `oidc` of a kubeconfig's user.
+
+Owns: when an ID token has ended, and how the issuer gives another. Nothing is written back into the kubeconfig.
+Waits for: the issuer; unblocked by its answers or the deadline.
+"""
+
+import asyncio
+import base64
+import json
+import ssl
+import time
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+from urllib.parse import quote_plus
+
+import aiohttp
+from pydantic import BaseModel, Field
+
+from streamrl.errors import UserError
+from streamrl_operator.kube.connections import OversizeError, session
+from streamrl_operator.kube.rest_config import TOKEN_AGE_S, RestConfig
+
+_TIMEOUT_S = 30.0
+_SKEW_S = 10.0
+"""Between our clock and the API server's."""
+_REDIRECT = 300
+
+
+class Provider(BaseModel):
+    """`config` of the auth-provider."""
+
+    issuer: str = Field(alias="idp-issuer-url", pattern="^https://")
+    client: str = Field(alias="client-id")
+    secret: str = Field(default="", alias="client-secret", repr=False)
+    id_token: str = Field(default="", alias="id-token", repr=False)
+    refresh_token: str = Field(default="", alias="refresh-token", repr=False)
+
+
+class _Endpoints(BaseModel):
+    token_endpoint: str = Field(pattern="^https://")
+
+
+class _Tokens(BaseModel):
+    id_token: str
+    refresh_token: str = ""
+
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+class Oidc:
+    """The ID token that there is, and the next one when it ends. `tls`: whom we trust to be the issuer."""
+
+    pause_s: ClassVar[float] = 5.0
+
+    def __init__(self, provider: Provider, *, tls: ssl.SSLContext) -> None:
+        self._provider = provider
+        self._id_token, self._refresh_token = provider.id_token, provider.refresh_token
+        self._tls = tls
+
+    async def token(self, *, tls: ssl.SSLContext | None) -> str:
+        """An ID token that lasts until it is asked for again.
+
+        Raises:
+            UserError: there is none, and the issuer gives none.
+        """
+        del tls
+        if _end_s(self._id_token) < time.time() + TOKEN_AGE_S + _SKEW_S:
+            if not self._refresh_token:
+                raise self._failed("the ID token has ended, and there is no refresh-token")
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    found = await self._renewed()
+            except TimeoutError:
+                raise self._failed(f"it took more than {_TIMEOUT_S:g} s") from None
+            except (aiohttp.ClientError, OSError) as error:
+                raise self._failed(f"{type(error).__name__}: {error}") from None
+            except (ValueError, OversizeError):
+                raise self._failed("its answer cannot be used") from None
+            self._id_token, self._refresh_token = found.id_token, found.refresh_token or self._refresh_token
+        return self._id_token
+
+    async def _renewed(self) -> _Tokens:
+        issuer = RestConfig(server=self._provider.issuer.rstrip("/"), tls=self._tls)
+        form, headers = {"grant_type": "refresh_token", "refresh_token": self._refresh_token}, {}
+        if self._provider.secret:
+            pair = f"{quote_plus(self._provider.client)}:{quote_plus(self._provider.secret)}"
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form["client_id"] = self._provider.client
+        async with session(issuer, agent="streamrl", trust_env=True) as asked:
+            path = f"{issuer.server}/.well-known/openid-configuration"
+            found = await self._ask(asked, _Endpoints, "GET", path)
+            return await self._ask(asked, _Tokens, "POST", found.token_endpoint, data=form, headers=headers)
+
+    async def _ask(
+        self,
+        asked: aiohttp.ClientSession,
+        model: type[_M],
+        method: str,
+        url: str,
+        *,
+        data: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> _M:
+        async with asked.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
+            if response.status >= _REDIRECT:
+                raise self._failed(f"{method} {url}: {response.status}")
+            return model.model_validate_json(await response.read())
+
+    def _failed(self, why: str) -> UserError:
+        rule = f"the OIDC issuer {self._provider.issuer} gave no ID token ({why})"
+        return UserError(field="KUBECONFIG", rule=rule, fix="log in there again")
+
+
+def _end_s(token: str) -> float:
+    """When an ID token ends; one that is none, or does not say it, has ended."""
+    try:
+        claims = token.split(".")[1]
+        return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return 0.0
