@@ -75,6 +75,8 @@ class Oidc:
                 raise self._failed(f"it took more than {_TIMEOUT_S:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
                 raise self._failed(f"{type(error).__name__}: {error}") from None
+            except UserError:
+                raise
             except (ValueError, OversizeError):
                 raise self._failed("its answer cannot be used") from None
             self._id_token, self._refresh_token = found.id_token, found.refresh_token or self._refresh_token
