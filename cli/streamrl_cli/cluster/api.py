@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -134,11 +134,8 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     access, context = _access(args)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
-    connection = connections.Connection(access, agent=MANAGER, trust_env=trust_env)
-    try:
+    async with aclosing(connections.Connection(access, agent=MANAGER, trust_env=trust_env)) as connection:
         yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
-    finally:
-        await connection.close()
 
 
 def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
@@ -258,7 +255,11 @@ class ApiClient:
         with self._reaching(call):
             try:
                 socket = await self._connection.websocket(
-                    call.path, query=query, protocol=_EXEC_PROTOCOL, silence_s=REQUEST_TIMEOUT_S
+                    call.path,
+                    params=query,
+                    protocols=(_EXEC_PROTOCOL,),
+                    timeout=aiohttp.ClientWSTimeout(ws_receive=REQUEST_TIMEOUT_S),
+                    autoclose=False,
                 )
             except aiohttp.WSServerHandshakeError as error:
                 raise _no_exec(call, code=error.status) from None
@@ -276,7 +277,7 @@ class ApiClient:
                         said += piece
             finally:
                 # The session waits for the end of connections in use; of one whose socket was closed first it would not.
-                await self._connection.close()
+                await self._connection.aclose()
                 await socket.close()
             for channel, tell in told.items():
                 if rest := lines[channel].take():
@@ -309,11 +310,9 @@ class ApiClient:
 
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
         data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": content_type}
-        method = _METHODS[call.verb]
+        request: dict[str, Any] = {"params": query, "data": data, "headers": headers, "timeout": timeout}
         with self._reaching(call):
-            async with self._connection.request(
-                method, call.path, query=query, data=data, headers=headers, timeout=timeout
-            ) as response:
+            async with self._connection.request(_METHODS[call.verb], call.path, **request) as response:
                 if response.status >= _REDIRECT:
                     raise refusal(call, code=response.status, body=await response.read())
                 yield response

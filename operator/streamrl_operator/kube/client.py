@@ -76,7 +76,7 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._connection is not None:
-            await self._connection.close()
+            await self._connection.aclose()
 
     async def get(self, kind: Kind, *, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
@@ -240,7 +240,7 @@ class Client:
         headers = {"Content-Type": content_type, "Accept": answers.NAMES if verb == _NAMES else _JSON}
         try:
             async with self._connection.request(
-                _METHOD[verb], path, query=query, data=data, headers=headers, timeout=limit
+                _METHOD[verb], path, params=query, data=data, headers=headers, timeout=limit
             ) as response:
                 status = response.status
                 if status >= _REDIRECT:

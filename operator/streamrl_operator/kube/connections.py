@@ -7,7 +7,7 @@ cookie is kept, since a pod behind the API server's proxy may set some for the A
 
 import math
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Self, cast
@@ -89,7 +89,7 @@ class Connection:
         self.access = access
         self._session = session(access, agent=agent, trust_env=trust_env)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """End all that is under way."""
         await self._session.close()
 
@@ -99,10 +99,8 @@ class Connection:
         method: str,
         path: str,
         *,
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp keeps it
         headers: Mapping[str, str],
-        query: Mapping[str, str] | None = None,
-        data: bytes | None = None,
+        **options: Any,  # noqa: ANN401 - as aiohttp takes them
     ) -> AsyncIterator[ApiResponse]:
         """The answer, whatever it is. `path`: of the API server, or a URL elsewhere, where nobody is told who we are.
 
@@ -113,41 +111,24 @@ class Connection:
             aiohttp.ClientError, OSError, TimeoutError: there is no answer.
         """
         is_ours = path.startswith("/")
-        sent = await self.access.headers(now_s=monotonic()) if is_ours else CIMultiDict()
-        sent.update(headers)
-        async with self._session.request(
-            method,
-            self.access.server + path if is_ours else path,
-            params=query,
-            data=data,
-            headers=sent,
-            timeout=timeout,
-            allow_redirects=False,
-            proxy=self.access.proxy if is_ours else None,
-            server_hostname=self.access.tls_server_name if is_ours else None,
-        ) as response:
+        way = await self._way() if is_ours else {"headers": CIMultiDict()}
+        way["headers"].update(headers)
+        url = self.access.server + path if is_ours else path
+        async with self._session.request(method, url, allow_redirects=False, **way, **options) as response:
             assert isinstance(response, ApiResponse), "the session makes no others"
             yield response
 
-    async def websocket(
-        self, path: str, *, query: Sequence[tuple[str, str]], protocol: str, silence_s: float
-    ) -> aiohttp.ClientWebSocketResponse:
-        """A socket of the API server; it is closed after so long without a message.
-
-        Raises:
-            aiohttp.WSServerHandshakeError: the API server will not have it.
-            UserError, aiohttp.ClientError, OSError: as for a request.
-        """
-        return await self._session.ws_connect(
-            self.access.server + path,
-            params=query,
-            headers=await self.access.headers(now_s=monotonic()),
-            protocols=(protocol,),
-            timeout=aiohttp.ClientWSTimeout(ws_receive=silence_s),
-            autoclose=False,
-            proxy=self.access.proxy,
-            server_hostname=self.access.tls_server_name,
+    async def websocket(self, path: str, **options: Any) -> aiohttp.ClientWebSocketResponse:  # noqa: ANN401 - as aiohttp takes them
+        """A socket of the API server. Raises as a request does, and aiohttp.WSServerHandshakeError."""
+        way = await self._way()
+        socket: aiohttp.ClientWebSocketResponse = await self._session.ws_connect(
+            self.access.server + path, **way, **options
         )
+        return socket
+
+    async def _way(self) -> dict[str, Any]:
+        headers = await self.access.headers(now_s=monotonic())
+        return {"headers": headers, "proxy": self.access.proxy, "server_hostname": self.access.tls_server_name}
 
 
 def session(

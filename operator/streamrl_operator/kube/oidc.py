@@ -9,8 +9,7 @@ import base64
 import json
 import ssl
 import time
-from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import quote_plus
 
 import aiohttp
@@ -23,7 +22,7 @@ from streamrl_operator.kube.rest_config import TOKEN_AGE_S, RestConfig
 _TIMEOUT_S = 30.0
 _SKEW_S = 10.0
 """Between our clock and the API server's."""
-_REDIRECT = 300
+_ONCE: dict[str, Any] = {"allow_redirects": False, "raise_for_status": True}
 
 
 class Provider(BaseModel):
@@ -43,9 +42,6 @@ class _Endpoints(BaseModel):
 class _Tokens(BaseModel):
     id_token: str
     refresh_token: str = ""
-
-
-_M = TypeVar("_M", bound=BaseModel)
 
 
 class Oidc:
@@ -75,40 +71,25 @@ class Oidc:
                 raise self._failed(f"it took more than {_TIMEOUT_S:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
                 raise self._failed(f"{type(error).__name__}: {error}") from None
-            except UserError:
-                raise
             except (ValueError, OversizeError):
                 raise self._failed("its answer cannot be used") from None
             self._id_token, self._refresh_token = found.id_token, found.refresh_token or self._refresh_token
         return self._id_token
 
     async def _renewed(self) -> _Tokens:
-        issuer = RestConfig(server=self._provider.issuer.rstrip("/"), tls=self._tls)
-        form, headers = {"grant_type": "refresh_token", "refresh_token": self._refresh_token}, {}
-        if self._provider.secret:
-            pair = f"{quote_plus(self._provider.client)}:{quote_plus(self._provider.secret)}"
+        given, headers = self._provider, {}
+        form = {"grant_type": "refresh_token", "refresh_token": self._refresh_token}
+        if given.secret:
+            pair = f"{quote_plus(given.client)}:{quote_plus(given.secret)}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
-            form["client_id"] = self._provider.client
+            form["client_id"] = given.client
+        issuer = RestConfig(server=given.issuer.rstrip("/"), tls=self._tls)
         async with session(issuer, agent="streamrl", trust_env=True) as asked:
-            path = f"{issuer.server}/.well-known/openid-configuration"
-            found = await self._ask(asked, _Endpoints, "GET", path)
-            return await self._ask(asked, _Tokens, "POST", found.token_endpoint, data=form, headers=headers)
-
-    async def _ask(
-        self,
-        asked: aiohttp.ClientSession,
-        model: type[_M],
-        method: str,
-        url: str,
-        *,
-        data: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> _M:
-        async with asked.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
-            if response.status >= _REDIRECT:
-                raise self._failed(f"{method} {url}: {response.status}")
-            return model.model_validate_json(await response.read())
+            async with asked.get(f"{issuer.server}/.well-known/openid-configuration", **_ONCE) as answer:
+                endpoint = _Endpoints.model_validate_json(await answer.read()).token_endpoint
+            async with asked.post(endpoint, data=form, headers=headers, **_ONCE) as answer:
+                return _Tokens.model_validate_json(await answer.read())
 
     def _failed(self, why: str) -> UserError:
         rule = f"the OIDC issuer {self._provider.issuer} gave no ID token ({why})"

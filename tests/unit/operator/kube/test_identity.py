@@ -3,8 +3,8 @@
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -105,16 +105,6 @@ def tls_server(folder: Path) -> Iterator[tuple[int, str]]:
         server.shutdown()
 
 
-@asynccontextmanager
-async def connected(found: RestConfig) -> AsyncIterator[Connection]:
-    """A connection, as long as the block lasts."""
-    connection = Connection(found, agent="test")
-    try:
-        yield connection
-    finally:
-        await connection.close()
-
-
 async def get(connection: Connection, path: str) -> Any:
     """What is answered."""
     async with connection.request("GET", path, timeout=LIMIT, headers={"Accept": "application/json"}) as answer:
@@ -126,7 +116,9 @@ async def test_through_a_proxy_to_a_server_of_another_name(tmp_path: Path) -> No
     with tls_server(tmp_path) as (port, authority):
         trusted = {"server": "https://nowhere.invalid", "certificate-authority": authority, "tls-server-name": NAME}
         with ConnectProxy(port) as proxy:
-            async with connected(access(user, **trusted, **{"proxy-url": proxy.url})) as connection:
+            async with aclosing(
+                Connection(access(user, **trusted, **{"proxy-url": proxy.url}), agent="test")
+            ) as connection:
                 assert await get(connection, "/a") == {"path": "/a", "groups": ["x", "y"]}
             assert proxy.tunnels == ["nowhere.invalid:443"]
 
@@ -134,10 +126,10 @@ async def test_through_a_proxy_to_a_server_of_another_name(tmp_path: Path) -> No
 async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
     with tls_server(tmp_path) as (port, authority):
         trusted = {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}
-        async with connected(access({}, **trusted)) as connection:
+        async with aclosing(Connection(access({}, **trusted), agent="test")) as connection:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await get(connection, "/a")
-        async with connected(access({}, **trusted, **{"tls-server-name": NAME})) as connection:
+        async with aclosing(Connection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")) as connection:
             assert (await get(connection, "/a"))["path"] == "/a"
 
 
@@ -151,7 +143,7 @@ async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path
     application.router.add_route("*", "/{path:.*}", tell)
     async with TestServer(application) as pod:
         found = access({"token": "t", "as": "ada"}, **{"proxy-url": "http://127.0.0.1:1"})
-        async with connected(found) as connection:
+        async with aclosing(Connection(found, agent="test")) as connection:
             assert await get(connection, str(pod.make_url("/status"))) == []
 
 
@@ -182,8 +174,8 @@ async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_toke
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ((400, b'{"error": "invalid_grant"}'), "/token: 400"),
-        ((302, b""), "/token: 302"),
+        ((400, b'{"error": "invalid_grant"}'), "400, message="),
+        ((302, b""), "its answer cannot be used"),
         ((200, b"nonsense"), "its answer cannot be used"),
         ((200, b'{"id_token": 3}'), "its answer cannot be used"),
         ((200, b" " * (2**24 + 1)), "its answer cannot be used"),
