@@ -76,7 +76,10 @@ class RestConfig:
             if self._problem is not None:
                 raise self._problem
         who = (("Authorization", f"Bearer {self.token}"),) if self.token else ()
-        return CIMultiDict((*who, *self.impersonation))
+        headers = CIMultiDict((*who, *self.impersonation))
+        if not all(map(str.isprintable, headers.values())):
+            raise UserError(field="KUBECONFIG", rule="the token and names in `as` must each be one line of text")
+        return headers
 
     def forget(self) -> None:
         """The API server did not believe the token: ask for it again before the next request."""

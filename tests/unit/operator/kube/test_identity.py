@@ -75,6 +75,12 @@ def test_what_cannot_be_honoured_is_one_line(user: dict[str, Any], cluster: dict
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("user", [{"token": "a\nHost: b"}, {"as": "a\r\nb"}, {"as": "a", "as-groups": ["b\0"]}])
+async def test_nothing_in_a_kubeconfig_becomes_a_header_of_its_own(user: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="must each be one line of text"):
+        await headers(user)
+
+
 class Tells(BaseHTTPRequestHandler):
     """Answers with what it was sent."""
 
