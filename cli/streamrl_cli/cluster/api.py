@@ -29,7 +29,7 @@ from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, spl
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
 
 if TYPE_CHECKING:
-    from streamrl_operator.kube.connections import ApiResponse, Connection
+    from streamrl_operator.kube.connections import ApiConnection, ApiResponse
     from streamrl_operator.kube.rest_config import RestConfig
 
 MANAGER = "streamrl-cli"
@@ -134,7 +134,7 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     access, context = _access(args)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
-    async with aclosing(connections.Connection(access, agent=MANAGER, trust_env=trust_env)) as connection:
+    async with aclosing(connections.ApiConnection(access, agent=MANAGER, trust_env=trust_env)) as connection:
         yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
 
 
@@ -155,7 +155,7 @@ def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
 class ApiClient:
     """One API server, in the name of a person."""
 
-    def __init__(self, connection: "Connection", *, context: str, namespace: str) -> None:
+    def __init__(self, connection: "ApiConnection", *, context: str, namespace: str) -> None:
         self.access = connection.access
         self.context = context
         self.namespace = namespace

@@ -20,7 +20,7 @@ import aiohttp
 from streamrl.errors import UserError
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
-from streamrl_operator.kube.connections import ApiResponse, Connection, OversizeError
+from streamrl_operator.kube.connections import ApiConnection, ApiResponse, OversizeError
 from streamrl_operator.kube.kinds import ACCESS_REVIEW, SERVICE, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 
@@ -64,12 +64,12 @@ class Client:
         self._timeout_s = timeout_s
         self._limit = asyncio.Semaphore(_CONCURRENT)
         self._pages = asyncio.Semaphore(_CONCURRENT_PAGES)
-        self._connection: Connection | None = None
+        self._connection: ApiConnection | None = None
         self._skipped: set[str] = set()
         """Paths of objects that cannot be taken: each is told once."""
 
     async def __aenter__(self) -> Self:
-        self._connection = Connection(self.access, agent=AGENT)
+        self._connection = ApiConnection(self.access, agent=AGENT)
         return self
 
     async def __aexit__(

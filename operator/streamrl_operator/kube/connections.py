@@ -82,7 +82,7 @@ class ApiResponse(aiohttp.ClientResponse):
         return self
 
 
-class Connection:
+class ApiConnection:
     """Requests to one API server, in our name."""
 
     def __init__(self, access: RestConfig, *, agent: str, trust_env: bool = False) -> None:

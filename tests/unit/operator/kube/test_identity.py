@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserError
 from streamrl_operator.kube import kubeconfig
-from streamrl_operator.kube.connections import Connection, session
+from streamrl_operator.kube.connections import ApiConnection, session
 from streamrl_operator.kube.rest_config import RestConfig
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy
@@ -111,7 +111,7 @@ def tls_server(folder: Path) -> Iterator[tuple[int, str]]:
         server.shutdown()
 
 
-async def get(connection: Connection, path: str) -> Any:
+async def get(connection: ApiConnection, path: str) -> Any:
     """What is answered."""
     async with connection.request("GET", path, timeout=LIMIT, headers={"Accept": "application/json"}) as answer:
         return json.loads(await answer.read())
@@ -123,7 +123,7 @@ async def test_through_a_proxy_to_a_server_of_another_name(tmp_path: Path) -> No
         trusted = {"server": "https://nowhere.invalid", "certificate-authority": authority, "tls-server-name": NAME}
         with ConnectProxy(port) as proxy:
             async with aclosing(
-                Connection(access(user, **trusted, **{"proxy-url": proxy.url}), agent="test")
+                ApiConnection(access(user, **trusted, **{"proxy-url": proxy.url}), agent="test")
             ) as connection:
                 assert await get(connection, "/a") == {"path": "/a", "groups": ["x", "y"]}
             assert proxy.tunnels == ["nowhere.invalid:443"]
@@ -132,10 +132,12 @@ async def test_through_a_proxy_to_a_server_of_another_name(tmp_path: Path) -> No
 async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
     with tls_server(tmp_path) as (port, authority):
         trusted = {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}
-        async with aclosing(Connection(access({}, **trusted), agent="test")) as connection:
+        async with aclosing(ApiConnection(access({}, **trusted), agent="test")) as connection:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await get(connection, "/a")
-        async with aclosing(Connection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")) as connection:
+        async with aclosing(
+            ApiConnection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")
+        ) as connection:
             assert (await get(connection, "/a"))["path"] == "/a"
 
 
@@ -149,7 +151,7 @@ async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path
     application.router.add_route("*", "/{path:.*}", tell)
     async with TestServer(application) as pod:
         found = access({"token": "t", "as": "ada"}, **{"proxy-url": "http://127.0.0.1:1"})
-        async with aclosing(Connection(found, agent="test")) as connection:
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
             assert await get(connection, str(pod.make_url("/status"))) == []
 
 
