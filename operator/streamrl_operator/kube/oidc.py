@@ -55,15 +55,16 @@ class Oidc:
         self._tls = tls
 
     async def token(self, *, tls: ssl.SSLContext | None) -> str:
-        """An ID token that lasts until it is asked for again.
+        """An ID token that lasts until it is asked for again, where there can be another.
 
         Raises:
             UserError: there is none, and the issuer gives none.
         """
         del tls
-        if _end_s(self._id_token) < time.time() + TOKEN_AGE_S + _SKEW_S:
-            if not self._refresh_token:
-                raise self._failed("the ID token has ended, and there is no refresh-token")
+        left_s = _end_s(self._id_token) - time.time()
+        if left_s < 0 and not self._refresh_token:
+            raise self._failed("the ID token has ended, and there is no refresh-token")
+        if left_s < TOKEN_AGE_S + _SKEW_S and self._refresh_token:
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     found = await self._renewed()
@@ -101,5 +102,5 @@ def _end_s(token: str) -> float:
     try:
         claims = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError):
         return 0.0

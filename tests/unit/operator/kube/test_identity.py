@@ -1,5 +1,6 @@
 """Who we are, and by which way an API server is reached: impersonation, proxies, names of servers, OIDC. Real TLS, a real issuer."""
 
+import base64
 import json
 import ssl
 import threading
@@ -23,6 +24,7 @@ from support.connect_proxy import ConnectProxy
 from support.oidc_issuer import OidcIssuer
 
 LIMIT = aiohttp.ClientTimeout(total=60.0)
+DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
 NAME = "api.inside.example"
 """That the server's certificate has; its host has none there."""
 
@@ -171,7 +173,7 @@ async def test_an_id_token_is_used_while_it_lasts(issuer: OidcIssuer) -> None:
 async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_token(
     issuer: OidcIssuer, first: str
 ) -> None:
-    tokens = {"ended": issuer.id_token("ada", life_s=5), "none": "", "nonsense": "a.b.c"}
+    tokens = {"ended": issuer.id_token("ada", life_s=5), "none": "", "nonsense": f"a.{DEEP}.c"}
     found = access(issuer.provider(**{"id-token": tokens[first], "refresh-token": issuer.refresh_token}))
     issuer.life_s = 5
     for now_s in (0.0, 100.0):
@@ -207,6 +209,7 @@ async def test_an_issuer_with_a_certificate_of_somebody_else_is_told_nothing(iss
 
 
 async def test_without_a_refresh_token_one_logs_in_again(issuer: OidcIssuer) -> None:
+    await headers(issuer.provider(**{"id-token": issuer.id_token("ada", life_s=30)}))
     with pytest.raises(UserError, match=r"there is no refresh-token.*log in there again"):
         await headers(issuer.provider(**{"id-token": issuer.id_token("ada", life_s=-5)}))
 
