@@ -19,8 +19,8 @@ import aiohttp
 from streamrl import names
 from streamrl_operator import tls_secrets
 from streamrl_operator.controller import WORKERS
-from streamrl_operator.kube import rest_config
 from streamrl_operator.kube.kinds import APPLIED, RLJOB, of
+from streamrl_operator.kube.kubeconfig import find
 from streamrl_operator.observe import validated
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.life import decide
@@ -82,7 +82,7 @@ class Server:
 @asynccontextmanager
 async def connect(kubeconfig: Path) -> AsyncIterator[Server]:
     """Connections for the block."""
-    found = rest_config.find(kubeconfig)
+    found = find(kubeconfig)
     connector = aiohttp.TCPConnector(ssl=found.tls or False, limit=0)
     limit = aiohttp.ClientTimeout(total=_REQUEST_S)
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:

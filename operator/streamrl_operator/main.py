@@ -19,7 +19,7 @@ from streamrl_operator.clock import OperatorClock
 from streamrl_operator.clusters.registry import Members
 from streamrl_operator.controller import WORKERS, Controller, aside
 from streamrl_operator.events import Events
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube import kubeconfig
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.kube.kinds import CHILDREN, RLJOB, TLS_ROUTE, WORKLOAD
@@ -57,7 +57,7 @@ async def _serve(settings: OperatorSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics, clock = OperatorMetrics(), OperatorClock()
-    async with Client(rest_config.find(settings.kubeconfig), count=metrics.requested) as client:
+    async with Client(kubeconfig.find(settings.kubeconfig), count=metrics.requested) as client:
         controller = _controller(settings, client=client, metrics=metrics, clock=clock)
         leader = Leader(
             client=client,

@@ -64,7 +64,7 @@ def control_plane(pytestconfig: pytest.Config) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def own_control_plane(control_plane: Cluster) -> ControlPlane:
     """The control plane, where a test needs ours: faults, audit log, users by certificate."""
     if not isinstance(control_plane, ControlPlane):

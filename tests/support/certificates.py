@@ -56,12 +56,14 @@ class Authority:
         job: str = JOB,
         expired: bool = False,
         uris: tuple[str, ...] = (),
+        hosts: tuple[str, ...] = (),
     ) -> "Leaf":
-        """A leaf that names its holder by `uris`; absent: by the role's."""
+        """A leaf that names its holder by `uris`; absent: by the role's. `hosts`: more names that it serves."""
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [
             x509.UniformResourceIdentifier(uri) for uri in uris or (role_uri(namespace, job, role),)
         ]
+        names += map(x509.DNSName, hosts)
         if role != "generator":
             names.append(x509.DNSName(f"{job}-scheduler"))
         certificate = (

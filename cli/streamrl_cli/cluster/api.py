@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -29,9 +29,7 @@ from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, spl
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
 
 if TYPE_CHECKING:
-    import aiohttp
-
-    from streamrl_operator.kube.connections import ApiResponse
+    from streamrl_operator.kube.connections import ApiConnection, ApiResponse
     from streamrl_operator.kube.rest_config import RestConfig
 
 MANAGER = "streamrl-cli"
@@ -96,6 +94,11 @@ class Call:
         return f"{self.plural}{f'/{self.subresource}' if self.subresource else ''}"
 
     @property
+    def path(self) -> str:
+        """Of the API server."""
+        return self.kind.path(self.namespace, self.name or None, self.subresource or None)
+
+    @property
     def thing(self) -> str:
         """What was asked for: `rljobs.streamrl.io/chain-sum`."""
         return f"{self.plural}{f'/{self.name}' if self.name else ''}"
@@ -131,37 +134,37 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     access, context = _access(args)
     # As kubectl: a proxy of the environment, but never to this machine.
     trust_env = urlsplit(access.server).hostname not in _LOOPBACK
-    async with connections.session(access, agent=MANAGER, trust_env=trust_env) as session:
-        yield ApiClient(access, session=session, context=context, namespace=args.namespace or access.namespace)
+    async with aclosing(connections.ApiConnection(access, agent=MANAGER, trust_env=trust_env)) as connection:
+        yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
 
 
 def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
     """How the cluster is reached, and the name of the context."""
-    from streamrl_operator.kube import rest_config
+    from streamrl_operator.kube import kubeconfig
 
     try:
         chosen = choose(kubeconfig=args.kubeconfig, context=args.context)
     except NoKubeconfigError:
         if not args.kubeconfig and not args.context:
             with suppress(UserError):
-                return rest_config.from_service_account(rest_config.SERVICE_ACCOUNT_DIR, os.environ), IN_POD
+                return kubeconfig.from_service_account(kubeconfig.SERVICE_ACCOUNT_DIR, os.environ), IN_POD
         raise
-    return rest_config.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context), chosen.context
+    return kubeconfig.from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context), chosen.context
 
 
 class ApiClient:
     """One API server, in the name of a person."""
 
-    def __init__(self, access: "RestConfig", *, session: "aiohttp.ClientSession", context: str, namespace: str) -> None:
-        self.access = access
+    def __init__(self, connection: "ApiConnection", *, context: str, namespace: str) -> None:
+        self.access = connection.access
         self.context = context
         self.namespace = namespace
         """Where objects are that say nothing else; empty: lists are of all namespaces."""
-        self._session = session
+        self._connection = connection
 
     def within(self, namespace: str) -> "ApiClient":
         """The same for another namespace."""
-        return ApiClient(self.access, session=self._session, context=self.context, namespace=namespace)
+        return ApiClient(self._connection, context=self.context, namespace=namespace)
 
     async def get(self, kind: Kind, name: str) -> Object:
         """One object. Raises `ObjectNotFoundError`: it is not there."""
@@ -250,12 +253,10 @@ class ApiClient:
         told, said = {_STDOUT: out, _STDERR: err}, b""
         lines = {channel: LineSplitter() for channel in told}
         with self._reaching(call):
-            headers = await self.access.headers(now_s=monotonic())
             try:
-                socket = await self._session.ws_connect(
-                    self.access.server + call.kind.path(call.namespace, call.name, call.subresource),
+                socket = await self._connection.websocket(
+                    call.path,
                     params=query,
-                    headers=headers,
                     protocols=(_EXEC_PROTOCOL,),
                     timeout=aiohttp.ClientWSTimeout(ws_receive=REQUEST_TIMEOUT_S),
                     autoclose=False,
@@ -276,7 +277,7 @@ class ApiClient:
                         said += piece
             finally:
                 # The session waits for the end of connections in use; of one whose socket was closed first it would not.
-                await self._session.close()
+                await self._connection.aclose()
                 await socket.close()
             for channel, tell in told.items():
                 if rest := lines[channel].take():
@@ -307,23 +308,11 @@ class ApiClient:
     ) -> AsyncIterator["ApiResponse"]:
         import aiohttp
 
-        from streamrl_operator.kube.connections import ApiResponse
-
-        path = call.kind.path(call.namespace, call.name or None, call.subresource or None)
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
-        headers = {"Content-Type": content_type}
+        data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": content_type}
+        request: dict[str, Any] = {"params": query, "data": data, "headers": headers, "timeout": timeout}
         with self._reaching(call):
-            headers |= await self.access.headers(now_s=monotonic())
-            async with self._session.request(
-                _METHODS[call.verb],
-                self.access.server + path,
-                params=query,
-                data=None if body is None else json.dumps(body),
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
-                assert isinstance(response, ApiResponse), "the session makes no others"
+            async with self._connection.request(_METHODS[call.verb], call.path, **request) as response:
                 if response.status >= _REDIRECT:
                     raise refusal(call, code=response.status, body=await response.read())
                 yield response

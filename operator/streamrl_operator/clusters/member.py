@@ -24,7 +24,7 @@ from streamrl.errors import UserError
 from streamrl_operator import apply
 from streamrl_operator.apply import Ownership
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube import kubeconfig
 from streamrl_operator.kube.answers import KubeError, RequestRefusedError
 from streamrl_operator.kube.cache import Key, pause_s
 from streamrl_operator.kube.client import Client, Count
@@ -201,7 +201,7 @@ class Member:
     async def _session(self) -> None:
         """From a connection to its end."""
         text = await self.kubeconfig()
-        access = rest_config.of_member(text, source=f"the kubeconfig of RLCluster {self.name}")
+        access = kubeconfig.of_member(text, source=f"the kubeconfig of RLCluster {self.name}")
         async with Client(access, count=self.count, timeout_s=REQUEST_TIMEOUT_S) as client:
             uid = await self._ask_uid(client)
             if uid == self.origin:

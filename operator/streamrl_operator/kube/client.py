@@ -20,7 +20,7 @@ import aiohttp
 from streamrl.errors import UserError
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
-from streamrl_operator.kube.connections import ApiResponse, OversizeError, session
+from streamrl_operator.kube.connections import ApiConnection, ApiResponse, OversizeError
 from streamrl_operator.kube.kinds import ACCESS_REVIEW, SERVICE, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 
@@ -64,19 +64,19 @@ class Client:
         self._timeout_s = timeout_s
         self._limit = asyncio.Semaphore(_CONCURRENT)
         self._pages = asyncio.Semaphore(_CONCURRENT_PAGES)
-        self._session: aiohttp.ClientSession | None = None
+        self._connection: ApiConnection | None = None
         self._skipped: set[str] = set()
         """Paths of objects that cannot be taken: each is told once."""
 
     async def __aenter__(self) -> Self:
-        self._session = session(self.access, agent=AGENT)
+        self._connection = ApiConnection(self.access, agent=AGENT)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._connection is not None:
+            await self._connection.aclose()
 
     async def get(self, kind: Kind, *, namespace: str, name: str) -> dict[str, Any]:
         """One object."""
@@ -234,28 +234,15 @@ class Client:
         data: bytes | None = None,
         content_type: str = _JSON,
     ) -> AsyncIterator[ApiResponse]:
-        """The answer to one request, if it is a good one; all else is one of our errors. `path`: of the API server, or a URL elsewhere, where our token is not sent.
-
-        No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
-        """
-        assert self._session is not None, "Client is used outside of its `async with`"
+        """The answer to one request, if it is a good one; all else is one of our errors. `path`: as the connection takes it."""
+        assert self._connection is not None, "Client is used outside of its `async with`"
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
+        headers = {"Content-Type": content_type, "Accept": answers.NAMES if verb == _NAMES else _JSON}
         try:
-            accept = answers.NAMES if verb == _NAMES else _JSON
-            is_ours = path.startswith("/")
-            ours = await self.access.headers(now_s=begun_s) if is_ours else {}
-            headers = {**ours, "Content-Type": content_type, "Accept": accept}
-            async with self._session.request(
-                _METHOD[verb],
-                self.access.server + path if is_ours else path,
-                params=query,
-                data=data,
-                headers=headers,
-                timeout=limit,
-                allow_redirects=False,
+            async with self._connection.request(
+                _METHOD[verb], path, params=query, data=data, headers=headers, timeout=limit
             ) as response:
                 status = response.status
-                assert isinstance(response, ApiResponse), "the session makes no others"
                 if status >= _REDIRECT:
                     if status == _UNAUTHORIZED and verb != _PAGE:  # a pod's 401 says nothing of our token
                         self.access.forget()

@@ -1,17 +1,20 @@
 """Connections to an API server: of the operator, of kopf, and of the commands. Whoever reads an answer, it is bounded.
 
-Owns: what aiohttp is told. Does not own: who we are, what is asked, what an answer means.
+Owns: what aiohttp is told, and who is told who we are. Does not own: what is asked, what an answer means.
 Invariants: no body and no line of a stream is longer than its bound; nothing is unpacked (what is packed all the same is no JSON); no
 cookie is kept, since a pod behind the API server's proxy may set some for the API server.
 """
 
 import math
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, Self, cast
 
 import aiohttp
-from aiohttp.connector import Connection
+from aiohttp import connector
+from multidict import CIMultiDict
 
 from streamrl_operator.kube.rest_config import RestConfig
 
@@ -66,7 +69,7 @@ class _Bounded:
 class ApiResponse(aiohttp.ClientResponse):
     """An answer that is read through its bound alone, also by those who know nothing of it."""
 
-    async def start(self, connection: Connection) -> Self:
+    async def start(self, connection: connector.Connection) -> Self:
         """As aiohttp begins to read it."""
         await super().start(connection)
         bounded = _Bounded(self.content, most=_MOST_ERROR_BYTES if self.status >= _ERROR else MOST_BYTES)
@@ -79,10 +82,63 @@ class ApiResponse(aiohttp.ClientResponse):
         return self
 
 
+class ApiConnection:
+    """Requests to one API server, in our name."""
+
+    def __init__(self, access: RestConfig, *, agent: str, trust_env: bool = False) -> None:
+        self.access = access
+        self._session = session(access, agent=agent, trust_env=trust_env)
+
+    async def aclose(self) -> None:
+        """End all that is under way."""
+        await self._session.close()
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str],
+        **options: Any,  # noqa: ANN401 - as aiohttp takes them
+    ) -> AsyncIterator[ApiResponse]:
+        """The answer, whatever it is. `path`: of the API server, or a URL elsewhere, where nobody is told who we are.
+
+        No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
+
+        Raises:
+            UserError: we have no credential.
+            aiohttp.ClientError, OSError, TimeoutError: there is no answer.
+        """
+        is_ours = path.startswith("/")
+        way = await self._way() if is_ours else {"headers": CIMultiDict()}
+        way["headers"].update(headers)
+        url = self.access.server + path if is_ours else path
+        async with self._session.request(method, url, allow_redirects=False, **way, **options) as response:
+            assert isinstance(response, ApiResponse), "the session makes no others"
+            yield response
+
+    async def websocket(self, path: str, **options: Any) -> aiohttp.ClientWebSocketResponse:  # noqa: ANN401 - as aiohttp takes them
+        """A socket of the API server. Raises as a request does, and aiohttp.WSServerHandshakeError."""
+        way = await self._way()
+        socket: aiohttp.ClientWebSocketResponse = await self._session.ws_connect(
+            self.access.server + path, **way, **options
+        )
+        return socket
+
+    async def _way(self) -> dict[str, Any]:
+        headers = await self.access.headers(now_s=monotonic())
+        return {"headers": headers, "proxy": self.access.proxy, "server_hostname": self.access.tls_server_name}
+
+
 def session(
-    access: RestConfig, *middlewares: aiohttp.ClientMiddlewareType, agent: str, trust_env: bool = False
+    access: RestConfig,
+    *middlewares: aiohttp.ClientMiddlewareType,
+    agent: str,
+    trust_env: bool = False,
+    proxy: str | None = None,
 ) -> aiohttp.ClientSession:
-    """Connections to an API server. Who we are is said by each request, or by a middleware. `trust_env`: by its proxies."""
+    """Connections to an API server, for those who make their requests themselves. `trust_env`: by the proxies of the environment."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket),
         headers={"User-Agent": agent, "Accept-Encoding": "identity"},
@@ -91,6 +147,7 @@ def session(
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=trust_env,
+        proxy=proxy,
     )
 
 

@@ -164,8 +164,9 @@ class JobWatch(Reflector):
             self._asked_s = begun_s
             try:
                 asked = asyncio.run_coroutine_threadsafe(access.headers(now_s=begun_s), ours)
-                headers = await asyncio.wrap_future(asked)
-                request.headers.update(headers)
+                who = await asyncio.wrap_future(asked)
+                request.headers.update(who)
+                request.server_hostname = access.tls_server_name
                 response = await handler(request)
                 status = response.status
                 if status == _UNAUTHORIZED:
@@ -178,7 +179,7 @@ class JobWatch(Reflector):
             finally:
                 self.client.count(_verb(request), RLJOB.plural, status, time.monotonic() - begun_s)
 
-        return session(access, known, agent=AGENT)
+        return session(access, known, agent=AGENT, proxy=access.proxy)
 
     def _reported(self, event: kopf.RawEvent) -> None:
         """An event of kopf's; without a type it is an object of a list."""

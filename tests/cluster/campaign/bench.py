@@ -26,7 +26,7 @@ from cluster.campaign.proxy import Proxy, Upstream
 from cluster.harness.base import Cluster
 from cluster.harness.control_plane import ControlPlane
 from streamrl import keys
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube.kubeconfig import find
 from support.ports import free_port
 
 USER = "streamrl-operator-in-a-campaign"
@@ -113,8 +113,8 @@ async def open_bench(cluster: Cluster) -> AsyncIterator[Bench]:
     folder = cluster.folder / "campaign"
     folder.mkdir(exist_ok=True)
     is_ours = isinstance(cluster, ControlPlane)
-    admin = rest_config.find(cluster.kubeconfig)
-    operator = rest_config.find(cluster.kubeconfig_for(USER) if is_ours else cluster.kubeconfig)
+    admin = find(cluster.kubeconfig)
+    operator = find(cluster.kubeconfig_for(USER) if is_ours else cluster.kubeconfig)
     if is_ours:
         rights.grant(cluster.api, USER, home="")
     connector = aiohttp.TCPConnector(ssl=admin.tls or False, limit=64)

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from cluster.harness.certificates import Leaf
 
-User = Mapping[str, str]
+User = Mapping[str, Any]
 
 
 def by_certificate(leaf: Leaf) -> User:
@@ -25,18 +25,18 @@ def by_token(token: str) -> User:
 
 def write(path: Path, *, server: str, authority: Path, user: User) -> Path:
     """Write a kubeconfig with one context."""
-    return _write(path, {"server": server, "certificate-authority-data": _data(authority)}, user)
+    return compose(path, {"server": server, "certificate-authority-data": _data(authority)}, user)
 
 
 def derive(path: Path, original: Mapping[str, Any], user: User) -> Path:
     """Write a kubeconfig for the same cluster and another user."""
-    return _write(path, current(original)[0], user)
+    return compose(path, current(original)[0], user)
 
 
 def elsewhere(path: Path, original: Path, *, server: str) -> Path:
     """Write the same kubeconfig for another address of its API server."""
     cluster, user = current(YAML(typ="safe", pure=True).load(original.read_text()))
-    return _write(path, cluster | {"server": server}, user)
+    return compose(path, cluster | {"server": server}, user)
 
 
 def current(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -54,7 +54,8 @@ def _data(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-def _write(path: Path, cluster: Mapping[str, Any], user: User) -> Path:
+def compose(path: Path, cluster: Mapping[str, Any], user: User) -> Path:
+    """Write a kubeconfig of these two."""
     config = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -7,7 +7,8 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_cli.cluster.kubeconfig import choose
-from streamrl_operator.kube.rest_config import from_kubeconfig
+from streamrl_operator.kube.credentials import TokenFile
+from streamrl_operator.kube.kubeconfig import from_kubeconfig
 
 
 def config(*names: str, current: str = "", user: dict | None = None) -> str:
@@ -46,7 +47,8 @@ def test_several_files_are_merged_and_the_first_counts(tmp_path: Path) -> None:
     chosen = choose(kubeconfig=None, context="a", environ=environ)
     access = from_kubeconfig(chosen.text, source=chosen.source, context=chosen.context)
     assert (access.server, access.namespace) == ("http://a:1", "of-a")
-    assert access.token_file == tmp_path / "one/token"
+    assert isinstance(access.source, TokenFile)
+    assert access.source.path == tmp_path / "one/token"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from streamrl_cli.main import main
 from streamrl_cli.ui import cluster_jobs
 from streamrl_cli.ui.cluster_jobs import ClusterJobs
 from streamrl_cli.ui.job_pages import JobPages
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube import kubeconfig as written
 from streamrl_pages.website import Asked
 from support.api_answers import CURVES, HOSTILE, PAGE, ApiAnswers, job
 from support.command import streamrl
@@ -269,8 +269,8 @@ def test_help_names_the_namespaces(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_in_a_pod_the_service_account_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("of the pod")
     (tmp_path / "namespace").write_text("home")
-    monkeypatch.setattr(rest_config, "SERVICE_ACCOUNT_DIR", tmp_path)
-    monkeypatch.setattr(rest_config.ssl, "create_default_context", lambda cafile: None)
+    monkeypatch.setattr(written, "SERVICE_ACCOUNT_DIR", tmp_path)
+    monkeypatch.setattr(written.ssl, "create_default_context", lambda cafile: None)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))

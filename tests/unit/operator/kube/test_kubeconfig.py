@@ -13,7 +13,8 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_operator import tls_secrets
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube import credentials, kubeconfig
+from streamrl_operator.kube.rest_config import RestConfig
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.tls_secrets import Holder, KeyPair
 from support import hostile_server
@@ -41,7 +42,7 @@ def b64(pem: bytes) -> str:
 
 
 async def test_a_token() -> None:
-    found = rest_config.from_kubeconfig(config("{token: abc}"))
+    found = kubeconfig.from_kubeconfig(config("{token: abc}"))
     assert (found.server, found.namespace) == ("https://api.example:6443", "lab")
     assert await found.headers(now_s=0.0) == {"Authorization": "Bearer abc"}
     assert found.tls is not None
@@ -55,7 +56,7 @@ async def test_certificates_inline_and_from_files(tmp_path: Path) -> None:
     authority = f", certificate-authority-data: {b64(CA.certificate)}"
     files = f"{{client-certificate: user.pem, client-key-data: {b64(USER.key)}}}"
     for user, cluster in ((inline, authority), (files, ", certificate-authority: ca.pem")):
-        found = rest_config.from_kubeconfig(config(user, cluster=cluster), base=tmp_path)
+        found = kubeconfig.from_kubeconfig(config(user, cluster=cluster), base=tmp_path)
         assert await found.headers(now_s=0.0) == {}
         assert found.tls is not None
         assert len(found.tls.get_ca_certs()) == 1
@@ -63,7 +64,7 @@ async def test_certificates_inline_and_from_files(tmp_path: Path) -> None:
 
 async def test_a_token_file_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("one\n")
-    found = rest_config.from_kubeconfig(config("{tokenFile: token}"), base=tmp_path)
+    found = kubeconfig.from_kubeconfig(config("{tokenFile: token}"), base=tmp_path)
     assert await found.headers(now_s=0.0) == {"Authorization": "Bearer one"}
     (tmp_path / "token").write_text("two\n")
     assert await found.headers(now_s=30.0) == {"Authorization": "Bearer one"}
@@ -78,14 +79,14 @@ async def test_a_credential_plug_in() -> None:
     script += "print(json.dumps({'status': {'token': asked['kind'] + os.environ['WHO']}}))"
     plugin = f"""{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: "{sys.executable}",
         args: ["-c", "{script}"], env: [{{name: WHO, value: -me}}]}}}}"""
-    found = rest_config.from_kubeconfig(config(plugin))
+    found = kubeconfig.from_kubeconfig(config(plugin))
     assert await found.headers(now_s=0.0) == {"Authorization": "Bearer ExecCredential-me"}
 
 
-def plug_in(folder: Path, script: str) -> rest_config.RestConfig:
+def plug_in(folder: Path, script: str) -> RestConfig:
     """Whom a shell script speaks for; `$0` is its folder."""
     args = json.dumps(["-c", script, str(folder)])
-    return rest_config.from_kubeconfig(
+    return kubeconfig.from_kubeconfig(
         config(f"{{exec: {{apiVersion: client.authentication.k8s.io/v1, command: sh, args: {args}}}}}")
     )
 
@@ -118,13 +119,13 @@ async def test_a_credential_plug_in_that_gives_none(tmp_path: Path, script: str,
 )
 def test_a_credential_plug_in_that_is_none(entry: str) -> None:
     with pytest.raises(UserError, match="must be a kubeconfig"):
-        rest_config.from_kubeconfig(config(f"{{exec: {entry}}}"))
+        kubeconfig.from_kubeconfig(config(f"{{exec: {entry}}}"))
 
 
 async def test_a_credential_plug_in_that_hangs_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_config, "_PLUGIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(credentials, "_TIMEOUT_S", 0.5)
     with pytest.raises(UserError, match=r"more than 0\.5 s"):
         await plug_in(tmp_path, "sh -c 'while sleep 1; do :; done' child $0 & wait").headers(now_s=0.0)
     await until_nobody_names(tmp_path)
@@ -152,7 +153,7 @@ async def test_a_credential_is_used_while_it_cannot_be_renewed(tmp_path: Path) -
 async def test_a_program_that_is_not_there() -> None:
     plugin = "{exec: {apiVersion: client.authentication.k8s.io/v1, command: /no/such/program}}"
     with pytest.raises(UserError, match="credential plug-in /no/such/program gave no credential"):
-        await rest_config.from_kubeconfig(config(plugin)).headers(now_s=0.0)
+        await kubeconfig.from_kubeconfig(config(plugin)).headers(now_s=0.0)
 
 
 async def until_nobody_names(folder: Path) -> None:
@@ -163,7 +164,7 @@ async def until_nobody_names(folder: Path) -> None:
 
 
 def test_plain_http_for_a_proxy_on_this_machine() -> None:
-    assert rest_config.from_kubeconfig(config("{}", server="http://127.0.0.1:8001/")).tls is None
+    assert kubeconfig.from_kubeconfig(config("{}", server="http://127.0.0.1:8001/")).tls is None
 
 
 @pytest.mark.parametrize(
@@ -180,13 +181,13 @@ def test_plain_http_for_a_proxy_on_this_machine() -> None:
 )
 def test_no_kubeconfig(text: str) -> None:
     with pytest.raises(UserError, match="must be a kubeconfig with a current context"):
-        rest_config.from_kubeconfig(text)
+        kubeconfig.from_kubeconfig(text)
 
 
 async def test_a_pod_in_its_own_cluster(tmp_path: Path) -> None:
     for name, text in (("token", b"t"), ("ca.crt", CA.certificate), ("namespace", b"streamrl")):
         (tmp_path / name).write_bytes(text)
-    found = rest_config.from_service_account(
+    found = kubeconfig.from_service_account(
         tmp_path, {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
     )
     assert (found.server, found.namespace) == ("https://[fd00::1]:6443", "streamrl")
@@ -195,13 +196,13 @@ async def test_a_pod_in_its_own_cluster(tmp_path: Path) -> None:
 
 def test_neither_kubeconfig_nor_service_account(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="KUBECONFIG: must be set where no service account is mounted"):
-        rest_config.from_service_account(tmp_path, {})
+        kubeconfig.from_service_account(tmp_path, {})
 
 
 def test_no_key_is_clean_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pair = KeyPair(certificate=USER.certificate, key=USER.key)
-    rest_config.from_kubeconfig(
+    kubeconfig.from_kubeconfig(
         config(f"{{client-certificate-data: {b64(pair.certificate)}, client-key-data: {b64(pair.key)}}}")
     )
     assert list(tmp_path.iterdir()) == []
@@ -209,7 +210,7 @@ def test_no_key_is_clean_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 async def test_a_members_kubeconfig_says_where_and_who_and_no_more() -> None:
     authority = f", certificate-authority-data: {b64(CA.certificate)}, insecure-skip-tls-verify: false"
-    found = rest_config.of_member(config("{token: abc}", cluster=authority), source="Secret s")
+    found = kubeconfig.of_member(config("{token: abc}", cluster=authority), source="Secret s")
     assert await found.headers(now_s=0.0) == {"Authorization": "Bearer abc"}
     assert found.tls is not None
     assert found.tls.verify_mode == ssl.CERT_REQUIRED
@@ -236,7 +237,7 @@ async def test_a_members_kubeconfig_says_where_and_who_and_no_more() -> None:
 )
 def test_a_members_kubeconfig_that_reaches_out_is_refused_in_a_line(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words) as refused:
-        rest_config.of_member(text, source="Secret s")
+        kubeconfig.of_member(text, source="Secret s")
     assert "\n" not in str(refused.value)
 
 

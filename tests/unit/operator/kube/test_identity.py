@@ -1,0 +1,231 @@
+"""Who we are, and by which way an API server is reached: impersonation, proxies, names of servers, OIDC. Real TLS, a real issuer."""
+
+import base64
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from streamrl.errors import UserError
+from streamrl_operator.kube import kubeconfig
+from streamrl_operator.kube.connections import ApiConnection, session
+from streamrl_operator.kube.rest_config import RestConfig
+from support.certificates import Authority
+from support.connect_proxy import ConnectProxy
+from support.oidc_issuer import OidcIssuer
+
+LIMIT = aiohttp.ClientTimeout(total=60.0)
+DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
+NAME = "api.inside.example"
+"""That the server's certificate has; its host has none there."""
+
+
+def access(user: dict[str, Any], **cluster: Any) -> RestConfig:
+    """As a kubeconfig says."""
+    known = {"server": "https://127.0.0.1:1", **cluster}
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": known}],
+        "users": [{"name": "u", "user": user}],
+    }
+    return kubeconfig.from_kubeconfig(json.dumps(config))
+
+
+async def headers(user: dict[str, Any]) -> list[tuple[str, str]]:
+    """That say who we are."""
+    return sorted((await access(user).headers(now_s=0.0)).items())
+
+
+async def test_in_whose_name_we_act() -> None:
+    extra = {"as-uid": "7", "as-user-extra": {"example.com/scopes": ["a", "b"]}}
+    assert await headers({"token": "t", "as": "ada", "as-groups": ["x", "y"], **extra}) == [
+        ("Authorization", "Bearer t"),
+        ("Impersonate-Extra-example.com%2Fscopes", "a"),
+        ("Impersonate-Extra-example.com%2Fscopes", "b"),
+        ("Impersonate-Group", "x"),
+        ("Impersonate-Group", "y"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-User", "ada"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "words"),
+    [
+        ({"as-groups": ["x"]}, {}, "need `as`"),
+        ({}, {"proxy-url": "socks5://me:secret@p"}, "proxy-url must begin with http:// or https://, not socks5"),
+        ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider gcp is no more: use a credential plug-in"),
+        ({"auth-provider": {"name": "oidc", "config": {"client-id": "c"}}}, {}, "idp-issuer-url"),
+        ({"auth-provider": {"name": "oidc", "config": {"idp-issuer-url": "http://i", "client-id": "c"}}}, {}, "https"),
+    ],
+)
+def test_what_cannot_be_honoured_is_one_line(user: dict[str, Any], cluster: dict[str, str], words: str) -> None:
+    with pytest.raises(UserError, match="must be a kubeconfig") as refused:
+        access(user, **cluster)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("user", [{"token": "a\nHost: b"}, {"as": "a\r\nb"}, {"as": "a", "as-groups": ["b\0"]}])
+async def test_nothing_in_a_kubeconfig_becomes_a_header_of_its_own(user: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="must each be one line of text"):
+        await headers(user)
+
+
+class Tells(BaseHTTPRequestHandler):
+    """Answers with what it was sent."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"path": self.path, "groups": self.headers.get_all("Impersonate-Group")}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def tls_server(folder: Path) -> Iterator[tuple[int, str]]:
+    """Port of a server, and the authority of its certificate for `certificate-authority`."""
+    authority = Authority()
+    leaf = authority.leaf("api", hosts=(NAME,))
+    (folder / "pair.pem").write_bytes(leaf.chain + leaf.key_pem)
+    (folder / "ca.pem").write_bytes(authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "pair.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, args=(0.02,), name="server", daemon=True).start()
+        yield server.server_port, str(folder / "ca.pem")
+        server.shutdown()
+
+
+async def get(connection: ApiConnection, path: str) -> Any:
+    """What is answered."""
+    async with connection.request("GET", path, timeout=LIMIT, headers={"Accept": "application/json"}) as answer:
+        return json.loads(await answer.read())
+
+
+async def test_through_a_proxy_to_a_server_of_another_name(tmp_path: Path) -> None:
+    user = {"as": "ada", "as-groups": ["x", "y"]}
+    with tls_server(tmp_path) as (port, authority):
+        trusted = {"server": "https://nowhere.invalid", "certificate-authority": authority, "tls-server-name": NAME}
+        with ConnectProxy(port) as proxy:
+            async with aclosing(
+                ApiConnection(access(user, **trusted, **{"proxy-url": proxy.url}), agent="test")
+            ) as connection:
+                assert await get(connection, "/a") == {"path": "/a", "groups": ["x", "y"]}
+            assert proxy.tunnels == ["nowhere.invalid:443"]
+
+
+async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
+    with tls_server(tmp_path) as (port, authority):
+        trusted = {"server": f"https://127.0.0.1:{port}", "certificate-authority": authority}
+        async with aclosing(ApiConnection(access({}, **trusted), agent="test")) as connection:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(connection, "/a")
+        async with aclosing(
+            ApiConnection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")
+        ) as connection:
+            assert (await get(connection, "/a"))["path"] == "/a"
+
+
+async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path: Path) -> None:
+    async def tell(request: web.Request) -> web.Response:
+        return web.json_response(
+            sorted(name for name in request.headers if name in ("Authorization", "Impersonate-User"))
+        )
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", tell)
+    async with TestServer(application) as pod:
+        found = access({"token": "t", "as": "ada"}, **{"proxy-url": "http://127.0.0.1:1"})
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+            assert await get(connection, str(pod.make_url("/status"))) == []
+
+
+@pytest.fixture
+def issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as served:
+        yield served
+
+
+async def test_an_id_token_is_used_while_it_lasts(issuer: OidcIssuer) -> None:
+    token = issuer.id_token("ada")
+    assert await headers(issuer.provider(**{"id-token": token})) == [("Authorization", f"Bearer {token}")]
+    assert issuer.asked == []
+
+
+@pytest.mark.parametrize("first", ["ended", "none", "nonsense"])
+async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_token(
+    issuer: OidcIssuer, first: str
+) -> None:
+    tokens = {"ended": issuer.id_token("ada", life_s=5), "none": "", "nonsense": f"a.{DEEP}.c"}
+    found = access(issuer.provider(**{"id-token": tokens[first], "refresh-token": issuer.refresh_token}))
+    issuer.life_s = 5
+    for now_s in (0.0, 100.0):
+        assert (await found.headers(now_s=now_s))["Authorization"].startswith("Bearer ey")
+    assert issuer.asked == ["/.well-known/openid-configuration", "/token"] * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((400, b'{"error": "invalid_grant"}'), "400, message="),
+        ((302, b""), "its answer cannot be used"),
+        ((200, b"nonsense"), "its answer cannot be used"),
+        ((200, b'{"id_token": 3}'), "its answer cannot be used"),
+        ((200, b" " * (2**24 + 1)), "its answer cannot be used"),
+    ],
+)
+async def test_an_issuer_that_gives_no_token_is_one_line(issuer: OidcIssuer, answer: Any, words: str) -> None:
+    issuer.answer = answer
+    with pytest.raises(UserError) as refused:
+        await headers(issuer.provider(**{"refresh-token": issuer.refresh_token}))
+    assert words in str(refused.value)
+    assert str(refused.value).startswith(f"KUBECONFIG: the OIDC issuer {issuer.url} gave no ID token (")
+    assert issuer.refresh_token not in str(refused.value)
+
+
+async def test_an_issuer_with_a_certificate_of_somebody_else_is_told_nothing(issuer: OidcIssuer) -> None:
+    user = issuer.provider(**{"refresh-token": issuer.refresh_token})
+    del user["auth-provider"]["config"]["idp-certificate-authority-data"]
+    with pytest.raises(UserError, match="ClientConnectorCertificateError"):
+        await headers(user)
+    assert issuer.asked == []
+
+
+async def test_without_a_refresh_token_one_logs_in_again(issuer: OidcIssuer) -> None:
+    await headers(issuer.provider(**{"id-token": issuer.id_token("ada", life_s=30)}))
+    with pytest.raises(UserError, match=r"there is no refresh-token.*log in there again"):
+        await headers(issuer.provider(**{"id-token": issuer.id_token("ada", life_s=-5)}))
+
+
+async def test_a_session_of_others_goes_the_same_way(tmp_path: Path) -> None:
+    """kopf makes its requests itself: the proxy is the session's, the name of the server is put into each request."""
+    with tls_server(tmp_path) as (port, authority), ConnectProxy(port) as proxy:
+        found = access({}, **{"certificate-authority": authority, "tls-server-name": NAME, "proxy-url": proxy.url})
+
+        async def named(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> Any:
+            request.server_hostname = found.tls_server_name
+            return await handler(request)
+
+        async with (
+            session(found, named, agent="test", proxy=found.proxy) as made,
+            made.get(f"{found.server}/b") as answer,
+        ):
+            assert json.loads(await answer.read())["path"] == "/b"
+        assert proxy.tunnels == ["127.0.0.1:1"]
