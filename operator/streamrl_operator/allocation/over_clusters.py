@@ -57,7 +57,7 @@ class ClusterAllocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class AllocationProblem:
     """What there is, and what a step is."""
 
     pools: Sequence[ClusterPool]
@@ -80,7 +80,7 @@ class Question:
 
 
 def over_clusters(
-    asked: Question, *, tolerance: float = TOLERANCE, exactly: Collection[str] | None = None
+    asked: AllocationProblem, *, tolerance: float = TOLERANCE, exactly: Collection[str] | None = None
 ) -> ClusterAllocation:
     """The cheapest choice within the tolerance of the fastest one.
 
@@ -95,7 +95,9 @@ def over_clusters(
     if not asked.training.sizes.upto(asked.trainer_devices):
         raise UserError(field="trainer devices", rule="must be enough for one trainer", got=asked.trainer_devices)
     chosen = asked.clusters if exactly is None else exactly
-    fronts = [_front(asked, cluster, is_needed=exactly is not None) for cluster in asked.clusters if cluster in chosen]
+    fronts = [
+        _options_of(asked, cluster, is_needed=exactly is not None) for cluster in asked.clusters if cluster in chosen
+    ]
     if not any(front.options and front.options[-1].rate for front in fronts):
         raise UserError(field="devices of pools", rule="must be enough for one generator")
     return _Search(asked, [front for front in fronts if front.options]).best(tolerance)
@@ -113,14 +115,14 @@ class _Option:
 
 
 @dataclass(frozen=True, slots=True)
-class _Front:
+class _ClusterOptions:
     """The options of a cluster that no other one betters: cost and rate rise."""
 
     cluster: str
     options: Sequence[_Option]
 
 
-def _front(asked: Question, cluster: str, *, is_needed: bool) -> _Front:
+def _options_of(asked: AllocationProblem, cluster: str, *, is_needed: bool) -> _ClusterOptions:
     options = [_Option(0.0, 0.0, ())]
     for pool in (one for one in asked.pools if one.cluster == cluster):
         stage = pool.generation
@@ -130,7 +132,7 @@ def _front(asked: Question, cluster: str, *, is_needed: bool) -> _Front:
             own.append(_Option(rate, cost, ((pool.name, devices),)))
         pairs = (_Option(a.rate + b.rate, a.cost + b.cost, a.devices + b.devices) for a in options for b in own)
         options = _undominated(pairs)
-    return _Front(cluster, [option for option in options if option.rate or not is_needed])
+    return _ClusterOptions(cluster, [option for option in options if option.rate or not is_needed])
 
 
 def _undominated(options: Iterable[_Option]) -> list[_Option]:
@@ -192,7 +194,7 @@ def _hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 class _Search:
     """Branch and bound. A choice is a tuple of options, one for each of the first clusters."""
 
-    def __init__(self, asked: Question, fronts: Sequence[_Front]) -> None:
+    def __init__(self, asked: AllocationProblem, fronts: Sequence[_ClusterOptions]) -> None:
         self._asked, self._fronts = asked, fronts
         self._known: dict[tuple[float, ...], LinkPlan] = {}
         self._best: tuple[float, int, tuple[_Option, ...]] = (inf, 0, ())

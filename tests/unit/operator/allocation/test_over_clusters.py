@@ -13,10 +13,10 @@ from streamrl.link_shares import ClusterRates, best_plan
 from streamrl_operator.allocation.choice import Sizes, Stage
 from streamrl_operator.allocation.over_clusters import (
     HOME,
+    AllocationProblem,
     ClusterAllocation,
     ClusterPool,
     LinkTimes,
-    Question,
     over_clusters,
 )
 from streamrl_operator.allocation.stage_times import StageCurve
@@ -34,7 +34,7 @@ def pool(name: str, generation: Stage, *, cluster: str = HOME) -> ClusterPool:
     return ClusterPool(name=name, cluster=cluster, generation=generation)
 
 
-def everything(asked: Question) -> Iterator[tuple[float, float, tuple[int, ...], int]]:
+def everything(asked: AllocationProblem) -> Iterator[tuple[float, float, tuple[int, ...], int]]:
     """Step, cost of a step, devices of pools, devices that train: of every choice, by the plan of shares for each."""
     counts = [(0, *one.generation.sizes.upto(one.generation.sizes.most)) for one in asked.pools]
     for devices in product(*counts):
@@ -65,7 +65,7 @@ def everything(asked: Question) -> Iterator[tuple[float, float, tuple[int, ...],
             yield step_s, cost * step_s / 3600, devices, trainers
 
 
-def assert_best(found: ClusterAllocation, asked: Question, *, tolerance: float) -> None:
+def assert_best(found: ClusterAllocation, asked: AllocationProblem, *, tolerance: float) -> None:
     tried = list(everything(asked))
     limit_s = min(step_s for step_s, *_ in tried) * (1 + tolerance)
     least = min(cost for step_s, cost, *_ in tried if step_s <= limit_s * (1 + 1e-9))
@@ -75,7 +75,7 @@ def assert_best(found: ClusterAllocation, asked: Question, *, tolerance: float) 
     assert [one[:2] for one in of_same] == [pytest.approx((found.sizes.step_s, found.sizes.cost_per_step))]
 
 
-THREE = Question(
+THREE = AllocationProblem(
     pools=(
         pool("home", stage(60, most=4, cost=2.0)),
         pool("near", stage(80, most=4, cost=1.0), cluster="near"),
@@ -128,10 +128,10 @@ links = st.builds(
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Question:
+def questions(draw: st.DrawFn) -> AllocationProblem:
     """Up to four pools in up to three clusters."""
     places = draw(st.lists(st.sampled_from([HOME, "a", "b"]), min_size=1, max_size=4))
-    return Question(
+    return AllocationProblem(
         pools=[pool(f"p{number}", draw(stages), cluster=place) for number, place in enumerate(places)],
         links={name: draw(links) for name in ("a", "b")},
         training=draw(stages),
@@ -145,7 +145,7 @@ def questions(draw: st.DrawFn) -> Question:
 
 @given(questions(), st.sampled_from([0.0, 0.05, 0.5, 3.0]))
 @settings(max_examples=60, deadline=None)
-def test_as_good_as_trying_everything(asked: Question, tolerance: float) -> None:
+def test_as_good_as_trying_everything(asked: AllocationProblem, tolerance: float) -> None:
     if not list(everything(asked)):
         with pytest.raises(UserError, match="must be"):
             over_clusters(asked, tolerance=tolerance)
