@@ -264,7 +264,8 @@ def _kept(job: Object) -> Object:
             "suspend": spec.get("suspend", False),
             "pipeline": {"steps": spec["pipeline"]["steps"]},
             "generators": [
-                {key: pool[key] for key in ("name", "clusterName") if key in pool} for pool in spec.get("generators") or ()
+                {key: pool[key] for key in ("name", "clusterName") if key in pool}
+                for pool in spec.get("generators") or ()
             ],
             "failurePolicy": {"maxRestarts": spec.get("failurePolicy", {}).get("maxRestarts")},
         },
