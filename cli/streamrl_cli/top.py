@@ -20,7 +20,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import parse_job
 from streamrl.text import plain
 from streamrl_cli.cluster.api import ApiClient, RetryDeadline, UnreachableError, add_connection, connect
-from streamrl_cli.cluster.jobs import ENDED, describe, lost_members, state
+from streamrl_cli.cluster.jobs import ENDED, describe, lost_members, pool_places, state
 from streamrl_cli.cluster.status import look
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.progress import RunProgress
@@ -116,7 +116,7 @@ class _WatchedJob:
                 self._progress = RunProgress(folder=RunFolder(path=where, job=parsed, base_dir=where))
             self._progress.take_page(page)
             lost = [Text(f"not reached: {plain(lost_members(job))}", style="yellow")] if lost_members(job) else []
-            return Group(run_panel(self._progress), *lost), has_ended
+            return Group(run_panel(self._progress, places=pool_places(job)), *lost), has_ended
         found = await look(self._name, cluster=self._cluster)
         lines = describe(job, pools=found["pools"], pods=found["pods"], events=found["events"], now=datetime.now(UTC))
         return Group(Panel(Text("\n".join(map(plain, lines))), border_style="cyan")), has_ended

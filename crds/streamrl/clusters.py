@@ -13,6 +13,20 @@ Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0
 Host = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9._-]+|[0-9A-Fa-f:]+)$", min_length=1, max_length=253)]
 
 
+class ClusterProfileSource(SpecModel):
+    """A ClusterProfile (multicluster.x-k8s.io/v1alpha1) of the home cluster, and a Secret of yours with the token. No plug-in is started."""
+
+    name: ObjectName = Field(description="Name of the ClusterProfile.")
+    namespace: Namespace = Field(description="Its namespace.")
+    provider: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+        default="secretreader",
+        description="Entry of its `status.accessProviders` (or `credentialProviders`) that says server and certificate authority.",
+    )
+    token_secret_name: ObjectName = Field(
+        description="Secret in the operator's namespace with the key `token`. It is sent to the server that the profile says."
+    )
+
+
 class ClusterSource(OneOf):
     """How the operator reaches the member's API server, and who it is there."""
 
@@ -20,6 +34,9 @@ class ClusterSource(OneOf):
         default=None,
         description="Secret in the operator's namespace with the key `kubeconfig`. That may start no programs, read no files, "
         "use no proxy, and must verify TLS.",
+    )
+    cluster_profile: ClusterProfileSource | None = Field(
+        default=None, description="Server and certificate authority by a ClusterProfile, the token by a Secret."
     )
 
 

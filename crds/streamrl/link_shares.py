@@ -96,6 +96,11 @@ def best_plan(clusters: Mapping[str, ClusterRates], *, samples: float, is_overla
     return LinkPlan(step_s=step_s, shares=left_out | dict(zip(best, exact, strict=True)))
 
 
+def most_samples(cluster: ClusterRates, *, step_s: float, is_overlapped: bool) -> float:
+    """What a cluster makes within a time if it is alone on the link: the best plan gives it no more."""
+    return _made((_most_overlapped if is_overlapped else _most_in_turns)([cluster], step_s))
+
+
 def _made(shares: Sequence[ClusterShare]) -> float:
     return sum(share.samples for share in shares)
 

@@ -106,10 +106,15 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: b
 
 def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
     """Of all versions in the main memory of rank 0; they share the base of adapters, which are float32."""
+    base = 0 if trainer.lora is None else (sizes.parameters - sizes.trained) * number_bytes(trainer)
+    return base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)
+
+
+def version_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
+    """Of what a version has that the one before has not: all weights, or those of the adapters."""
     if trainer.lora is None:
-        return PUBLISHED_VERSIONS * sizes.parameters * number_bytes(trainer)
-    base = sizes.parameters - sizes.trained
-    return base * number_bytes(trainer) + PUBLISHED_VERSIONS * sizes.trained * _FLOAT32
+        return sizes.parameters * number_bytes(trainer)
+    return sizes.trained * _FLOAT32
 
 
 def number_bytes(trainer: Trainer) -> int:

@@ -44,7 +44,7 @@ from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import addresses, anchor, member_objects
+from streamrl_operator.planning.objects.members import addresses, anchor, dialled, member_objects
 from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
 from streamrl_operator.planning.values import JobDecision, JobEvent, MemberView, Object, Observed, PlanningSettings
 
@@ -257,9 +257,13 @@ class Reconciler:
         return is_told_first
 
     def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
-        """All that the job is to have in a member; None while its leaf or its way home is not known."""
+        """All that the job is to have in a member; None while its leaf or its way home is not known.
+
+        Where the exposure has no address now, generators go on dialling where they do: replicas and pods still follow.
+        """
         assert view.exposure is not None, "the member may be used"
-        exposed = addresses(view.exposure, observed.exposed)
+        there = [each for each in observed.sets.values() if pods.cluster_of(each) == view.cluster]
+        exposed = addresses(view.exposure, observed.exposed) or dialled(there)
         role = names.generator_role(view.cluster)
         leaf = self.cluster.known(SECRET, observed.key[0], names.tls_secret(observed.name, role))
         if exposed is None or leaf is None:

@@ -21,6 +21,7 @@ from streamrl import keys
 from support.chart import MEMBER_CHART, runner
 
 _GATEWAY_API = "sigs.k8s.io/gateway-api"
+_CLUSTER_INVENTORY = "sigs.k8s.io/cluster-inventory-api"
 ACCOUNT, ACCOUNT_NAMESPACE = "streamrl-home", "streamrl-member"
 USER = f"system:serviceaccount:{ACCOUNT_NAMESPACE}:{ACCOUNT}"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -72,7 +73,7 @@ class Pair:
         return f"{GROUP}/rlclusters/{self.name}"
 
     def join(self, *, hub: str = "", exposure: Mapping[str, Any] = ADDRESS, text: str = "", **spec: Any) -> None:
-        """Make the Secret and the RLCluster. `hub`: another namespace than the test's is mapped."""
+        """Make the Secret and the RLCluster. `hub`: another namespace than the test's is mapped. `spec` may name another source."""
         self.credentials(text or self.kubeconfig.read_text())
         body = {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -120,15 +121,25 @@ class Pair:
 
 def install_gateway_api(cluster: Cluster) -> None:
     """TLSRoute, as Gateway API's module has it."""
-    where = tools.GO / "gateway-api"
-    for command in (("mod", "download"), ("list", "-m", "-f", "{{.Dir}}", _GATEWAY_API)):
+    file = "config/crd/standard/gateway.networking.k8s.io_tlsroutes.yaml"
+    _install_definition(cluster, "gateway-api", _GATEWAY_API, file, served="gateway.networking.k8s.io/v1/tlsroutes")
+
+
+def install_cluster_profiles(cluster: Cluster) -> None:
+    """ClusterProfile, as the inventory's module has it."""
+    file = "config/crd/bases/multicluster.x-k8s.io_clusterprofiles.yaml"
+    served = "multicluster.x-k8s.io/v1alpha1/clusterprofiles"
+    _install_definition(cluster, "cluster-inventory", _CLUSTER_INVENTORY, file, served=served)
+
+
+def _install_definition(cluster: Cluster, folder: str, module: str, file: str, *, served: str) -> None:
+    where = tools.GO / folder
+    for command in (("mod", "download"), ("list", "-m", "-f", "{{.Dir}}", module)):
         done = subprocess.run(("go", *command), cwd=where, capture_output=True, text=True, check=True, timeout=SOON_S)
-    file = Path(done.stdout.strip(), "config/crd/standard/gateway.networking.k8s.io_tlsroutes.yaml")
-    body = YAML(typ="safe", pure=True).load(file.read_text())
+    body = YAML(typ="safe", pure=True).load(Path(done.stdout.strip(), file).read_text())
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
     cluster.api.patch(path, body, kind="apply", fieldManager="streamrl-tests", force="true").expect()
-    served = "/apis/gateway.networking.k8s.io/v1/tlsroutes"
-    wait_until(lambda: cluster.api.get(served).ok, what="TLSRoutes to be served", deadline_s=SOON_S)
+    wait_until(lambda: cluster.api.get(f"/apis/{served}").ok, what=f"{served} to be served", deadline_s=SOON_S)
 
 
 def operator_with_members(home: ControlPlane, namespace: str, **environ: str) -> Operator:

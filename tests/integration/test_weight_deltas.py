@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.hashing import entry_of, tensors_hash
+from streamrl_workers.weights.http_server import HttpWeightServer
 from streamrl_workers.weights.pull import FetchedTensor, Nearby
+from streamrl_workers.weights.store import NEWEST_KEPT, WeightStore
 from support.jobs import simulated_job, write_prompts
 from support.metric_pages import series
 from support.ports import free_port
 from support.runs import DEADLINE_S, wait_for
-from support.weight_servers import SIZES, VERSIONS, make_tensors, pull_from, weight_server
+from support.weight_servers import SIZES, TOKEN, VERSIONS, make_tensors, pull_from, weight_server
 from support.worker_processes import Workers
 
 TOTAL = sum(SIZES.values())
@@ -88,6 +91,27 @@ async def test_one_after_the_other() -> None:
         assert (puller.fetched, puller.saved) == (TOTAL, 0)
         await puller.pull(address)
     assert puller.saved == 2 * TOTAL - puller.fetched > (1 - FEW) * TOTAL
+
+
+@pytest.mark.parametrize("behind", [None, 12])
+async def test_a_late_joiner_takes_the_newest_version_whole_and_then_the_deltas_behind_it(behind: int | None) -> None:
+    """The chain of deltas is far longer than what is kept of it: no version of long ago, and no anchor, is needed."""
+    store = WeightStore(deltas=DeltaStore())
+    last = 13
+    for step in range(last):
+        store.publish(attempt=1, step=step, tensors=make_tensors(step))
+    assert len(store.versions()) == NEWEST_KEPT
+    puller = Puller(Nearby(held={} if behind is None else held(last - 1 - behind)))
+    server = HttpWeightServer(store, token=TOKEN, port=0)
+    try:
+        await puller.pull(server.address, step=last - 1)
+        assert (puller.fetched, puller.saved) == (TOTAL, 0), "whole"
+        store.publish(attempt=1, step=last, tensors=make_tensors(last))
+        await puller.pull(server.address, step=last)
+        assert puller.fetched < (1 + FEW) * TOTAL, "then what follows"
+        assert puller.failures == 0
+    finally:
+        server.close()
 
 
 async def test_who_holds_another_version_takes_the_tensors() -> None:

@@ -34,9 +34,11 @@ async def client_of(
     server = TestServer(application)
     await server.start_server(shutdown_timeout=0.1)
     access = RestConfig(server=str(server.make_url("")).rstrip("/"), tls=None, token=token)
-    async with Client(access, timeout_s=timeout_s) as made:
-        yield made
-    await server.close()
+    try:
+        async with Client(access, timeout_s=timeout_s) as made:
+            yield made
+    finally:
+        await server.close()
 
 
 class ApiServer:

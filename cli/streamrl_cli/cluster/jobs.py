@@ -121,7 +121,7 @@ def describe(
     yield from _head(job, now=now)
     yield from section("CONDITIONS", ("TYPE", "STATUS", "REASON", "SINCE", "MESSAGE"), condition_rows(job, now=now))
     yield from section(
-        "POOLS", *_placed(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools), job)
+        "POOLS", *placed(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools), job)
     )
     yield from section("CLUSTERS", ("NAME", "NAMESPACE", "POOLS", "PODS"), _clusters(job, pods=pods))
     yield from section("PODS", ("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), _pods(pods, now=now))
@@ -135,12 +135,24 @@ def lost_members(job: Object) -> str:
     return str(found["ClusterUnreachable"]["message"]) if _holds(found, "ClusterUnreachable") else ""
 
 
-def _placed(head: Row, rows: Sequence[Row], job: Object) -> tuple[Row, list[Row]]:
-    """A table of pools, with their clusters where some are in members."""
-    far = clusters_by_pool(job)
+def pool_places(job: Object) -> dict[str, str]:
+    """Pool -> its cluster for people, and whether that cannot be reached; empty where all pools are at home."""
+    far, lost = clusters_by_pool(job), lost_members(job).split("; ")
     if not far:
+        return {}
+    shown = {
+        pool: f"{name} (not reached)" if any(one.startswith(f"cluster {name}: ") for one in lost) else name
+        for pool, name in far.items()
+    }
+    return {pool["name"]: shown.get(pool["name"], "home") for pool in job["spec"]["generators"]}
+
+
+def placed(head: Row, rows: Sequence[Row], job: Object, *, title: str = "CLUSTER") -> tuple[Row, list[Row]]:
+    """A table of pools, with their clusters behind their names where some are in members."""
+    places = pool_places(job)
+    if not places:
         return head, list(rows)
-    return (head[0], "CLUSTER", *head[1:]), [(row[0], far.get(row[0], "home"), *row[1:]) for row in rows]
+    return (head[0], title, *head[1:]), [(row[0], places.get(row[0], text(None)), *row[1:]) for row in rows]
 
 
 def _clusters(job: Object, *, pods: Sequence[Object]) -> list[Row]:

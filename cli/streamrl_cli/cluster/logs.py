@@ -1,7 +1,8 @@
 """`streamrl logs JOB`: what the job's pods say, each line with pod and container before it.
 
-Loop of `--follow`: every few seconds the pods are listed again; each container that is new (or was started again) gets a reader of its own.
-Ends when no reader is left and the job has ended, or at Ctrl-C.
+Loop of `--follow`, one for home and one for each member: every few seconds the pods are listed again; each container that is new (or was
+started again) gets a reader of its own. Ends when no reader is left and the job has ended, or at Ctrl-C. A member that cannot be reached is
+named once, and its pods are read on when it is back; home is waited for as long as by other commands.
 """
 
 import argparse
@@ -36,6 +37,8 @@ CONTAINERS = {
     "generators": names.CONTAINER_GENERATOR,
 }
 """Role as people name it -> container."""
+HOME = ""
+"""Cluster of what is in no member."""
 _DEFAULT_TAIL = 20
 """Lines of each container where several are shown and nobody says how many."""
 
@@ -96,7 +99,7 @@ async def _show(args: argparse.Namespace, places: "LogPlaces") -> None:
         console.err(*map(str, elsewhere))
         await _LogFollower(args, places).to_the_end()
         return
-    found = [source for source in await places.sources() if source.has_log]
+    found = [source for source in await places.sources(HOME, *places.members) if source.has_log]
     if not found:
         nothing = UserError(
             field=args.job, rule="has no pods with such logs now", fix=f"see `streamrl status {args.job}`"
@@ -121,10 +124,15 @@ class LogPlaces:
         """The API server that has a log."""
         return self.members[source.cluster] if source.cluster else self.home
 
-    async def sources(self) -> list[LogSource]:
-        """All that is asked for."""
+    async def sources(self, *clusters: str) -> list[LogSource]:
+        """All that is asked for in these clusters."""
         labels = f"{names.LABEL_POOL}={self.args.pool}" if self.args.pool else ""
-        found = await pods_of(self.job, home=self.home, members=self.members, labels=labels)
+        found = await pods_of(
+            self.job,
+            home=self.home if HOME in clusters else None,
+            members={name: self.members[name] for name in clusters if name != HOME},
+            labels=labels,
+        )
         return list(sources(found, [CONTAINERS[role] for role in self._roles()]))
 
     def elsewhere(self) -> list[UserError]:
@@ -189,48 +197,78 @@ async def _print(source: LogSource, query: Mapping[str, str], *, cluster: ApiCli
 
 
 class _LogFollower:
-    """Readers of all containers of the job, of those that come later too."""
+    """Readers of all containers of the job, of those that come later too. Each cluster is looked at by itself: one that is lost holds up no other."""
 
     def __init__(self, args: argparse.Namespace, places: LogPlaces) -> None:
         self.args = args
         self.places = places
         self.patience = RetryDeadline()
+        """With home; the others are waited for as long as the job lasts."""
         self.readers: dict[LogSource, asyncio.Task[None]] = {}
         self.broken: dict[LogSource, float] = {}
         """When a reader lost the API server, by a monotonic clock."""
-        self.is_first = True
+        self.seen: set[str] = set()
+        """Clusters that have answered."""
+        self.lost: set[str] = set()
+        """Members of which it is told that they are missing."""
+        self.has_ended = False
+        """The job, by what home has said."""
 
     async def to_the_end(self) -> None:
+        loops = [
+            asyncio.create_task(self._follow(cluster), name=f"follow {cluster or 'home'}")
+            for cluster in (HOME, *self.places.members)
+        ]
         try:
-            while True:
-                if await self._look():
-                    return
-                await asyncio.sleep(INTERVAL_S)
+            await asyncio.gather(*loops)
         finally:
-            for reader in self.readers.values():
-                reader.cancel()
-            await asyncio.gather(*self.readers.values(), return_exceptions=True)
+            tasks = [*loops, *self.readers.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self) -> bool:
-        """Begin to read what is new; whether all has been read and the job has ended."""
+    async def _follow(self, cluster: str) -> None:
+        while True:
+            if await self._look(cluster):
+                return
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _look(self, cluster: str) -> bool:
+        """Begin to read what is new there; whether all has been read, or is missing, and the job has ended."""
+        had_ended = self.has_ended
         try:
-            found = await self.places.sources()
-            has_ended = await self._has_ended()
+            found = await self.places.sources(cluster)
+            if cluster == HOME:
+                had_ended = self.has_ended = await self._has_ended()
         except UnreachableError as error:
-            self.patience.bear(error)
-            return False
-        self.patience.answered()
+            self._lose(cluster, error)
+            return had_ended and cluster != HOME
+        self._answered(cluster)
         for source in found:
             if source.has_log and source not in self.readers:
-                self._read(source, several=len(found) > 1)
-        self.is_first = False
-        return has_ended and all(reader.done() for reader in self.readers.values())
+                self._read(source, several=len(found) > 1 or bool(self.places.members))
+        self.seen.add(cluster)
+        return had_ended and all(reader.done() for source, reader in self.readers.items() if source.cluster == cluster)
+
+    def _lose(self, cluster: str, error: UnreachableError) -> None:
+        if cluster == HOME:
+            self.patience.bear(error)
+        elif cluster not in self.lost:
+            self.lost.add(cluster)
+            console.err(f"member cluster {cluster} cannot be reached, its pods are missing here: {error}")
+
+    def _answered(self, cluster: str) -> None:
+        if cluster == HOME:
+            self.patience.answered()
+        elif cluster in self.lost:
+            self.lost.remove(cluster)
+            console.err(f"member cluster {cluster} can be reached again")
 
     def _read(self, source: LogSource, *, several: bool) -> None:
         query = {"follow": "true"}
         if source in self.broken:
             query["sinceSeconds"] = str(int(monotonic() - self.broken.pop(source)) + 1)
-        elif self.is_first:  # what comes later is shown from its beginning
+        elif source.cluster not in self.seen:  # what comes later is shown from its beginning
             query |= _query(self.args, several=several)
         self.readers[source] = asyncio.create_task(self._reader(source, query), name=f"log of {source.prefix}")
 

@@ -103,11 +103,14 @@ async def members_of(job: Object, args: argparse.Namespace) -> AsyncIterator[dic
         yield found
 
 
-async def pods_of(job: Object, *, home: ApiClient, members: Mapping[str, ApiClient], labels: str = "") -> list[Object]:
-    """At home and in these members; of a job of another home by this name none."""
-    meta = job["metadata"]
+async def pods_of(
+    job: Object, *, home: ApiClient | None, members: Mapping[str, ApiClient], labels: str = ""
+) -> list[Object]:
+    """At home, if it is given, and in these members; of a job of another home by this name none."""
+    meta, found = job["metadata"], []
     mine = ",".join(filter(None, (f"{names.LABEL_JOB}={meta['name']}", labels)))
-    found = await home.find(POD, labels=f"{mine},!{names.LABEL_CLUSTER}")
+    if home is not None:
+        found += await home.find(POD, labels=f"{mine},!{names.LABEL_CLUSTER}")
     for cluster, member in members.items():
         there = f"{mine},{names.LABEL_JOB_UID}={meta['uid']},{names.LABEL_CLUSTER}={cluster}"
         found += await member.find(POD, labels=there)

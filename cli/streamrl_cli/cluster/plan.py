@@ -19,9 +19,9 @@ from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.pod import RLJobDefaults
 from streamrl_cli import console
-from streamrl_cli.cluster import plan_optimize
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
+from streamrl_cli.cluster.sizes import clusters, optimize
 from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
@@ -68,12 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an RLCluster that pools of the job name; may be given again",
     )
-    plan_optimize.add_arguments(parser)
+    optimize.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan of each job in the file."""
-    plan_optimize.check(args)
+    optimize.check(args)
     layers = [Layer(source=str(path), spec=load_document(path, model=RLJobDefaults).spec) for path in args.defaults]
     found = [load_document(path, model=RLCluster) for path in args.rlcluster]
     members = {one.metadata.name: one.spec for one in found}
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.optimize:
         if len(jobs) != 1:
             raise UserError(field="--optimize", rule=f"needs a file with one job, {args.file} holds {len(jobs)}")
-        job, reasons = plan_optimize.optimise(jobs[0], args, config=_config(jobs[0], args))
+        optimise = clusters.optimise if args.pool_devices else optimize.optimise
+        job, reasons = optimise(jobs[0], args, config=_config(jobs[0], args))
         jobs = [job]
     inherited = [inherit(job, layers) for job in jobs]
     plans = [(job, objects_of(job, args, members=members), origins) for job, origins in inherited]

@@ -67,8 +67,11 @@ class LiveView:
         return Panel(Group(text, bar), title=_text(self.progress.folder.job.metadata.name), border_style="cyan")
 
 
-def run_panel(progress: RunProgress) -> Panel:
-    """The run at a glance: how far it is, figures, pools, where the wall goes, and what a person should look at."""
+def run_panel(progress: RunProgress, *, places: Mapping[str, str] | None = None) -> Panel:
+    """The run at a glance: how far it is, figures, pools, where the wall goes, and what a person should look at.
+
+    `places`: pool -> the cluster that it is in, where there are several.
+    """
     bar = ProgressBar(total=progress.total_steps, completed=progress.done_steps, width=BAR_WIDTH)
     left = "" if progress.done_steps >= progress.total_steps else f"   eta {format_seconds(progress.eta_s())}"
     head = Text(f"step {progress.done_steps}/{progress.total_steps}{left}")
@@ -76,7 +79,7 @@ def run_panel(progress: RunProgress) -> Panel:
     if processes(progress.status):
         parts += [Text(), bubbles_table(progress)]
     if pools := progress.status.get("scaling", {}).get("pools"):
-        parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()))]
+        parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()), places=places or {})]
     parts += [_text(f"warning: {one['message']}", style="bold red") for one in progress.status.get("warnings", ())]
     return Panel(
         Group(*parts),
@@ -121,16 +124,21 @@ def bubbles_table(progress: RunProgress) -> Table:
     return table
 
 
-def pools_table(pools: Mapping[str, Any], *, generators: Sequence[Mapping[str, Any]]) -> Table:
-    """Size, speed and memory of each pool."""
+def pools_table(
+    pools: Mapping[str, Any], *, generators: Sequence[Mapping[str, Any]], places: Mapping[str, str]
+) -> Table:
+    """Size, speed and memory of each pool, and its cluster where there are several."""
     table = Table.grid(padding=(0, 2))
-    table.add_row(*(Text(name, style="dim") for name in ("pool", "generators", "active", "tokens/s", "KV")))
+    head = ("pool", "generators", "active", "tokens/s", "KV", *(["cluster"] if places else []))
+    table.add_row(*(Text(name, style="dim") for name in head))
     for name, pool in pools.items():
         ours = [one for one in generators if one["pool"] == name and one.get("kv_capacity_tokens")]
         used = sum(one.get("kv_used_tokens") or 0 for one in ours)
         kv = f"{used / sum(one['kv_capacity_tokens'] for one in ours):.0%}" if ours else "–"
         speed = format_count(pool["tokens_per_s"])
-        table.add_row(_text(name), _text(pool["generators"]), _text(f"{pool['active']}/{pool['slots']}"), speed, kv)
+        place = [_text(places.get(name, "–"))] if places else []
+        size = _text(f"{pool['active']}/{pool['slots']}")
+        table.add_row(_text(name), _text(pool["generators"]), size, speed, kv, *place)
     return table
 
 

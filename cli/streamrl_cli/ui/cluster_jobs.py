@@ -263,6 +263,10 @@ def _kept(job: Object) -> Object:
         "spec": {
             "suspend": spec.get("suspend", False),
             "pipeline": {"steps": spec["pipeline"]["steps"]},
+            "generators": [
+                {key: pool[key] for key in ("name", "clusterName") if key in pool}
+                for pool in spec.get("generators") or ()
+            ],
             "failurePolicy": {"maxRestarts": spec.get("failurePolicy", {}).get("maxRestarts")},
         },
         "status": {key: status[key] for key in _STATUS if key in status} | {"conditions": conditions},

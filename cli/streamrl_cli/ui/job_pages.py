@@ -21,6 +21,9 @@ from streamrl_cli.cluster.jobs import (
     condition_rows,
     conditions,
     event_rows,
+    lost_members,
+    placed,
+    pool_places,
     pool_rows,
     state,
     steps,
@@ -35,6 +38,7 @@ from streamrl_cli.ui.state import MOST_ROWS, Row, RunCurves, RunStatus, cut, eva
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"
+_POOL_HEAD = ("pool", "scaling", "asked", "desired", "ready", "reason")
 
 
 def jobs_application(jobs: ClusterJobs, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
@@ -81,6 +85,7 @@ class JobPages(TemplatePages):
         key, now = _key(asked), self._now()
         job, detail = self._source.job(key), self._source.detail(key)
         title = "/".join(key)
+        head, rows = placed(_POOL_HEAD, pool_rows(detail.pools), job, title="cluster")
         return self.page(
             "job.html",
             title=title,
@@ -91,7 +96,9 @@ class JobPages(TemplatePages):
             why=why(job),
             cards=_cards(job, detail=detail, now=now),
             conditions=condition_rows(job, now=now),
-            pools=cut(pool_rows(detail.pools)),
+            pool_head=head,
+            pools=cut(rows),
+            lost=lost_members(job),
             changes=cut(change_rows(detail.pools, now=now)),
             events=cut(event_rows(detail.events, now=now)),
             faults=detail.faults,
@@ -112,18 +119,22 @@ def _version(job: Object) -> str:
 
 def _row(job: Object, *, now: datetime) -> Row:
     status = job["status"]
-    ready = conditions(job).get("Ready")
+    ready, places = conditions(job).get("Ready"), pool_places(job)
     return (
         state(job),
         steps(job),
         text(status.get("reward")),
         text(status.get("queue")),
         "–" if ready is None else f"{ready['status']}: {ready['reason']}",
-        ", ".join(f"{pool['name']} {pool['ready']}/{pool['desired']}" for pool in status.get("pools", ())) or "–",
+        ", ".join(_pool(pool, places.get(pool["name"])) for pool in status.get("pools", ())) or "–",
         bubbles(status),
         format_number(status.get("cost"), digits=2),
         age(job["metadata"].get("creationTimestamp"), now=now),
     )
+
+
+def _pool(pool: Object, place: str | None) -> str:
+    return f"{pool['name']} {pool['ready']}/{pool['desired']}{f' in {place}' if place else ''}"
 
 
 def _cards(job: Object, *, detail: JobDetail, now: datetime) -> dict[str, str]:

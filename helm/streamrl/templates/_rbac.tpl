@@ -86,6 +86,9 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
   resources: [namespaces]
   resourceNames: [kube-system]
   verbs: [get]
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [clusterprofiles]
+  verbs: [get]
 {{- end -}}
 
 {{/* What the page of jobs reads: nothing is written, and no Secret seen. */}}

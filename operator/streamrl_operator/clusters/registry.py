@@ -8,8 +8,6 @@ Waits for: the home API server; unblocked by its answer, the deadline of each re
 """
 
 import asyncio
-import base64
-import binascii
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,17 +16,18 @@ from typing import Any
 
 from streamrl import names
 from streamrl.clusters import RLClusterSpec
-from streamrl.errors import UserError, UserErrors
+from streamrl.errors import UserErrors
 from streamrl.spec.parse import parse_document
 from streamrl.status import Condition, RLClusterStatus
 from streamrl_operator import apply
 from streamrl_operator.clock import OperatorClock
+from streamrl_operator.clusters.credentials import kubeconfig_of
 from streamrl_operator.clusters.member import Member, MemberState, MemberWork
-from streamrl_operator.kube.answers import KubeError, NotFoundError
+from streamrl_operator.kube.answers import KubeError
 from streamrl_operator.kube.cache import CacheSync, Key, Reflector, Store, pause_s
 from streamrl_operator.kube.client import Count
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, SECRET, TLS_ROUTE, Kind
+from streamrl_operator.kube.kinds import CLUSTER, NAMESPACE, RLJOB, TLS_ROUTE, Kind
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.values import MemberView, Object, stamp
@@ -38,7 +37,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """Between two looks at all members, which are few: what changed is written."""
-KUBECONFIG_KEY = "kubeconfig"
 CONNECTED, AUTHORIZED = "Connected", "Authorized"
 NO_ROUTES = f"its exposure is a gateway, and the home cluster has no TLSRoute ({TLS_ROUTE.api_version}): install Gateway API 1.5"
 NOT_ENABLED = "this operator knows no member clusters: set clusters.enabled of the chart"
@@ -202,7 +200,7 @@ class Members:
             name=name,
             spec=spec,
             origin=self.origin,
-            kubeconfig=lambda: self._kubeconfig(spec),
+            kubeconfig=lambda: kubeconfig_of(spec.source, client=self.home.client, namespace=self.namespace),
             told=self.queue.add,
             tell_all=self._tell_jobs,
             is_gone=self._is_gone,
@@ -223,20 +221,6 @@ class Members:
     def _tell_jobs(self) -> None:
         for key in self.home.jobs():
             self.queue.add(key)
-
-    async def _kubeconfig(self, spec: RLClusterSpec) -> str:
-        name = spec.source.kubeconfig_secret_name
-        assert name is not None, "the one source that there is"
-        field = f"Secret {self.namespace}/{name}"
-        try:
-            found = await self.home.client.get(SECRET, namespace=self.namespace, name=name)
-        except NotFoundError:
-            raise UserError(field=field, rule="must be there", fix="streamrl cluster join makes it") from None
-        try:
-            text = base64.b64decode((found.get("data") or {})[KUBECONFIG_KEY], validate=True).decode()
-        except (KeyError, ValueError, binascii.Error):
-            raise UserError(field=field, rule=f"must have a kubeconfig under the key {KUBECONFIG_KEY}") from None
-        return text
 
     def _is_gone(self, key: Key, uid: str) -> bool:
         """Whether no job at home has this UID. Of a namespace that we do not watch nothing is known, or where a list is waited for."""

@@ -62,6 +62,10 @@ PRIORITY = Kind(api_version="scheduling.k8s.io/v1", kind="PriorityClass", plural
 CLUSTER_KINDS = {kind.kind: kind for kind in (RESOURCE_FLAVOR, WORKLOAD_PRIORITY, PRIORITY)}
 """What has no namespace and is asked for by name."""
 CLUSTER = Kind(api_version=API_VERSION, kind="RLCluster", plural="rlclusters", namespaced=False)
+CLUSTER_PROFILE = Kind(
+    api_version="multicluster.x-k8s.io/v1alpha1", kind="ClusterProfile", plural="clusterprofiles", optional=True
+)
+"""Read for one RLCluster, never watched."""
 NAMESPACE = Kind(api_version="v1", kind="Namespace", plural="namespaces", namespaced=False)
 ACCESS_REVIEW = Kind(
     api_version="authorization.k8s.io/v1",

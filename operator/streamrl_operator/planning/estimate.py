@@ -11,10 +11,19 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from streamrl.memory import ModelSizes, RankMemory, number_bytes, published_bytes, rank_memory, sequence_tokens
+from streamrl.memory import (
+    ModelSizes,
+    RankMemory,
+    number_bytes,
+    published_bytes,
+    rank_memory,
+    sequence_tokens,
+    version_bytes,
+)
 from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
+from streamrl.spec.training import Trainer
 
 UNKNOWN = "unknown"
 
@@ -86,6 +95,8 @@ class ResourceEstimate:
     """Of the device and of the process; None: the model's size is not known."""
     device_bytes_per_rank: int | None
     """Of the device alone: a GPU, where weights may lie elsewhere."""
+    version_bytes: int | None
+    """That generators pull of each version, without deltas; None: the model's size is not known."""
     trainer_cost_per_hour: Decimal
     pools: tuple[PoolEstimate, ...]
 
@@ -128,9 +139,16 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
         ranks=trainer.ranks,
         bytes_per_rank=None if whole is None else whole + published + process,
         device_bytes_per_rank=device,
+        version_bytes=_version_bytes(trainer, sizes),
         trainer_cost_per_hour=Decimal(trainer.cost_per_hour),
         pools=tuple(_pool(job, pool=pool, architecture=architecture) for pool in job.spec.generators),
     )
+
+
+def _version_bytes(trainer: Trainer, sizes: ModelSizes | None) -> int | None:
+    if trainer.engine.simulated is not None:
+        return trainer.engine.simulated.weight_bytes
+    return None if sizes is None else version_bytes(sizes, trainer=trainer)
 
 
 def of_scratch(model: ScratchModel) -> Architecture:

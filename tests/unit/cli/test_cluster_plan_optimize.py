@@ -2,79 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from support.command import Outcome, streamrl
-from support.jobs import simulated_job, write_prompts
-
-SLOTS = 8
-SAMPLES = 64
-
-
-def job(*, replicas: int = 1, mode: str = "StreamAsync", **pool: Any) -> dict[str, Any]:
-    """A real job (its trainer may have several processes) of 16 groups of 4."""
-    made = simulated_job(replicas=replicas, batch_groups=16)
-    spec = made["spec"]
-    spec["pipeline"] = {"batchGroups": 16, "steps": 20, "mode": mode}
-    spec["generators"][0] |= {"engine": {"hf": {"slots": SLOTS}}, "costPerHour": "1.00", **pool}
-    spec["trainer"] = {"costPerHour": "2.00", "processesPerNode": 1}
-    return made
-
-
-def pool_profile(name: str = "sim", *, milliseconds: float = 10.0, tokens: tuple[int, ...] = (100,)) -> dict[str, Any]:
-    point = {"milliseconds": milliseconds, "lowestMilliseconds": milliseconds, "highestMilliseconds": milliseconds}
-    latency = [{"batch": batch, "steps": 80, **point} for batch in (1, SLOTS)]
-    return {"name": name, "engine": "hf", "latency": latency, "fillMilliseconds": 0.0, "lengths": {"tokens": tokens}}
-
-
-def profile(
-    *, training: dict[int, float] | None = None, pools: list[dict[str, Any]] | None = None, **changes: Any
-) -> dict[str, Any]:
-    """Generation takes 8 s on one replica; training takes what `training` says, by processes, for the job's step."""
-    times = training or {1: 4.0, 4: 1.0}
-    step = {"samples": SAMPLES, "tokens": 6400, "repeats": 3}
-    points = [step | {"processes": n, "seconds": s, "lowestSeconds": s, "highestSeconds": s} for n, s in times.items()]
-    model = {"scratch": {"hiddenSize": 128, "layers": 2, "heads": 4, "intermediateSize": 256, "maxPositions": 512}}
-    measured = {"pools": pools or [pool_profile()], "trainer": {"engine": "torch", "points": points}}
-    return {"version": 1, "job": "simulated", "model": model, **measured, **changes}
-
-
-class Files:
-    """Where a test's job and profile lie."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.capsys = capsys
-        self.job, self.profile = folder / "job.yaml", folder / "profile.json"
-        write_prompts(folder / "prompts.jsonl")
-        self.write(job(), profile())
-
-    def write(self, document: dict[str, Any], measured: dict[str, Any]) -> None:
-        self.job.write_text(json.dumps(document))
-        self.profile.write_text(json.dumps(measured))
-
-    def plan(self, *arguments: str) -> Outcome:
-        return streamrl(self.capsys, "plan", str(self.job), *arguments)
-
-    def optimise(self, *arguments: str) -> Outcome:
-        return self.plan("--optimize", "--profile", str(self.profile), *arguments)
-
-    def chosen(self, *arguments: str) -> tuple[int, int]:
-        """Generators and trainer processes in the objects."""
-        done = self.optimise(*arguments, "-o", "json")
-        assert done.code == 0, done.err
-        items = json.loads("\n".join(done.out))["items"]
-        pool = next(one for one in items if one["kind"] == "GeneratorPool")
-        jobs = [line for line in done.err if line.startswith("WHY ")]
-        processes = int(jobs[0].split(" and ")[1].split()[0])
-        return pool["spec"]["replicas"], processes
+from support.plans import SLOTS, PlanFiles, job, pool_profile, profile
 
 
 @pytest.fixture
-def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Files:
-    return Files(tmp_path, capsys)
+def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> PlanFiles:
+    return PlanFiles(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +24,12 @@ def files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Files:
     ],
 )
 def test_the_sizes_that_match_both_stages_are_filled_in(
-    files: Files, devices: tuple[str, ...], chosen: tuple[int, int]
+    files: PlanFiles, devices: tuple[str, ...], chosen: tuple[int, int]
 ) -> None:
     assert files.chosen(*devices) == chosen
 
 
-def test_why_shows_the_choice_beside_its_neighbours_with_times_and_costs(files: Files) -> None:
+def test_why_shows_the_choice_beside_its_neighbours_with_times_and_costs(files: PlanFiles) -> None:
     done = files.optimise("--devices", "6")
     assert (done.code, done.err) == (0, [])
     assert done.out[0].startswith("simulated: ")
@@ -111,7 +48,7 @@ def test_why_shows_the_choice_beside_its_neighbours_with_times_and_costs(files: 
     assert done.out[-1] == text[-1]
 
 
-def test_the_flags_that_it_names_give_the_same_objects(files: Files) -> None:
+def test_the_flags_that_it_names_give_the_same_objects(files: PlanFiles) -> None:
     chosen = files.optimise("--devices", "6", "-o", "json").out
     named = files.plan(
         "-o", "json", "--set", "spec.generators[0].scaling.static.replicas=4",
@@ -120,7 +57,7 @@ def test_the_flags_that_it_names_give_the_same_objects(files: Files) -> None:
     assert chosen == named
 
 
-def test_where_the_longest_answer_bounds_it_no_generator_is_added(files: Files) -> None:
+def test_where_the_longest_answer_bounds_it_no_generator_is_added(files: PlanFiles) -> None:
     files.write(job(), profile(pools=[pool_profile(tokens=(10,) * 62 + (1000, 1000))], training={1: 1.0}))
     done = files.optimise("--devices", "20")
     text = "\n".join(done.out)
@@ -128,14 +65,14 @@ def test_where_the_longest_answer_bounds_it_no_generator_is_added(files: Files) 
     assert "the longest answer alone takes 10 s, so more generators would not help" in text
 
 
-def test_training_beyond_what_was_measured_is_said(files: Files) -> None:
+def test_training_beyond_what_was_measured_is_said(files: PlanFiles) -> None:
     files.write(job(), profile(training={1: 8.0}))
     done = files.optimise("--devices", "6")
     line = f"numbers of processes that training was measured with: 1; 3 is extrapolated (streamrl profile {files.job} --trainer --processes 1,3)"
     assert f"  {line}" in done.out
 
 
-def test_longer_answers_shift_devices(files: Files) -> None:
+def test_longer_answers_shift_devices(files: PlanFiles) -> None:
     measured = profile(training={1: 4.0, 2: 3.5, 4: 3.4})
     points = measured["trainer"]["points"]
     points += [point | {"tokens": 3200} for point in points]  # training takes as long for half of the tokens
@@ -143,7 +80,7 @@ def test_longer_answers_shift_devices(files: Files) -> None:
     assert files.chosen("--devices", "8", "--length-factor", "0.5")[0] < files.chosen("--devices", "8")[0]
 
 
-def test_bounds_of_an_elastic_pool_are_kept(files: Files) -> None:
+def test_bounds_of_an_elastic_pool_are_kept(files: PlanFiles) -> None:
     scaling = {"auto": {"initialReplicas": 2, "minReplicas": 2, "maxReplicas": 3}}
     files.write(job(scaling=scaling), profile())
     assert files.chosen("--devices", "10")[0] == 3
@@ -151,7 +88,7 @@ def test_bounds_of_an_elastic_pool_are_kept(files: Files) -> None:
     assert "--set 'spec.generators[0].scaling.auto.initialReplicas=3'" in flags
 
 
-def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: Files) -> None:
+def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: PlanFiles) -> None:
     pod = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
     document = job(pod=pod)
     document["spec"]["trainer"]["pod"] = {"resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}}}
@@ -166,7 +103,7 @@ def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: Files) -> No
 
 
 @pytest.mark.parametrize("gpus", [{}, {"nvidia.com/gpu": "2"}])
-def test_a_replica_takes_as_many_devices_as_share_its_model(files: Files, gpus: dict[str, str]) -> None:
+def test_a_replica_takes_as_many_devices_as_share_its_model(files: PlanFiles, gpus: dict[str, str]) -> None:
     """Four devices generate with two replicas: 4 s, as one process trains; the cost is that of the replica."""
     engine = {"vllm": {"tensorParallelSize": 2, "maxConcurrency": SLOTS}}
     measured = profile(pools=[pool_profile() | {"engine": "vllm", "devices": 2}])
@@ -179,14 +116,14 @@ def test_a_replica_takes_as_many_devices_as_share_its_model(files: Files, gpus: 
     assert files.optimise("--devices", "2").err == ["devices: must be at least 3 for one of each stage, got 2"]
 
 
-def test_a_pool_that_was_measured_on_other_devices_was_not_measured(files: Files) -> None:
+def test_a_pool_that_was_measured_on_other_devices_was_not_measured(files: PlanFiles) -> None:
     engine = {"vllm": {"tensorParallelSize": 4, "maxConcurrency": SLOTS}}
     files.write(job(engine=engine), profile(pools=[pool_profile() | {"engine": "vllm", "devices": 2}]))
     line = f"--profile: has nothing of pool sim with engine vllm on 4 devices; {MEASURE.format(job=files.job)}"
     assert files.optimise("--devices", "8").err == [line]
 
 
-def test_other_pools_keep_their_sizes_and_take_their_part(files: Files) -> None:
+def test_other_pools_keep_their_sizes_and_take_their_part(files: PlanFiles) -> None:
     document = job()
     other = document["spec"]["generators"][0] | {"name": "other", "scaling": {"static": {"replicas": 2}}}
     document["spec"]["generators"].append(other)
@@ -197,7 +134,7 @@ def test_other_pools_keep_their_sizes_and_take_their_part(files: Files) -> None:
     assert line == ["--pool: must name one of sim, other; the others keep their sizes"]
 
 
-def test_memory_of_a_device_asks_for_more_processes(files: Files) -> None:
+def test_memory_of_a_device_asks_for_more_processes(files: PlanFiles) -> None:
     document = job()
     document["spec"]["model"] = {"scratch": {"hiddenSize": 4096, "layers": 32, "heads": 32, "intermediateSize": 11008}}
     document["spec"]["trainer"] |= {"microBatchTokens": 1024, "activationCheckpointing": True}
@@ -232,13 +169,13 @@ MEASURE = "measure one: streamrl profile {job}"
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.model.scratch.layers=9"), f"--profile: was measured with another model, for job simulated, got '{{profile}}'; {MEASURE}"),
     ],
 )  # fmt: skip
-def test_each_mistake_is_one_line(files: Files, arguments: tuple[str, ...], line: str) -> None:
+def test_each_mistake_is_one_line(files: PlanFiles, arguments: tuple[str, ...], line: str) -> None:
     places = {"job": str(files.job), "profile": str(files.profile)}
     done = files.plan(*(argument.format(**places) for argument in arguments))
     assert (done.code, done.out, done.err) == (2, [], [line.format(**places)])
 
 
-def test_a_broken_profile_is_told_line_by_line(files: Files) -> None:
+def test_a_broken_profile_is_told_line_by_line(files: PlanFiles) -> None:
     files.write(job(), profile(version=9))
     done = files.optimise("--devices", "4")
     assert (done.code, len(done.err)) == (2, 1)
@@ -246,7 +183,7 @@ def test_a_broken_profile_is_told_line_by_line(files: Files) -> None:
     assert "streamrl profile" in done.err[0]
 
 
-def test_several_jobs_in_a_file_are_refused(files: Files) -> None:
+def test_several_jobs_in_a_file_are_refused(files: PlanFiles) -> None:
     files.job.write_text(f"{json.dumps(job())}\n---\n{json.dumps(job())}\n")
     done = files.optimise("--devices", "4")
     assert done.err == [f"--optimize: needs a file with one job, {files.job} holds 2"]

@@ -131,6 +131,21 @@ async def test_a_job_is_shown_by_its_schedulers_page(
     assert "ml/simulated" in out
 
 
+async def test_a_pool_has_its_cluster_and_whether_that_is_reached(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.job["spec"]["generators"][0]["clusterName"] = "east"
+    await top.show_job(arguments(served, tmp_path))
+    line = next(line for line in capsys.readouterr().out.splitlines() if "1.2k" in line)
+    assert "east" in line and "not reached" not in line
+    lost = {"type": "ClusterUnreachable", "status": "True", "reason": "ClusterUnreachable"}
+    served.job["status"]["conditions"].append(lost | {"message": "cluster east: no answer"})
+    await top.show_job(arguments(served, tmp_path))
+    out = capsys.readouterr().out
+    assert "east (not reached)" in next(line for line in out.splitlines() if "1.2k" in line)
+    assert "not reached: cluster east: no answer" in out
+
+
 async def test_who_may_not_ask_a_pod_sees_the_status(
     served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

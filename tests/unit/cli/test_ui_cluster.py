@@ -107,6 +107,29 @@ def shown_figures(page: str) -> Any:
     return json.loads(page.partition('id="figures">')[2].partition("</script>")[0])
 
 
+async def test_pools_have_their_cluster_and_say_where_that_is_not_reached(shown: Shown) -> None:
+    served = shown.served
+    pools = [{"name": name, "desired": 2, "ready": 1} for name in ("near", "far", "west")]
+    lost = {"type": "ClusterUnreachable", "status": "True", "reason": "ClusterUnreachable"}
+    there = job("first", pools=pools)
+    there["status"]["conditions"].append(lost | {"message": "cluster east: no answer; it is said twice"})
+    engine = there["spec"]["generators"][0]["engine"]
+    there["spec"]["generators"] = [
+        {"name": "near", "engine": engine},
+        {"name": "far", "engine": engine, "clusterName": "east"},
+        {"name": "west", "engine": engine, "clusterName": "west"},
+    ]
+    about = {"name": "first-far", "namespace": "ml", "uid": "e", "resourceVersion": "1"}
+    served.jobs = [there]
+    served.pools = [{"metadata": about, "spec": {"poolName": "far", "scaling": "static", "replicas": 2}, "status": {}}]
+    page = await shown.html()
+    assert "near 1/2 in home, far 1/2 in east (not reached), west 1/2 in west<" in page
+    page = await shown.html(JOB_PATH, asked("first"))
+    assert "<th>cluster</th>" in page
+    assert "<td>east (not reached)</td>" in page
+    assert "not reached: cluster east: no answer; it is said twice" in page
+
+
 async def test_names_and_messages_of_strangers_are_text(shown: Shown) -> None:
     served = shown.served
     served.jobs = [

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamrl import names
+from streamrl import keys, names
 from streamrl.clusters import Exposure
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.clusters.member import MemberWork
@@ -215,6 +215,54 @@ async def test_pods_there_end_with_the_run_also_while_nobody_knows_their_way_hom
     for _ in range(3):
         await home.look()
     assert home.member.told[-1].action == "Stop"
+
+
+def stateful_set(work: MemberWork) -> Doc:
+    """The one that a member is told to have."""
+    (found,) = (each for each in work.objects if each["kind"] == "StatefulSet")
+    return copy.deepcopy(dict(found))
+
+
+def environment(stateful_set: Doc) -> dict[str, str]:
+    """Of its generators."""
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+
+async def test_a_pool_is_scaled_down_while_its_exposure_has_no_address(home: Home) -> None:
+    """Its generators go on dialling where they do."""
+    home.edit(generators=[home.job["spec"]["generators"][0] | {"scaling": {"static": {"replicas": 3}}}])
+    await home.look()
+    await home.look()
+    before = stateful_set(home.member.told[-1])
+    assert before["spec"]["replicas"] == 3
+    home.member.there = {"StatefulSet": [before]}
+    home.member.seen = replace(VIEW, exposure=BALANCER)
+    home.edit(generators=[home.job["spec"]["generators"][0] | {"scaling": {"static": {"replicas": 1}}}])
+    for _ in range(3):
+        await home.look()
+    after = stateful_set(home.member.told[-1])
+    assert after["spec"]["replicas"] == 1
+    assert environment(after) == environment(before)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, "", "192.0.2.7", "192.0.2.7:http", "192.0.2.7:0", "192.0.2.7:70000", "a b:443", "x" * 300 + ":443"],
+)
+async def test_an_address_that_a_member_sends_is_one_or_is_not_believed(home: Home, value: object) -> None:
+    await home.look()
+    await home.look()
+    found = stateful_set(home.member.told[-1])
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    for one in container["env"]:
+        if one["name"] == keys.ENV_WEIGHTS_ADDRESS:
+            one["value"] = value
+    home.member.there = {"StatefulSet": [found]}
+    home.member.told.clear()
+    home.member.seen = replace(VIEW, exposure=BALANCER)
+    await home.look()
+    assert home.member.told == []
 
 
 async def test_a_pool_that_moves_home_is_removed_there_before_the_entry_goes(home: Home) -> None:

@@ -16,7 +16,7 @@ are known and the last move has shown a token. A sample moves within its length 
 Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `groups/lifecycle.py`'s.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -142,7 +142,10 @@ class Rebalancer:
         return bool(self._under_way)
 
     def _move(self) -> Move | None:
-        """From the generator whose steps are slowest to the one of its length pool that would run one sample more fastest, if it pays."""
+        """From the generator whose steps are slowest to the one of its length pool that would run one sample more fastest, if it pays.
+
+        One that still loads weights, and so may have none of the samples, is passed over.
+        """
         fleet, long = self._fleet, self._waiting.order.long_generators
         busy = [one for one in fleet if one.leases and fleet.measured(one)]
         source = max(busy, key=lambda one: (fleet.curve(one).at(len(one.leases)), one.generator_id), default=None)
@@ -151,12 +154,19 @@ class Rebalancer:
         free = (one for one in fleet.free.values() if one.step is not None and fleet.measured(one))
         is_long = source.generator_id in long
         targets = (one for one in free if one is not source and (one.generator_id in long) is is_long)
-        target = min(targets, key=fleet.offer, default=None)
-        if target is None:
-            return None
         host = self._host(source)
-        movable = [running for running in host.running if self._may_move(running.lease, target)]
-        return best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
+        for target in self._by_version(targets):
+            movable = [running for running in host.running if self._may_move(running.lease, target)]
+            if movable:
+                return best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
+        return None
+
+    def _by_version(self, targets: Iterable[Generator]) -> list[Generator]:
+        """The best of each version that they have, the best of all first: samples may go on with some versions alone."""
+        best: dict[object, Generator] = {}
+        for one in sorted(targets, key=self._fleet.offer):
+            best.setdefault((one.version, one.is_loading), one)
+        return list(best.values())
 
     def _may_move(self, number: int, target: Generator) -> bool:
         lease = self._fleet.lease(number)

@@ -7,15 +7,19 @@
 The anchor's UID is the owner of all the rest, so deleting it leaves nothing. No owner reference leads from one cluster to another.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from streamrl import names
+from streamrl import keys, names
 from streamrl.clusters import Exposure
 from streamrl_operator.planning.objects import generators, shared
 from streamrl_operator.planning.objects.shared import Built, JobPlan, service, with_spec_hash
 from streamrl_operator.planning.pods import ROLE_TRAINER
 from streamrl_operator.planning.values import ExposedAddresses, Object
+
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]{2,45}\]|[A-Za-z0-9._-]{1,253}):([1-9][0-9]{0,4})")
+_LAST_PORT = 65_535
 
 
 def anchor(plan: JobPlan) -> Built:
@@ -98,6 +102,25 @@ def routes(plan: JobPlan) -> list[Built]:
         )
         for of, port in (("scheduler", names.PORT_GRPC), ("weights", names.PORT_WEIGHTS))
     ]
+
+
+def dialled(stateful_sets: Iterable[Object]) -> ExposedAddresses | None:
+    """Where generators of a member dial by what is there: it may send anything. None: nothing that can be read."""
+    for each in stateful_sets:
+        try:
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            found = {one["name"]: str(one.get("value")) for one in container["env"]}
+            scheduler, weights = found[keys.ENV_SCHEDULER_ADDRESS], found[keys.ENV_WEIGHTS_ADDRESS]
+        except (LookupError, TypeError, ValueError, AttributeError):
+            continue
+        if all(map(_is_address, (scheduler, weights))):
+            return ExposedAddresses(scheduler=scheduler, weights=weights)
+    return None
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and int(found[1]) <= _LAST_PORT
 
 
 def addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | None:

@@ -1,5 +1,7 @@
 """Moves in the core: when they happen, what they do to leases and tokens, and when nothing moves."""
 
+from collections.abc import Collection
+
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
@@ -54,8 +56,8 @@ def started(*, measured: bool = True, steps_done: int = 2, names: tuple[str, ...
     return run
 
 
-def quiet(run: World) -> None:
-    """Everything is delivered and scored; no tokens are made."""
+def quiet(run: World, *, loading: Collection[str] = ()) -> None:
+    """Everything is delivered and scored; no tokens are made. `loading`: generators that do not finish to load weights."""
     while True:
         before = len(run.durable), run.core.view().active_leases
         while run.prompts:
@@ -66,7 +68,7 @@ def quiet(run: World) -> None:
         for generator in run.generators.values():
             while generator.inbox:
                 run.deliver_generator(generator)
-            if generator.wanted is not None:
+            if generator.wanted is not None and generator.name not in loading:
                 run.load_weights(generator)
         while run.trainer.inbox:
             run.deliver_trainer()
@@ -231,6 +233,50 @@ def test_a_generator_at_a_version_that_the_group_may_not_go_on_with_takes_nothin
     quiet(run)  # it loads the newest
     wait(run)
     assert moved(run) > 0
+
+
+@pytest.mark.parametrize("late", ["g1", "g2"])
+def test_samples_move_to_who_has_the_version_while_another_still_loads_it(late: str):
+    run = started(names=("g0", "g1", "g2"))
+    run.kill_generator(late)
+    run.generators[late] = SimGenerator(late, "late", SLOTS, version=(1, 0))
+    run.join_generator(late)
+    quiet(run, loading={late})
+    assert run.generators[late].wanted is not None, "it still loads"
+    begin(run)
+    quiet(run, loading={late})
+    ready = run.generators["g2" if late == "g1" else "g1"]
+    assert len(ready.active) == moved(run) > 0
+    assert not run.generators[late].active
+    quiet(run)  # it has the version now
+    for _ in range(2):
+        for generator, lease in out(run):
+            give(run, generator, lease, tokens=1)
+        wait(run)
+        quiet(run)
+    assert run.generators[late].active
+
+
+@pytest.mark.parametrize("late", ["g0", "g1", "g2"])
+def test_a_run_in_which_one_is_always_a_version_behind_moves_and_ends_exactly(late: str):
+    """What it holds goes on, by itself or elsewhere; no sample is older than it may be, and each is in one step."""
+    run = started(names=("g0", "g1", "g2"), steps=8, staleness=1, batch_groups=GROUPS // 2)
+    behind = 0
+    for turn in range(300):
+        if run.finished:
+            break
+        quiet(run, loading={late} if turn % 4 else ())
+        behind += run.generators[late].wanted is not None
+        for generator, lease in out(run):
+            give(run, generator, lease, tokens=3, finish="stop" if (lease + turn) % 5 == 0 else "")
+        wait(run)
+        if run.trainer.step == run.job.steps and run.can_checkpoint():
+            run.write_checkpoint()
+    assert run.finished
+    assert min(behind, moved(run)) > 0
+    assert max(run.staleness_seen) <= 1
+    taken = [group for r in run.durable if isinstance(r, rec.StepTaken) for group in r.group_ids]
+    assert len(taken) == len(set(taken)) == 8 * GROUPS // 2
 
 
 def test_the_run_ends_with_every_group_in_one_step():

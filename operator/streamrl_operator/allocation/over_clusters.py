@@ -1,0 +1,298 @@
+"""Generators of several clusters: how many devices each pool should have, which clusters to leave out, how many devices train.
+
+A pool is a `Stage`: its seconds of a step if it generated alone. So n devices of it make `samples / seconds(n)` samples a second, and
+the rates of a cluster's pools add up. Seconds of a step over clusters follow by `streamrl.link_shares`: each cluster needs a version
+over the home cluster's link, and a subset of the clusters may be faster than all of them.
+
+The rule is that of `choice.py`: the cheapest step among those at most the tolerance longer than the fastest one. The search is exact:
+branch and bound over clusters. More devices never make a step longer, so with all that are left a part of a choice has its least
+time. What is still to be made costs at least what it would with parts of devices, and with the whole link for each cluster.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from streamrl.errors import UserError
+from streamrl.link_shares import ClusterRates, LinkPlan, best_plan, most_samples
+from streamrl_operator.allocation.choice import TOLERANCE, Allocation, Stage
+
+HOME = ""
+"""Name of the cluster whose generators need no link."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPool:
+    """A pool whose size is chosen; no devices at all leave it out."""
+
+    name: str
+    cluster: str = HOME
+    generation: Stage
+    """Its seconds of a whole step, alone; `sizes.most` is what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTimes:
+    """What a cluster takes of the home cluster's link."""
+
+    version_s: float
+    """Of one version at the full link."""
+    sample_bytes_s: float
+    """Of a sample's bytes at the full link."""
+    most_link: float = 1.0
+    """Share of the full link that the cluster's own link takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAllocation:
+    """Devices of each pool, and who makes how much of a step."""
+
+    sizes: Allocation
+    pool_devices: Mapping[str, int]
+    """By pool; 0: it is left out."""
+    link_plan: LinkPlan
+    """By cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationProblem:
+    """What there is, and what a step is."""
+
+    pools: Sequence[ClusterPool]
+    links: Mapping[str, LinkTimes]
+    """Of each cluster but the home."""
+    training: Stage
+    trainer_devices: int
+    samples: int
+    """Of a step."""
+    is_overlapped: bool
+    """Whether bytes travel while samples are made."""
+    floor_s: float = 0.0
+    """Generation takes so long with any number of devices: the longest answer."""
+    fixed_cost_per_hour: float = 0.0
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """Of the pools."""
+        return tuple(dict.fromkeys(pool.cluster for pool in self.pools))
+
+
+def over_clusters(
+    asked: AllocationProblem, *, tolerance: float = TOLERANCE, exactly: Collection[str] | None = None
+) -> ClusterAllocation:
+    """The cheapest choice within the tolerance of the fastest one.
+
+    Args:
+        asked: pools, links, training.
+        tolerance: share of the best time by which a step may be longer.
+        exactly: each of these clusters has devices, and no other one; None: the best choice of clusters.
+
+    Raises:
+        UserError: there are too few devices.
+    """
+    if not asked.training.sizes.upto(asked.trainer_devices):
+        raise UserError(field="trainer devices", rule="must be enough for one trainer", got=asked.trainer_devices)
+    chosen = asked.clusters if exactly is None else exactly
+    fronts = [
+        _options_of(asked, cluster, is_needed=exactly is not None) for cluster in asked.clusters if cluster in chosen
+    ]
+    if not any(front.options and front.options[-1].rate for front in fronts):
+        raise UserError(field="devices of pools", rule="must be enough for one generator")
+    return _Search(asked, [front for front in fronts if front.options]).best(tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """Devices of the pools of a cluster."""
+
+    rate: float
+    """Samples a second of all together."""
+    cost: float
+    """An hour."""
+    devices: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ClusterOptions:
+    """The options of a cluster that no other one betters: cost and rate rise."""
+
+    cluster: str
+    options: Sequence[_Option]
+
+
+def _options_of(asked: AllocationProblem, cluster: str, *, is_needed: bool) -> _ClusterOptions:
+    options = [_Option(0.0, 0.0, ())]
+    for pool in (one for one in asked.pools if one.cluster == cluster):
+        stage = pool.generation
+        own = [_Option(0.0, 0.0, ((pool.name, 0),))]
+        for devices in stage.sizes.upto(stage.sizes.most):
+            rate, cost = asked.samples / stage.seconds(devices), devices * stage.device_cost_per_hour
+            own.append(_Option(rate, cost, ((pool.name, devices),)))
+        pairs = (_Option(a.rate + b.rate, a.cost + b.cost, a.devices + b.devices) for a in options for b in own)
+        options = _undominated(pairs)
+    return _ClusterOptions(cluster, [option for option in options if option.rate or not is_needed])
+
+
+def _undominated(options: Iterable[_Option]) -> list[_Option]:
+    """And the first one, which has nothing."""
+    nothing, *others = options
+    kept = [nothing]
+    for option in sorted(others, key=lambda one: (one.cost, -one.rate, sum(count for _, count in one.devices))):
+        if option.rate > kept[-1].rate:
+            kept.append(option)
+    return kept
+
+
+class _CheapestRate:
+    """Least cost of a rate that these clusters bring, with parts of a device: straight pieces, each dearer than the one before."""
+
+    def __init__(self, fronts: Sequence[Sequence[tuple[float, float]]]) -> None:
+        """Of each cluster the rate and cost of its options."""
+        self._start = [sum(hull[0][at] for hull in map(_hull, fronts)) for at in (0, 1)]
+        pieces = [(b[0] - a[0], b[1] - a[1]) for hull in map(_hull, fronts) for a, b in pairwise(hull)]
+        self._pieces = sorted(pieces, key=lambda piece: piece[1] / piece[0])
+
+    def least_cost(self, *, cost: float, rate: float, samples: float, between_s: tuple[float, float]) -> float:
+        """Least of (cost an hour x seconds of a step): for all times between these, `cost` and `rate` being there already.
+
+        It is convex and in pieces straight by the time: its least is at an end, or where a piece is used up.
+        """
+        (low_s, high_s), (rate, cost) = between_s, (rate + self._start[0], cost + self._start[1])
+        least = cost * high_s if rate * high_s >= samples else inf
+        if rate * low_s >= samples:
+            return cost * low_s
+        for more, price in self._pieces:
+            step_s = samples / rate if rate else inf
+            if low_s <= step_s <= high_s:
+                least = min(least, cost * step_s)
+            full = rate + more
+            for end_s in between_s:
+                if rate * end_s < samples <= full * end_s:
+                    least = min(least, (cost + price * (samples / end_s - rate) / more) * end_s)
+            rate, cost = full, cost + price
+            if rate * low_s >= samples:
+                return least
+        step_s = samples / rate if rate else inf
+        return min(least, cost * step_s) if low_s <= step_s <= high_s else least
+
+
+def _hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The lower convex hull, by rising rate."""
+    kept: list[tuple[float, float]] = []
+    for rate, cost in points:
+        while len(kept) > 1 and (kept[-1][1] - kept[-2][1]) * (rate - kept[-2][0]) >= (cost - kept[-2][1]) * (
+            kept[-1][0] - kept[-2][0]
+        ):
+            kept.pop()
+        if not kept or rate > kept[-1][0]:
+            kept.append((rate, cost))
+    return kept
+
+
+class _Search:
+    """Branch and bound. A choice is a tuple of options, one for each of the first clusters."""
+
+    def __init__(self, asked: AllocationProblem, fronts: Sequence[_ClusterOptions]) -> None:
+        self._asked, self._fronts = asked, fronts
+        self._known: dict[tuple[float, ...], LinkPlan] = {}
+        self._best: tuple[float, int, tuple[_Option, ...]] = (inf, 0, ())
+        """Cost an hour x seconds of a step; devices that train; options."""
+        self._least_s = self._limit_s = 0.0
+        self._rest: list[_CheapestRate] = []
+        """Of the clusters from each one on."""
+
+    def best(self, tolerance: float) -> ClusterAllocation:
+        training = self._asked.training
+        sizes = training.sizes.upto(self._asked.trainer_devices)
+        self._least_s = max(self._generation_s(()), training.seconds(sizes[-1]))
+        self._limit_s = self._least_s * (1 + tolerance) * (1 + _ROUNDING)
+        usable = [
+            [(self._usable(front.cluster, one.rate), one.cost) for one in front.options] for front in self._fronts
+        ]
+        self._rest = [_CheapestRate(usable[first:]) for first in range(len(usable) + 1)]
+        costs = {size: self._asked.fixed_cost_per_hour + size * training.device_cost_per_hour for size in sizes}
+        within = [size for size in sizes if training.seconds(size) <= self._limit_s]
+        bounds = {size: self._bound((), cost=costs[size], least_s=training.seconds(size)) for size in within}
+        for size in sorted(within, key=lambda size: bounds[size]):
+            if bounds[size] < self._best[0]:
+                self._extend((), trainers=size, cost=costs[size])
+        return self._allocation(*self._best[1:])
+
+    def _extend(self, chosen: tuple[_Option, ...], *, trainers: int, cost: float) -> None:
+        """Try the options of the next cluster, the most promising first."""
+        train_s = self._asked.training.seconds(trainers)
+        if len(chosen) == len(self._fronts):
+            found = cost * max(train_s, self._generation_s(chosen))
+            if found < self._best[0]:
+                self._best = (found, trainers, chosen)
+            return
+        next_ones = [(*chosen, option) for option in self._fronts[len(chosen)].options]
+        bounds = [self._bound(one, cost=cost + one[-1].cost, least_s=train_s) for one in next_ones]
+        for bound, one in sorted(zip(bounds, next_ones, strict=True), key=lambda pair: pair[0]):
+            if bound >= self._best[0]:
+                return
+            least_s = max(train_s, self._generation_s(one))
+            so_far = cost + one[-1].cost
+            if least_s <= self._limit_s and self._bound(one, cost=so_far, least_s=least_s) < self._best[0]:
+                self._extend(one, trainers=trainers, cost=so_far)
+
+    def _bound(self, chosen: tuple[_Option, ...], *, cost: float, least_s: float) -> float:
+        """No choice that begins so is cheaper."""
+        rate = sum(self._usable(front.cluster, one.rate) for front, one in zip(self._fronts, chosen, strict=False))
+        between_s = (max(least_s, self._least_s), self._limit_s)
+        rest = self._rest[len(chosen)]
+        bound = rest.least_cost(cost=cost, rate=rate, samples=self._asked.samples, between_s=between_s)
+        return bound * (1 - _ROUNDING)
+
+    def _usable(self, cluster: str, rate: float) -> float:
+        """Samples a second at most, if the cluster had all of the link that it can take, for the longest time."""
+        if cluster == HOME or not rate:
+            return rate
+        alone = most_samples(self._rates(cluster, rate), step_s=self._limit_s, is_overlapped=self._asked.is_overlapped)
+        return alone / self._limit_s
+
+    def _generation_s(self, chosen: Sequence[_Option]) -> float:
+        """With all devices of the clusters that are not chosen yet."""
+        return max(self._plan(chosen).step_s, self._asked.floor_s)
+
+    def _plan(self, chosen: Sequence[_Option]) -> LinkPlan:
+        rates = (*(one.rate for one in chosen), *(front.options[-1].rate for front in self._fronts[len(chosen) :]))
+        if rates not in self._known:
+            clusters = {
+                front.cluster: self._rates(front.cluster, rate)
+                for front, rate in zip(self._fronts, rates, strict=True)
+                if rate
+            }
+            self._known[rates] = (
+                best_plan(clusters, samples=self._asked.samples, is_overlapped=self._asked.is_overlapped)
+                if clusters
+                else LinkPlan(step_s=inf, shares={})
+            )
+        return self._known[rates]
+
+    def _rates(self, cluster: str, rate: float) -> ClusterRates:
+        if cluster == HOME:
+            return ClusterRates(sample_s=1 / rate)
+        link = self._asked.links[cluster]
+        return ClusterRates(
+            sample_s=1 / rate,
+            version_s=link.version_s,
+            sample_bytes_s=link.sample_bytes_s,
+            most_link=link.most_link,
+        )
+
+    def _allocation(self, trainers: int, chosen: Sequence[_Option]) -> ClusterAllocation:
+        asked = self._asked
+        taken = {name: count for option in chosen for name, count in option.devices}
+        devices = {pool.name: taken.get(pool.name, 0) for pool in asked.pools}
+        cost = sum(devices[pool.name] * pool.generation.device_cost_per_hour for pool in asked.pools)
+        sizes = Allocation(
+            generator_devices=sum(devices.values()),
+            trainer_devices=trainers,
+            generation_s=self._generation_s(chosen),
+            training_s=asked.training.seconds(trainers),
+            cost_per_hour=asked.fixed_cost_per_hour + trainers * asked.training.device_cost_per_hour + cost,
+        )
+        return ClusterAllocation(sizes=sizes, pool_devices=devices, link_plan=self._plan(chosen))
