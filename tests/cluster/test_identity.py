@@ -15,7 +15,7 @@ from cluster.harness import kubeconfigs
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.flags import Settings
 from cluster.harness.processes import wait_until
-from cluster.operators import SOON_S, USER, Lab, Operator
+from cluster.operators import SOON_S, Lab, Operator
 from streamrl import keys
 from streamrl_operator.kube.connections import ApiConnection
 from streamrl_operator.kube.kubeconfig import find
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(300)
 REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 INSIDE = "kubernetes.default.svc"
 """A name in the API server's certificate."""
+OPERATOR = "operator-behind-a-proxy"
 ISSUER_READ_S = 60.0
 """The API server asks an issuer for its keys every ten seconds, until it has them."""
 
@@ -195,10 +196,13 @@ def test_the_operator_works_through_a_proxy(plane: ControlPlane, proxy: ConnectP
     """Its own requests and kopf's: the address of the server leads nowhere, so all else would fail."""
     namespace = "proxied"
     plane.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}}).expect()
-    cluster, user = parts(plane.kubeconfig_for(USER))
+    cluster, user = parts(plane.kubeconfig_for(OPERATOR))
     way = {"server": "https://nowhere.invalid:6443", "tls-server-name": INSIDE, "proxy-url": proxy.url}
     path = kubeconfigs.compose(tmp_path / "operator.json", cluster | way, user)
-    operator, lab = Operator(plane, namespace, **{keys.ENV_KUBECONFIG: str(path)}).start(), Lab(plane, namespace)
+    operator, lab = (
+        Operator(plane, namespace, user=OPERATOR, **{keys.ENV_KUBECONFIG: str(path)}).start(),
+        Lab(plane, namespace),
+    )
     try:
         operator.wait_until_leading()
         body = simulated_job()
