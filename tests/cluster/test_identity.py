@@ -15,7 +15,7 @@ from cluster.harness import kubeconfigs
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.flags import Settings
 from cluster.harness.processes import wait_until
-from cluster.operators import SOON_S, USER, Lab, Operator
+from cluster.operators import SOON_S, Lab, Operator
 from streamrl import keys
 from streamrl_operator.kube.connections import ApiConnection
 from streamrl_operator.kube.kubeconfig import find
@@ -29,7 +29,8 @@ pytestmark = pytest.mark.timeout(300)
 REVIEW = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 INSIDE = "kubernetes.default.svc"
 """A name in the API server's certificate."""
-ISSUER_READ_S = 90.0
+OPERATOR = "operator-behind-a-proxy"
+ISSUER_READ_S = 60.0
 """The API server asks an issuer for its keys every ten seconds, until it has them."""
 
 
@@ -74,7 +75,7 @@ def plug_in(folder: Path, **status: str) -> dict[str, Any]:
     version = "client.authentication.k8s.io/v1"
     printed = shlex.quote(json.dumps({"apiVersion": version, "kind": "ExecCredential", "status": status}))
     program = folder / "credential"
-    program.write_text(f"#!/bin/sh\necho {printed}\n")
+    program.write_text(f"#!/bin/sh\nprintf %s {printed}\n")
     program.chmod(0o700)
     return {"exec": {"apiVersion": version, "command": str(program), "interactiveMode": "Never"}}
 
@@ -195,10 +196,13 @@ def test_the_operator_works_through_a_proxy(plane: ControlPlane, proxy: ConnectP
     """Its own requests and kopf's: the address of the server leads nowhere, so all else would fail."""
     namespace = "proxied"
     plane.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}}).expect()
-    cluster, user = parts(plane.kubeconfig_for(USER))
+    cluster, user = parts(plane.kubeconfig_for(OPERATOR))
     way = {"server": "https://nowhere.invalid:6443", "tls-server-name": INSIDE, "proxy-url": proxy.url}
     path = kubeconfigs.compose(tmp_path / "operator.json", cluster | way, user)
-    operator, lab = Operator(plane, namespace, **{keys.ENV_KUBECONFIG: str(path)}).start(), Lab(plane, namespace)
+    operator, lab = (
+        Operator(plane, namespace, user=OPERATOR, **{keys.ENV_KUBECONFIG: str(path)}).start(),
+        Lab(plane, namespace),
+    )
     try:
         operator.wait_until_leading()
         body = simulated_job()

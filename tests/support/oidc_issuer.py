@@ -79,7 +79,7 @@ class OidcIssuer:
             "id_token": self.id_token("ada", life_s=self.life_s, groups=("readers",)),
             "refresh_token": self.refresh_token,
         }
-        return 200, json.dumps(tokens).encode()
+        return 200, json.dumps(tokens | {"access_token": "unused", "token_type": "Bearer"}).encode()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         issuer = self
