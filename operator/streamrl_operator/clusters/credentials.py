@@ -3,7 +3,7 @@
 
 Whoever writes a profile says where a token is sent. So the RLCluster, an administrator's, names the Secret, and the profile never does:
 its `clusterName` for the plug-in `secretreader` is not read. No plug-in is started. What comes out is checked as any kubeconfig of a member
-(`rest_config.of_member`), so a profile with a proxy, or without verified TLS, is refused.
+(`kubeconfig.of_member`), so a profile with a proxy, or without verified TLS, is refused.
 """
 
 import base64

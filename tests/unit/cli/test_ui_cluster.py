@@ -259,7 +259,8 @@ async def test_of_very_many_jobs_some_are_left_out_and_that_is_said(
 
 async def test_a_specification_is_not_kept(shown: Shown) -> None:
     (one, _) = (await asyncio.to_thread(shown.jobs.jobs)).jobs
-    assert set(one["spec"]) == {"suspend", "pipeline", "failurePolicy"}
+    assert set(one["spec"]) == {"suspend", "pipeline", "failurePolicy", "generators"}
+    assert all(set(pool) <= {"name", "clusterName"} for pool in one["spec"]["generators"])
     assert "seenFailures" not in one["status"]
 
 

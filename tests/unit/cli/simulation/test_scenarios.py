@@ -84,7 +84,6 @@ def test_a_mistake_in_a_file_has_its_line(tmp_path: Path) -> None:
     with pytest.raises(UserErrors) as caught:
         read_scenario(path)
     assert [str(error).removeprefix(str(path)).split(";")[0] for error in caught.value.errors] == [
-        ":1: pools: is required",
         ":3: seed: must be a whole number from 0 to 2147483647, got -1",
         ":4: pool: is not a known field",
     ]

@@ -10,7 +10,8 @@ from streamrl.clusters import ClusterSource
 from streamrl.errors import UserError
 from streamrl.spec.parse import parse_document
 from streamrl_operator.clusters.credentials import kubeconfig_of
-from streamrl_operator.kube import rest_config
+from streamrl_operator.kube import kubeconfig
+from streamrl_operator.kube.rest_config import RestConfig
 from support.api_server import client_of
 
 PROFILE = "/apis/multicluster.x-k8s.io/v1alpha1/namespaces/fleet/clusterprofiles/east"
@@ -49,7 +50,7 @@ def secret(**data: str) -> dict[str, Any]:
     }
 
 
-async def read(objects: dict[str, Any], given: ClusterSource) -> rest_config.RestConfig:
+async def read(objects: dict[str, Any], given: ClusterSource) -> RestConfig:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -61,7 +62,7 @@ async def read(objects: dict[str, Any], given: ClusterSource) -> rest_config.Res
     async with client_of(answer) as client:
         text = await kubeconfig_of(given, client=client, namespace="streamrl")
     assert set(asked) <= {PROFILE, TOKEN}, "no other Secret is read"
-    return rest_config.of_member(text, source="the kubeconfig of RLCluster east")
+    return kubeconfig.of_member(text, source="the kubeconfig of RLCluster east")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ async def test_the_profile_says_the_server_and_the_secret_of_the_administrator_t
     found = await read({PROFILE: profile(**lists), TOKEN: secret(token="t-1\n")}, source())
     assert found.server == CLUSTER["server"]
     assert await found.headers(now_s=0.0) == {"Authorization": "Bearer t-1"}
-    assert found.plugin is None
+    assert found.source is None
 
 
 async def test_another_provider_can_be_named() -> None:
@@ -105,7 +106,7 @@ async def test_another_provider_can_be_named() -> None:
         *(
             (
                 {PROFILE: profile(accessProviders=[provider(**{field: value})]), TOKEN: secret(token="t")},
-                "the kubeconfig of RLCluster east: cluster may have only certificate-authority-data, server, got "
+                "the kubeconfig of RLCluster east: cluster may have only certificate-authority-data, server, tls-server-name, got "
                 f"'{field}'",
             )
             for field, value in (
