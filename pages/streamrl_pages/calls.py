@@ -61,9 +61,7 @@ class Call:
 Handler = Callable[[Call], Awaitable[Reply]]
 
 
-def calls(
-    routes: Mapping[tuple[str, str], Handler], *, refused: Callable[[int], Reply], most_bytes: int
-) -> ASGIApp:
+def calls(routes: Mapping[tuple[str, str], Handler], *, refused: Callable[[int], Reply], most_bytes: int) -> ASGIApp:
     """The application.
 
     Args:
