@@ -210,8 +210,8 @@ async def test_text_completions_go_on_behind_the_stop_string(tmp_path: Path) -> 
 WRONG = {
     "crash": ("raise RuntimeError('no\\nmore')", "raised", "ended with status 1: more"),
     "exit": ("print('bye'); sys.exit(7)", "raised", "ended with status 7: bye"),
-    "hang": ("import time; time.sleep(1000)", "timeout", "neither asked nor ended within 8 s after turn 1"),
-    "spin": ("while True: pass", "timeout", "within 8 s"),
+    "hang": ("import time; time.sleep(1000)", "timeout", "neither asked nor ended within 20 s after turn 1"),
+    "spin": ("while True: pass", "timeout", "within 20 s"),
     "flood": ("while True: print('x' * 10_000)", "bad_value", "wrote more than 16 MiB of output: x"),
     "die": ("import os; os.kill(os.getpid(), 9)", "died", "ended by signal 9"),
     "edit": (
@@ -255,7 +255,7 @@ ask()
 async def test_what_one_program_does_no_other_notices(tmp_path: Path) -> None:
     """Each fault is one line with its kind; the samples beside them play to their end."""
     program = f"WRONG = { ({name: code for name, (code, _, _) in WRONG.items()})!r}\n{MISBEHAVING}"
-    async with agents(tmp_path, program, timeoutSeconds=8, maxObservationChars=500, maxTurns=2) as pool:
+    async with agents(tmp_path, program, timeoutSeconds=20, maxObservationChars=500, maxTurns=2) as pool:
         prompt = await begun(pool)
         wrong = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG))]
         right = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG), len(WRONG) + 8)]
@@ -406,3 +406,55 @@ async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"spec.task.agent.command: must begin with a program on the PATH"):
         async with running_pool(tmp_path, modules={}, rewards=[GAME], agent={"command": ["no-such-thing"]}):
             pass
+
+
+# ---- many samples in one program
+
+SHARED = """
+import json, sys, threading, time, os
+from openai import OpenAI
+
+common = OpenAI(api_key="none")
+
+def serve(item):
+    client = common.with_options(api_key=item["api_key"])
+    messages = [{"role": "user", "content": item["question"]}]
+    try:
+        for turn in range(2):
+            what = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+            messages += [{"role": "assistant", "content": what}, {"role": "user", "content": f"{turn}:{what}"}]
+            if what == "hang":
+                time.sleep(1000)
+            if what == "exit":
+                os._exit(5)
+            if what == "raise":
+                raise RuntimeError("no more")
+            client.post("/reward", body={"reward": 0.5}, cast_to=object)
+    except Exception as error:
+        client.post("/end", body={"error": f"{type(error).__name__}: {error}"}, cast_to=object)
+    else:
+        client.post("/end", cast_to=object)
+
+for line in sys.stdin:
+    threading.Thread(target=serve, args=[json.loads(line)], daemon=True).start()
+"""
+
+
+async def test_one_program_plays_many_samples_and_a_fault_costs_its_own_sample(tmp_path: Path) -> None:
+    options = {"sessionsPerProgram": 8, "sessions": 16, "timeoutSeconds": 15}
+    async with agents(tmp_path, SHARED, client=False, **options) as pool:
+        prompt = await begun(pool)
+        samples = [Sample(pool, prompt.prompt, sample=number) for number in range(12)]
+        said = ["hang", "raise", "exit", *["well"] * 9]
+        answers = await asyncio.gather(*(sample.say(text) for sample, text in zip(samples, said, strict=True)))
+        assert (answers[0].kind, answers[0].error) == (
+            "timeout",
+            "agent: neither asked nor ended within 15 s after turn 1",
+        )
+        assert (answers[1].kind, answers[1].error) == ("raised", "agent: RuntimeError: no more")
+        assert (answers[2].kind, answers[2].error) == ("died", "agent: ended with status 5")
+        assert {(answer.observation, answer.reward, answer.error) for answer in answers[3:]} == {("0:well", 0.5, "")}
+        (host,) = hosts()
+        assert 1 <= len(host.children()) <= 2
+        ends = await asyncio.gather(*(sample.say("end") for sample in samples[3:]))
+        assert {(answer.done, answer.reward, answer.error) for answer in ends} == {(True, 0.5, "")}

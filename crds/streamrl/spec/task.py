@@ -120,7 +120,7 @@ class EnvironmentSpec(OneOf):
 
 
 class AgentSpec(SpecModel):
-    """A program that asks the model through an OpenAI-compatible endpoint: one is started for each sample."""
+    """A program that asks the model through an OpenAI-compatible endpoint."""
 
     command: tuple[Text, ...] = Field(
         description="Program and arguments: `[python, agent.py]`; it runs beside the job file. The item is JSON on its standard input.",
@@ -141,7 +141,13 @@ class AgentSpec(SpecModel):
         default=64,
         ge=1,
         le=4096,
-        description="Programs at a time. One that waits for the model is ended where another needs its place, and is played again.",
+        description="Samples at a time. One that waits for the model is ended where another needs its place, and is played again.",
+    )
+    sessions_per_program: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Samples that one program plays at a time: each item is a line of its standard input, with its key. Absent = a program plays one sample, and ends with it.",
     )
 
 

@@ -2,6 +2,7 @@
 
     POST /v1/chat/completions, /v1/completions    the session's next turn; waits until the model has made it
     POST /v1/reward {"reward": 0.5}               adds to the reward of the turn
+    POST /v1/end {"error": "…"}                   ends the sample; with an error it has failed
     GET  /v1/models                               the one model there is
 
 Owns the shapes. Does not own sessions (`host.py`) nor what a request says (`transcript.py`). The bearer token names the session.
@@ -21,6 +22,7 @@ from streamrl_workers.agents.transcript import (
     RefusedError,
     call_json,
     parse_chat,
+    parse_end,
     parse_reward,
     parse_text,
 )
@@ -43,6 +45,9 @@ class Asked(Protocol):
     def earn(self, reward: float) -> None:
         """Add to the reward of the turn."""
 
+    def finish(self, error: str) -> None:
+        """The program says that the sample has ended; `error`: why it has failed."""
+
 
 class Endpoint:
     """Serves sessions. `start` binds, `close` ends."""
@@ -55,6 +60,8 @@ class Endpoint:
             ("POST", "/v1/completions"): self._answering(parse_text, _text_reply),
             ("POST", "/v1/reward"): self._checked(self._reward),
             ("POST", "/reward"): self._checked(self._reward),
+            ("POST", "/v1/end"): self._checked(self._end),
+            ("POST", "/end"): self._checked(self._end),
             ("GET", "/v1/models"): self._checked(self._models),
         }
         self._server = PageServer(
@@ -99,6 +106,10 @@ class Endpoint:
 
     async def _reward(self, call: Call, session: Asked) -> Reply:
         session.earn(parse_reward(await _body(call)))
+        return _json({})
+
+    async def _end(self, call: Call, session: Asked) -> Reply:
+        session.finish(parse_end(await _body(call)))
         return _json({})
 
     async def _models(self, call: Call, session: Asked) -> Reply:

@@ -1,80 +1,53 @@
 """The agent host: one process that runs the agents of all samples and answers their requests with the model's turns.
 
 ```
-  task pool ── a turn of the model ──▶ AgentHost ── starts, ends ──▶ program of a sample
+  task pool ── a turn of the model ──▶ AgentHost ── starts, ends ──▶ program of a sample, or of many
             ◀── what follows it ─────     Session  ◀── request, reward ── Endpoint ◀── (loopback)
 ```
-A session is a program and what it has asked. Its program waits in a request until the pool has the model's turn for it; what the
-turn is answered with is the program's next request, or its end. Owns the sessions, and how many there are. Invariants:
+Owns the sessions, their number, and which program plays which. Invariants:
 - The user keeps this one: a program asks the same, given the same item, seed and answers. Where no session has heard exactly
-  these turns (another host, an ended one) a new program hears them all again.
-- Each wait for a program has a limit. One that waits for the model has none: it is idle, and may be ended for another's sake.
+  these turns (another host, an ended one) a program hears them all again.
+- A session whose program waits for the model is idle, and may be ended for another's sake.
 - A key is known to its program alone, and to what runs as the same user.
+- The end of a program that plays several samples is held against none of them before it has happened to it twice.
 
-Loop of a session: consumes requests; produces texts; waits for the program; unblocked by a request, its end and its time limit.
+Loop of a turn: produces the model's answer; waits for the program; unblocked by its next request, its end and its time limit.
 """
 
 import asyncio
 import heapq
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from streamrl.errors import UserError
 from streamrl.spec.task import AgentSpec
 from streamrl_workers.agents.endpoint import Endpoint
 from streamrl_workers.agents.program import OUTPUT_BYTES, Program, Programs
-from streamrl_workers.agents.transcript import Answer, Ask, EditedError, RefusedError, Template, Transcript, Turn
+from streamrl_workers.agents.session import AgentError, AgentSource, KilledError, LostError, Session
+from streamrl_workers.agents.transcript import EditedError, Template, Turn
 from streamrl_workers.environments.base import Key, StepResult, digest_of, item_seed
 from streamrl_workers.rewards.registry import BadValueError
 
 MAX_STARTS = 2
-"""Of a program that is killed from outside in a turn: what looks like that may be its own doing."""
+"""Of a turn whose program ends in a way that may be its own doing or not."""
 STARTING_PER_CORE = 2
 """Programs that are starting at a time, for each core: a start is work for the processor."""
+STARTING_S = 2.0
+"""After it a start counts no longer: it waits for something else than the processor."""
 KEPT_FAULTS = 4096
 """Items whose first program did not ask anything."""
-CONFLICT, GONE = 409, 410
 PROMPTS_LAST = 1
-_Place = TypeVar("_Place")
 Begun = Callable[[], None]
 """Told each time before a program is waited for."""
-
-
-AgentFailure = Literal["raised", "timeout", "died", "bad_value"]
-"""Of the task pool's failure kinds."""
-
-
-class AgentError(RuntimeError):
-    """A program did not do its part."""
-
-    def __init__(self, kind: AgentFailure, text: str) -> None:
-        super().__init__(text)
-        self.kind: AgentFailure = kind
-
-
-class KilledError(AgentError):
-    """A program was ended by a signal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSource:
-    """What the agents of a job are made of."""
-
-    spec: AgentSpec
-    directory: Path
-    """Where programs run."""
-    seed: int
-    """The job's."""
-    template: Template
-    stops: Sequence[str]
+_Place = TypeVar("_Place")
+_Done = TypeVar("_Done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,154 +99,33 @@ def _path() -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-class Session:
-    """One program and its requests."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Player:
+    """A program, and the sessions that it plays."""
 
-    def __init__(self, source: AgentSource) -> None:
-        self._source = source
-        self._transcript = Transcript(source.template, stops=source.stops)
-        self._waiting: asyncio.Future[Answer] | None = None
-        self._asked = b""
-        """Digest of the newest request that was taken."""
-        self._answer: Answer | None = None
-        """To it, if there is one."""
-        self._following: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Text of the next request; None: the program has ended."""
-        self._reward = 0.0
-        self.key = secrets.token_hex(16)
-        self.program: Program | None = None
-        self.prompt = ""
-        self.heard: bytes = digest_of([])
-        """Digest of the turns that it has heard."""
-        self.full = False
-        """It has asked for more turns than there are."""
+    program: Program
+    sessions: set[Session] = field(default_factory=set)
+    given_up: str = ""
+    """Why we have ended it, where that is another sample's doing."""
 
-    @property
-    def idle(self) -> bool:
-        """Its program waits for the model."""
-        return self._waiting is not None and self.program is not None and not self.program.killed
-
-    # ---- for the endpoint
-
-    async def ask(self, ask: Ask, *, again: bool) -> Answer:
-        """The model's answer to a request."""
-        digest = ask.digest
-        if again and digest == self._asked and self._answer is not None:
-            return self._answer
-        if self._waiting is not None:
-            if digest != self._asked:
-                raise RefusedError(
-                    "another request of this session waits; a session has one at a time", status=CONFLICT
-                )
-            self._refuse_waiting("the same request came again", status=CONFLICT)
-        else:
-            self._take(ask)
-            self._asked, self._answer = digest, None
-        waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting = waiting
-        return await waiting
-
-    def earn(self, reward: float) -> None:
-        """Add to the reward of the turn."""
-        self._reward += reward
-
-    def _take(self, ask: Ask) -> None:
-        if self._following.done():
-            raise RefusedError("this sample has ended", status=GONE)
-        most = self._source.spec.max_observation_chars
-        try:
-            text = self._transcript.text_of(ask)
-        except EditedError as error:
-            self._following.set_exception(error)
-            raise RefusedError(str(error), code="history_edited") from None
-        if self._transcript.answers and len(text) > most:
-            rule = f"a request adds {len(text)} characters, and maxObservationChars is {most}"
-            raise RefusedError(rule, param="messages", code="context_length_exceeded")
-        if self._transcript.answers >= self._source.spec.max_turns:
-            self.full = True
-            raise RefusedError(f"the sample has had its {self._source.spec.max_turns} turns", code="max_turns")
-        self._transcript.accept(ask)
-        self._following.set_result(text)
-
-    def _refuse_waiting(self, text: str, *, status: int) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(RefusedError(text, status=status))
-            self._waiting.exception()  # its connection may be gone: nobody has to look
-        self._waiting = None
-
-    # ---- for the host
-
-    def ended(self, code: int) -> None:
-        """The program has ended."""
-        assert self.program is not None
-        self.program.killed = True
-        self._refuse_waiting("the program has ended", status=GONE)
-        if self._following.done():
-            return
-        fault = self._fault(self.program, code)
-        if fault is None:
-            self._following.set_result(None)
-        else:
-            self._following.set_exception(fault)
-
-    def _fault(self, program: Program, code: int) -> AgentError | None:
-        said = f": {program.last_line}" if program.last_line else ""
-        if program.flooded:
+    def fault(self, code: int, *, alone: bool) -> AgentError | None:
+        """What its end means for a session that waits for it; `alone`: it plays one sample, whose end this is."""
+        said = f": {self.program.last_line}" if self.program.last_line else ""
+        how = f"by signal {-code}" if code < 0 else f"with status {code}"
+        if self.given_up:
+            return LostError("died", self.given_up)
+        if alone and self.program.flooded:
             return AgentError("bad_value", f"wrote more than {OUTPUT_BYTES >> 20} MiB of output{said}")
-        if self.full or code == 0:
+        if alone and code == 0:
             return None
-        if code < 0:
-            return KilledError("died", f"ended by signal {-code}{said}")
-        return AgentError("raised", f"ended with status {code}{said}")
-
-    def say(self, turn: Turn) -> None:
-        """Answer the request that waits. Raises `KilledError` if its program has ended since."""
-        if self._waiting is None:
-            raise KilledError("died", "ended while it waited for the model")
-        waiting, self._waiting = self._waiting, None
-        self._following = asyncio.get_running_loop().create_future()
-        self._answer = self._transcript.answer(turn)
-        waiting.set_result(self._answer)
-
-    async def follows(self) -> str | None:
-        """Text of the program's next request; None if it has ended well.
-
-        Raises:
-            AgentError: it has ended badly, or does nothing.
-            EditedError: it has asked something else than a continuation.
-        """
-        limit_s = self._source.spec.timeout_seconds
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._following
-        except TimeoutError:
-            if self.full:
-                return None
-            after = f"after turn {self._transcript.answers}" if self._transcript.answers else "after its start"
-            raise AgentError("timeout", f"neither asked nor ended within {limit_s:g} s {after}") from None
-
-    async def first(self) -> str:
-        """Text of its first request. Raises as `follows`, also where it ends before."""
-        text = await self.follows()
-        if text is None:
-            raise AgentError("bad_value", "ended before it asked for a turn")
-        return text
-
-    def earned(self) -> float:
-        """Reward since the last call."""
-        reward, self._reward = self._reward, 0.0
-        return reward
-
-    def close(self) -> None:
-        """End the program."""
-        if self.program is not None:
-            self.program.kill()
-        self._refuse_waiting("this sample has ended", status=GONE)
+        if not alone or code < 0:
+            return KilledError("died", f"ended {how}{said}")
+        return AgentError("raised", f"ended {how}{said}")
 
 
 @dataclass(order=True)
 class _Starter:
-    """Somebody who waits to start a program."""
+    """Somebody who waits to begin a session."""
 
     priority: int
     number: int
@@ -285,12 +137,15 @@ class AgentHost:
 
     def __init__(self, source: AgentSource) -> None:
         self._source = source
+        self._places = source.spec.sessions_per_program or 1
+        self._alone = source.spec.sessions_per_program is None
         self._programs = Programs()
-        self._endpoint = Endpoint(self._session_of)
+        self._players: dict[Session, _Player] = {}
         self._sessions: dict[str, Session] = {}
-        """By key."""
+        """All that have a program, by key."""
+        self._endpoint = Endpoint(self._sessions.get)
         self._spares: OrderedDict[tuple[str, int], Session] = OrderedDict()
-        """Programs that gave an item its prompt and go on as its first sample, by the item's place."""
+        """Those that gave an item its prompt and go on as its first sample, by the item's place."""
         self._idle: OrderedDict[Key, Session] = OrderedDict()
         """Those between two turns, least recently used first."""
         self._faults: OrderedDict[tuple[str, int], Exception] = OrderedDict()
@@ -298,7 +153,7 @@ class AgentHost:
         self._starts = 0
         self._starting = 0
         self._admitted = 0
-        """Starters whose turn it is and whose program is not there yet."""
+        """Starters whose turn it is and whose session is not there yet."""
         self._most_starting = STARTING_PER_CORE * (os.cpu_count() or 1)
         self._environment: dict[str, str] = {}
         self.replayed = 0
@@ -316,15 +171,12 @@ class AgentHost:
         await self._endpoint.close()
         self._programs.close()
 
-    def _session_of(self, key: str) -> Session | None:
-        return self._sessions.get(key)
-
     # ---- what the pool asks
 
     async def prompt(self, item: AgentItem, *, begun: Begun) -> str | None:
-        """The first request of a program that is started for an item. None: it asked nothing; that its samples will hear."""
+        """The first request of a program that is given an item. None: it asked nothing; that the item's samples will hear."""
         try:
-            session = await self._begin(item, priority=PROMPTS_LAST, begun=begun)
+            session = await _again(lambda: self._begin(item, priority=PROMPTS_LAST, begun=begun))
         except (AgentError, BadValueError) as error:
             self._faults[item.place] = error
             if len(self._faults) > KEPT_FAULTS:
@@ -340,23 +192,11 @@ class AgentHost:
             AgentError: the program ended badly, or does nothing.
             BadValueError: it does not ask as it should.
         """
-        for start in range(1, MAX_STARTS + 1):
-            try:
-                return await self._play(item, play, begun=begun)
-            except KilledError:
-                if start == MAX_STARTS:
-                    raise
-        raise AssertionError("the last try returns or raises")
+        return await _again(lambda: self._play(item, play, begun=begun))
 
     async def _play(self, item: AgentItem, play: Play, *, begun: Begun) -> StepResult:
         session = await self._session(item, play, begun=begun)
-        try:
-            begun()
-            session.say(play.turns[-1])
-            text = await session.follows()
-        except BaseException:
-            self._end(session)
-            raise
+        text = await self._answered(session, play.turns[-1], begun=begun)
         reward = session.earned()
         if text is None:
             self._end(session)
@@ -380,31 +220,33 @@ class AgentHost:
         if fault := self._faults.get(item.place):
             raise fault
         session = await self._begin(item, priority=0, begun=begun)
-        try:
-            await self._replay(session, play, begun=begun)
-        except BaseException:
+        if session.prompt != play.prompt:
             self._end(session)
-            raise
+            where = _difference(session.prompt, play.prompt)
+            raise EditedError(f"its first request differs from that of the item's first program: {where}")
+        await self._replay(session, play, begun=begun)
         return session
 
     async def _replay(self, session: Session, play: Play, *, begun: Begun) -> None:
-        if session.prompt != play.prompt:
-            where = _difference(session.prompt, play.prompt)
-            raise EditedError(f"its first request differs from that of the item's first program: {where}")
         for number, (turn, observation) in enumerate(zip(play.turns, play.observations, strict=False), start=1):
             self.replayed += 1
+            text = await self._answered(session, turn, begun=begun)
+            session.earned()
+            if text is not None and observation in (text, self._source.template.without_end(text)):
+                continue
+            self._end(session)
+            how = "it ended" if text is None else f"it went on otherwise: {_difference(text, observation)}"
+            raise EditedError(f"started again, at turn {number} of {len(play.turns)} {how}")
+
+    async def _answered(self, session: Session, turn: Turn, *, begun: Begun) -> str | None:
+        """Give the program a turn of the model; what follows it. A session whose program fails has ended."""
+        try:
             begun()
             session.say(turn)
-            text = await session.follows()
-            if text is None:
-                raise EditedError(
-                    f"started again, it ended at turn {number} of {len(play.turns)}, which it had not done before"
-                )
-            if observation not in (text, self._source.template.without_end(text)):
-                raise EditedError(
-                    f"started again, it went on otherwise behind turn {number}: {_difference(text, observation)}"
-                )
-            session.earned()
+            return await session.follows()
+        except BaseException as error:
+            self._end(session, error=error)
+            raise
 
     # ---- programs
 
@@ -417,37 +259,60 @@ class AgentHost:
         await starter.turn
         self._admitted -= 1
         session = Session(self._source)
+        over = asyncio.get_running_loop().call_later(STARTING_S, self._started)
         try:
             begun()
-            self._run(session, item)
+            self._give(session, item)
             session.prompt = await session.first()
-        except BaseException:
-            self._end(session)
+        except BaseException as error:
+            self._end(session, error=error)
             raise
         finally:
-            self._starting -= 1
-            self._pump()
+            if over.when() > asyncio.get_running_loop().time():
+                over.cancel()
+                self._started()
         return session
 
-    def _run(self, session: Session, item: AgentItem) -> None:
-        seed = item_seed(self._source.seed, split=item.split, index=item.index)
-        said = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
+    def _started(self) -> None:
+        self._starting -= 1
+        self._pump()
 
+    def _give(self, session: Session, item: AgentItem) -> None:
+        """Have a program play the item."""
+        seed = item_seed(self._source.seed, split=item.split, index=item.index)
+        line = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
+        if not self._alone:
+            line["api_key"] = session.key
+        free = (player for player in self._players.values() if self._has_place(player))
+        player = next(free, None) or self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
+        player.sessions.add(session)
+        self._players[session] = player
+        self._sessions[session.key] = session
+        player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
+
+    def _has_place(self, player: _Player) -> bool:
+        return not self._alone and not player.program.killed and len(player.sessions) < self._places
+
+    def _new_player(self, variables: Mapping[str, str]) -> _Player:
         def ended(code: int) -> None:
-            session.ended(code)
+            for session in list(player.sessions):
+                fault = player.fault(code, alone=self._alone)
+                if session.idle:
+                    self._forget(session)
+                session.end(fault)
             self._pump()
 
-        self._sessions[session.key] = session
         try:
-            session.program = self._programs.start(
+            program = self._programs.start(
                 self._source.spec.command,
                 directory=self._source.directory,
-                environment=self._environment | {"OPENAI_API_KEY": session.key},
-                said=json.dumps(said, default=str).encode() + b"\n",
+                environment={**self._environment, **variables},
                 on_end=ended,
             )
         except OSError as error:
             raise AgentError("raised", f"cannot be started: {error.strerror}: {error.filename}") from error
+        player = _Player(program=program)
+        return player
 
     def _keep(self, kept: OrderedDict[_Place, Session], place: _Place, session: Session) -> None:
         other = kept.pop(place, None)
@@ -456,13 +321,34 @@ class AgentHost:
         kept[place] = session
         self._pump()
 
-    def _end(self, session: Session) -> None:
-        self._sessions.pop(session.key, None)
-        session.close()
+    def _end(self, session: Session, *, error: BaseException | None = None) -> None:
+        """No more of it; its place is another's."""
+        self._drop(session, error=error)
         self._pump()
 
+    def _drop(self, session: Session, *, error: BaseException | None = None) -> None:
+        """A program that plays no other sample, or that has overrun its time, ends too."""
+        self._sessions.pop(session.key, None)
+        player = self._players.pop(session, None)
+        if player is not None:
+            player.sessions.discard(session)
+            overran = isinstance(error, AgentError) and error.kind == "timeout"
+            if overran and not self._alone:
+                player.given_up = "its program was ended: another sample overran its time"
+            if overran or self._alone:
+                player.program.kill()
+        session.close()
+
+    def _forget(self, session: Session) -> None:
+        """It will be begun again when its next turn comes."""
+        for place in [place for place, other in self._spares.items() if other is session]:
+            del self._spares[place]
+        for key in [key for key, other in self._idle.items() if other is session]:
+            del self._idle[key]
+        self._drop(session)
+
     def _pump(self) -> None:
-        """Let those start who can."""
+        """Let those begin who can."""
         while self._starters and self._starting < self._most_starting and self._has_room():
             starter = heapq.heappop(self._starters)
             if not starter.turn.done():
@@ -471,21 +357,31 @@ class AgentHost:
                 starter.turn.set_result(None)
 
     def _has_room(self) -> bool:
-        """Whether one more program may run; an idle one is ended for it: the newest spare, or else the least recently used."""
-        if self._programs.running + self._admitted < self._source.spec.sessions:
-            return True
-        if not self._spares and not self._idle:
-            return False
-        _, session = self._spares.popitem() if self._spares else self._idle.popitem(last=False)
-        self._sessions.pop(session.key, None)
-        session.close()
-        return True
+        """Whether there may be one more session; an idle one is ended for it: the newest spare, or else the least recently used."""
+        while (full := len(self._sessions) + self._admitted >= self._source.spec.sessions) and (
+            self._spares or self._idle
+        ):
+            _, session = self._spares.popitem() if self._spares else self._idle.popitem(last=False)
+            self._drop(session)
+        return not full
+
+
+async def _again(do: Callable[[], Awaitable[_Done]]) -> _Done:
+    """Once more where a program has ended that may have been ended from outside; as often as others are the reason."""
+    starts = 0
+    while True:
+        try:
+            return await do()
+        except LostError:
+            pass
+        except KilledError:
+            starts += 1
+            if starts == MAX_STARTS:
+                raise
 
 
 def _difference(text: str, before: str) -> str:
     """Where two texts part."""
-    place = next(
-        (place for place, (one, other) in enumerate(zip(text, before, strict=False)) if one != other),
-        min(len(text), len(before)),
-    )
+    pairs = enumerate(zip(text, before, strict=False))
+    place = next((place for place, (one, other) in pairs if one != other), min(len(text), len(before)))
     return f"character {place} on, {text[place : place + 40]!r} where {before[place : place + 40]!r} was"

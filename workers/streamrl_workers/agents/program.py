@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,11 +32,15 @@ class Program:
     def __init__(self, process: "subprocess.Popen[bytes]", *, on_end: Callable[[int], None]) -> None:
         self._process = process
         self._on_end = on_end
+        assert process.stdin is not None
         assert process.stdout is not None
-        self._output = process.stdout
+        self._input, self._output = process.stdin, process.stdout
+        self._said = bytearray()
+        self._said_all = False
         self._tail = b""
         self._written = 0
         self.killed = False
+        os.set_blocking(self._input.fileno(), False)
         os.set_blocking(self._output.fileno(), False)
         asyncio.get_running_loop().add_reader(self._output.fileno(), self._read)
 
@@ -57,6 +60,27 @@ class Program:
         lines = self._tail.decode("utf-8", "replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")[:MAX_LINE_CHARS]
 
+    def say(self, data: bytes, *, last: bool) -> None:
+        """Write to its standard input, which ends behind the `last`."""
+        self._said += data
+        self._said_all = last
+        self._write()
+
+    def _write(self) -> None:
+        if self._input.closed:
+            return
+        try:
+            while self._said:
+                del self._said[: os.write(self._input.fileno(), self._said)]
+        except BlockingIOError:
+            asyncio.get_running_loop().add_writer(self._input.fileno(), self._write)
+            return
+        except BrokenPipeError:
+            self._said_all = True  # it does not read: its next request, its end or its time limit tells more
+        asyncio.get_running_loop().remove_writer(self._input.fileno())
+        if self._said_all:
+            self._input.close()
+
     def kill(self) -> None:
         """SIGKILL to its group."""
         self.killed = True
@@ -70,6 +94,9 @@ class Program:
         self.kill()  # what it started in its group
         asyncio.get_running_loop().remove_reader(self._output.fileno())
         self._output.close()
+        if not self._input.closed:
+            asyncio.get_running_loop().remove_writer(self._input.fileno())
+            self._input.close()
         self._on_end(code)
 
     def _read(self) -> None:
@@ -92,35 +119,26 @@ class Programs:
         self._by_pid: dict[int, Program] = {}
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
-    @property
-    def running(self) -> int:
-        """Programs that have not been told to end."""
-        return sum(not program.killed for program in self._by_pid.values())
-
     def start(
         self,
         command: Sequence[str],
         *,
         directory: Path,
         environment: Mapping[str, str],
-        said: bytes,
         on_end: Callable[[int], None],
     ) -> Program:
-        """Start one; `said` stands on its standard input. Raises `OSError` if it cannot be started."""
-        with tempfile.TemporaryFile() as given:
-            given.write(said)
-            given.seek(0)
-            process = subprocess.Popen(
-                command,
-                cwd=directory,
-                env=dict(environment),
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                bufsize=0,
-                preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - this process has one thread
-            )
+        """Start one. Raises `OSError` if it cannot be started."""
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            bufsize=0,
+            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - this process has one thread
+        )
         program = self._by_pid[process.pid] = Program(process, on_end=on_end)
         return program
 

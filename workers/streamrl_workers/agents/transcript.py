@@ -175,6 +175,14 @@ def parse_reward(body: bytes) -> float:
     return float(reward)
 
 
+def parse_end(body: bytes) -> str:
+    """Why the sample has failed; "" where it has not. Raises `RefusedError`."""
+    error = _object(body or b"{}").get("error") or ""
+    if not isinstance(error, str):
+        raise RefusedError(f"error must be a text, got {shorten(error)}", param="error")
+    return " ".join(error.split())
+
+
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)

@@ -8,7 +8,8 @@ import asyncio
 import socket
 from typing import Any
 
-from streamrl_workers.agents.host import AgentError, AgentHost, AgentItem, Play
+from streamrl_workers.agents.host import AgentHost, AgentItem, Play
+from streamrl_workers.agents.session import AgentError
 from streamrl_workers.agents.transcript import Turn
 from streamrl_workers.process import framing
 from streamrl_workers.tasks import protocol

@@ -29,7 +29,7 @@ from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, failure, first
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Request, ScoreSample, Split
 
 if TYPE_CHECKING:
-    from streamrl_workers.agents.host import AgentSource
+    from streamrl_workers.agents.session import AgentSource
 
 Row = list[Any] | dict[str, str]
 
