@@ -140,6 +140,8 @@ class AgentHost:
         self._places = source.spec.sessions_per_program or 1
         self._alone = source.spec.sessions_per_program is None
         self._programs = Programs()
+        self._programs_of_many: list[_Player] = []
+        """Those that play several samples; also with none just now they stay."""
         self._players: dict[Session, _Player] = {}
         self._sessions: dict[str, Session] = {}
         """All that have a program, by key."""
@@ -283,18 +285,17 @@ class AgentHost:
         line = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
         if not self._alone:
             line["api_key"] = session.key
-        free = (player for player in self._players.values() if self._has_place(player))
+        free = (one for one in self._programs_of_many if not one.program.killed and len(one.sessions) < self._places)
         player = next(free, None) or self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
         player.sessions.add(session)
         self._players[session] = player
         self._sessions[session.key] = session
         player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
 
-    def _has_place(self, player: _Player) -> bool:
-        return not self._alone and not player.program.killed and len(player.sessions) < self._places
-
     def _new_player(self, variables: Mapping[str, str]) -> _Player:
         def ended(code: int) -> None:
+            if player in self._programs_of_many:
+                self._programs_of_many.remove(player)
             for session in list(player.sessions):
                 fault = player.fault(code, alone=self._alone)
                 if session.idle:
@@ -312,6 +313,8 @@ class AgentHost:
         except OSError as error:
             raise AgentError("raised", f"cannot be started: {error.strerror}: {error.filename}") from error
         player = _Player(program=program)
+        if not self._alone:
+            self._programs_of_many.append(player)
         return player
 
     def _keep(self, kept: OrderedDict[_Place, Session], place: _Place, session: Session) -> None:
