@@ -376,7 +376,7 @@ ask()
 
 
 @pytest.mark.parametrize(
-    ("where", "text"), [("prompt", "first request differs"), ("turn", "went on otherwise behind turn 1")]
+    ("where", "text"), [("prompt", "first request differs"), ("turn", "at turn 1 of 2 it went on otherwise")]
 )
 async def test_a_program_that_asks_otherwise_when_it_is_started_again_fails(
     tmp_path: Path, where: str, text: str
@@ -455,6 +455,6 @@ async def test_one_program_plays_many_samples_and_a_fault_costs_its_own_sample(t
         assert (answers[2].kind, answers[2].error) == ("died", "agent: ended with status 5")
         assert {(answer.observation, answer.reward, answer.error) for answer in answers[3:]} == {("0:well", 0.5, "")}
         (host,) = hosts()
-        assert 1 <= len(host.children()) <= 2
+        assert len(host.children()) < 9, "few programs play them all"
         ends = await asyncio.gather(*(sample.say("end") for sample in samples[3:]))
         assert {(answer.done, answer.reward, answer.error) for answer in ends} == {(True, 0.5, "")}

@@ -9,7 +9,7 @@ Owns the sessions, their number, and which program plays which. Invariants:
   these turns (another host, an ended one) a program hears them all again.
 - A session whose program waits for the model is idle, and may be ended for another's sake.
 - A key is known to its program alone, and to what runs as the same user.
-- The end of a program that plays several samples is held against none of them before it has happened to it twice.
+- Where a program that plays several samples ends, each of them is played again in a program of its own: then its end is its own doing.
 
 Loop of a turn: produces the model's answer; waits for the program; unblocked by its next request, its end and its time limit.
 """
@@ -105,6 +105,8 @@ class _Player:
 
     program: Program
     sessions: set[Session] = field(default_factory=set)
+    apart: bool = False
+    """It plays one sample and no other, although it could."""
     given_up: str = ""
     """Why we have ended it, where that is another sample's doing."""
 
@@ -178,7 +180,7 @@ class AgentHost:
     async def prompt(self, item: AgentItem, *, begun: Begun) -> str | None:
         """The first request of a program that is given an item. None: it asked nothing; that the item's samples will hear."""
         try:
-            session = await _again(lambda: self._begin(item, priority=PROMPTS_LAST, begun=begun))
+            session = await _again(lambda apart: self._begin(item, priority=PROMPTS_LAST, begun=begun, apart=apart))
         except (AgentError, BadValueError) as error:
             self._faults[item.place] = error
             if len(self._faults) > KEPT_FAULTS:
@@ -194,10 +196,10 @@ class AgentHost:
             AgentError: the program ended badly, or does nothing.
             BadValueError: it does not ask as it should.
         """
-        return await _again(lambda: self._play(item, play, begun=begun))
+        return await _again(lambda apart: self._play(item, play, begun=begun, apart=apart))
 
-    async def _play(self, item: AgentItem, play: Play, *, begun: Begun) -> StepResult:
-        session = await self._session(item, play, begun=begun)
+    async def _play(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> StepResult:
+        session = await self._session(item, play, begun=begun, apart=apart)
         text = await self._answered(session, play.turns[-1], begun=begun)
         reward = session.earned()
         if text is None:
@@ -208,7 +210,7 @@ class AgentHost:
         glue = self._source.template.without_end(text) if play.ended else text
         return StepResult(observation=glue, reward=reward, done=False)
 
-    async def _session(self, item: AgentItem, play: Play, *, begun: Begun) -> Session:
+    async def _session(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> Session:
         """One that has heard all turns but the last."""
         before = play.turns[:-1]
         session = self._idle.pop(play.key, None)
@@ -221,7 +223,7 @@ class AgentHost:
             self._end(session)
         if fault := self._faults.get(item.place):
             raise fault
-        session = await self._begin(item, priority=0, begun=begun)
+        session = await self._begin(item, priority=0, begun=begun, apart=apart)
         if session.prompt != play.prompt:
             self._end(session)
             where = _difference(session.prompt, play.prompt)
@@ -252,7 +254,7 @@ class AgentHost:
 
     # ---- programs
 
-    async def _begin(self, item: AgentItem, *, priority: int, begun: Begun) -> Session:
+    async def _begin(self, item: AgentItem, *, priority: int, begun: Begun, apart: bool) -> Session:
         """A session whose program has asked for its first turn."""
         self._starts += 1
         starter = _Starter(priority, self._starts, asyncio.get_running_loop().create_future())
@@ -264,7 +266,7 @@ class AgentHost:
         over = asyncio.get_running_loop().call_later(STARTING_S, self._started)
         try:
             begun()
-            self._give(session, item)
+            self._give(session, item, apart=apart)
             session.prompt = await session.first()
         except BaseException as error:
             self._end(session, error=error)
@@ -279,18 +281,28 @@ class AgentHost:
         self._starting -= 1
         self._pump()
 
-    def _give(self, session: Session, item: AgentItem) -> None:
-        """Have a program play the item."""
+    def _give(self, session: Session, item: AgentItem, *, apart: bool) -> None:
+        """Have a program play the item; `apart`: in one of its own."""
         seed = item_seed(self._source.seed, split=item.split, index=item.index)
         line = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
         if not self._alone:
             line["api_key"] = session.key
-        free = (one for one in self._programs_of_many if not one.program.killed and len(one.sessions) < self._places)
-        player = next(free, None) or self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
+        player = self._player(session, apart=apart or self._alone)
         player.sessions.add(session)
         self._players[session] = player
         self._sessions[session.key] = session
         player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
+
+    def _player(self, session: Session, *, apart: bool) -> _Player:
+        """One that has a place for the session; else a new one."""
+        for player in () if apart else self._programs_of_many:
+            if not player.program.killed and len(player.sessions) < self._places:
+                return player
+        player = self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
+        player.apart = apart
+        if not apart:
+            self._programs_of_many.append(player)
+        return player
 
     def _new_player(self, variables: Mapping[str, str]) -> _Player:
         def ended(code: int) -> None:
@@ -313,8 +325,6 @@ class AgentHost:
         except OSError as error:
             raise AgentError("raised", f"cannot be started: {error.strerror}: {error.filename}") from error
         player = _Player(program=program)
-        if not self._alone:
-            self._programs_of_many.append(player)
         return player
 
     def _keep(self, kept: OrderedDict[_Place, Session], place: _Place, session: Session) -> None:
@@ -336,9 +346,9 @@ class AgentHost:
         if player is not None:
             player.sessions.discard(session)
             overran = isinstance(error, AgentError) and error.kind == "timeout"
-            if overran and not self._alone:
+            if overran:
                 player.given_up = "its program was ended: another sample overran its time"
-            if overran or self._alone:
+            if overran or player.apart:
                 player.program.kill()
         session.close()
 
@@ -369,12 +379,12 @@ class AgentHost:
         return not full
 
 
-async def _again(do: Callable[[], Awaitable[_Done]]) -> _Done:
-    """Once more where a program has ended that may have been ended from outside; as often as others are the reason."""
+async def _again(do: Callable[[bool], Awaitable[_Done]]) -> _Done:
+    """Once more, and apart, where a program has ended that may have been ended from outside; as often as others are the reason."""
     starts = 0
     while True:
         try:
-            return await do()
+            return await do(starts > 0)
         except LostError:
             pass
         except KilledError:
