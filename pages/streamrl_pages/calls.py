@@ -26,7 +26,7 @@ class Reply:
     media_type: str = "application/json"
 
 
-class Call:
+class HttpCall:
     """One request."""
 
     def __init__(self, request: Request, *, most_bytes: int) -> None:
@@ -58,7 +58,7 @@ class Call:
         return None
 
 
-Handler = Callable[[Call], Awaitable[Reply]]
+Handler = Callable[[HttpCall], Awaitable[Reply]]
 
 
 def calls(routes: Mapping[tuple[str, str], Handler], *, refused: Callable[[int], Reply], most_bytes: int) -> ASGIApp:
@@ -78,7 +78,7 @@ def calls(routes: Mapping[tuple[str, str], Handler], *, refused: Callable[[int],
             reply = refused(NOT_ALLOWED if request.url.path in paths else NOT_FOUND)
         else:
             try:
-                reply = await handler(Call(request, most_bytes=most_bytes))
+                reply = await handler(HttpCall(request, most_bytes=most_bytes))
             except ClientDisconnect:
                 return
         response = Response(reply.text, status_code=reply.status, media_type=reply.media_type)

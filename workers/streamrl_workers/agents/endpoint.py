@@ -14,12 +14,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from streamrl_pages.calls import TOO_LARGE, Call, Reply, calls
+from streamrl_pages.calls import TOO_LARGE, HttpCall, Reply, calls
 from streamrl_pages.server import PageServer
 from streamrl_workers.agents.transcript import (
     Answer,
     Ask,
-    RefusedError,
+    BadRequestError,
     call_json,
     parse_chat,
     parse_end,
@@ -36,11 +36,11 @@ _RETRY = "x-stainless-retry-count"
 UNAUTHORIZED = 401
 
 
-class Asked(Protocol):
+class Answering(Protocol):
     """A session, as far as requests know it."""
 
     async def ask(self, ask: Ask, *, again: bool) -> Answer:
-        """The model's answer; waits for it. `again`: its client may have lost an answer. Raises `RefusedError`."""
+        """The model's answer; waits for it. `again`: its client may have lost an answer. Raises `BadRequestError`."""
 
     def earn(self, reward: float) -> None:
         """Add to the reward of the turn."""
@@ -52,7 +52,7 @@ class Asked(Protocol):
 class Endpoint:
     """Serves sessions. `start` binds, `close` ends."""
 
-    def __init__(self, session_of: Callable[[str], Asked | None]) -> None:
+    def __init__(self, session_of: Callable[[str], Answering | None]) -> None:
         """`session_of`: by its key."""
         self._session_of = session_of
         routes = {
@@ -79,8 +79,8 @@ class Endpoint:
 
     def _answering(
         self, parse: Callable[[bytes], Ask], reply: Callable[[Ask, Answer], Reply]
-    ) -> Callable[[Call], Awaitable[Reply]]:
-        async def handle(call: Call, session: Asked) -> Reply:
+    ) -> Callable[[HttpCall], Awaitable[Reply]]:
+        async def handle(call: HttpCall, session: Answering) -> Reply:
             ask = parse(await _body(call))
             call.hold()
             retries = call.headers.get(_RETRY, "0")
@@ -88,40 +88,42 @@ class Endpoint:
 
         return self._checked(handle)
 
-    def _checked(self, handle: Callable[[Call, Asked], Awaitable[Reply]]) -> Callable[[Call], Awaitable[Reply]]:
-        async def checked(call: Call) -> Reply:
+    def _checked(
+        self, handle: Callable[[HttpCall, Answering], Awaitable[Reply]]
+    ) -> Callable[[HttpCall], Awaitable[Reply]]:
+        async def checked(call: HttpCall) -> Reply:
             try:
                 return await handle(call, self._session(call.token))
-            except RefusedError as error:
+            except BadRequestError as error:
                 return _error(str(error), status=error.status, param=error.param, code=error.code)
 
         return checked
 
-    def _session(self, key: str) -> Asked:
+    def _session(self, key: str) -> Answering:
         session = self._session_of(key)
         if session is None:
             text = "the API key must be that of a running session (OPENAI_API_KEY)"
-            raise RefusedError(text, status=UNAUTHORIZED, code="invalid_api_key")
+            raise BadRequestError(text, status=UNAUTHORIZED, code="invalid_api_key")
         return session
 
-    async def _reward(self, call: Call, session: Asked) -> Reply:
+    async def _reward(self, call: HttpCall, session: Answering) -> Reply:
         session.earn(parse_reward(await _body(call)))
         return _json({})
 
-    async def _end(self, call: Call, session: Asked) -> Reply:
+    async def _end(self, call: HttpCall, session: Answering) -> Reply:
         session.finish(parse_end(await _body(call)))
         return _json({})
 
-    async def _models(self, call: Call, session: Asked) -> Reply:
+    async def _models(self, call: HttpCall, session: Answering) -> Reply:
         del call, session
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "streamrl"}
         return _json({"object": "list", "data": [model]})
 
 
-async def _body(call: Call) -> bytes:
+async def _body(call: HttpCall) -> bytes:
     body = await call.body()
     if body is None:
-        raise RefusedError(f"a request must have at most {MAX_REQUEST_BYTES} bytes", status=TOO_LARGE)
+        raise BadRequestError(f"a request must have at most {MAX_REQUEST_BYTES} bytes", status=TOO_LARGE)
     return body
 
 

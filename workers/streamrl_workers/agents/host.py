@@ -2,7 +2,7 @@
 
 ```
   task pool ── a turn of the model ──▶ AgentHost ── starts, ends ──▶ program of a sample, or of many
-            ◀── what follows it ─────     Session  ◀── request, reward ── Endpoint ◀── (loopback)
+            ◀── what follows it ─────     AgentSession ◀── request, reward ── Endpoint ◀── (loopback)
 ```
 Owns the sessions, their number, and which program plays which. Invariants:
 - The user keeps this one: a program asks the same, given the same item, seed and answers. Where no session has heard exactly
@@ -30,8 +30,8 @@ from streamrl.errors import UserError
 from streamrl.spec.task import AgentSpec
 from streamrl_workers.agents.endpoint import Endpoint
 from streamrl_workers.agents.program import OUTPUT_BYTES, Program, Programs
-from streamrl_workers.agents.session import AgentError, AgentSource, KilledError, LostError, Session
-from streamrl_workers.agents.transcript import EditedError, Template, Turn
+from streamrl_workers.agents.session import AgentError, AgentSession, AgentSource, KilledError, LostError
+from streamrl_workers.agents.transcript import EditedError, MessageTemplate, Turn
 from streamrl_workers.environments.base import Key, StepResult, digest_of, item_seed
 from streamrl_workers.rewards.registry import BadValueError
 
@@ -80,7 +80,7 @@ class Play:
 
 
 def open_agents(
-    spec: AgentSpec | None, *, seed: int, base_dir: Path, template: Template, stops: Sequence[str]
+    spec: AgentSpec | None, *, seed: int, base_dir: Path, template: MessageTemplate, stops: Sequence[str]
 ) -> AgentSource | None:
     """The agents of a job with this seed; None if it has none. Raises `UserError` for a program that is not there."""
     if spec is None:
@@ -104,7 +104,7 @@ class _Player:
     """A program, and the sessions that it plays."""
 
     program: Program
-    sessions: set[Session] = field(default_factory=set)
+    sessions: set[AgentSession] = field(default_factory=set)
     apart: bool = False
     """It plays one sample and no other, although it could."""
     given_up: str = ""
@@ -144,13 +144,13 @@ class AgentHost:
         self._programs = Programs()
         self._programs_of_many: list[_Player] = []
         """Those that play several samples; also with none just now they stay."""
-        self._players: dict[Session, _Player] = {}
-        self._sessions: dict[str, Session] = {}
+        self._players: dict[AgentSession, _Player] = {}
+        self._sessions: dict[str, AgentSession] = {}
         """All that have a program, by key."""
         self._endpoint = Endpoint(self._sessions.get)
-        self._spares: OrderedDict[tuple[str, int], Session] = OrderedDict()
+        self._spares: OrderedDict[tuple[str, int], AgentSession] = OrderedDict()
         """Those that gave an item its prompt and go on as its first sample, by the item's place."""
-        self._idle: OrderedDict[Key, Session] = OrderedDict()
+        self._idle: OrderedDict[Key, AgentSession] = OrderedDict()
         """Those between two turns, least recently used first."""
         self._faults: OrderedDict[tuple[str, int], Exception] = OrderedDict()
         self._starters: list[_Starter] = []
@@ -210,7 +210,7 @@ class AgentHost:
         glue = self._source.template.without_end(text) if play.ended else text
         return StepResult(observation=glue, reward=reward, done=False)
 
-    async def _session(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> Session:
+    async def _session(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> AgentSession:
         """One that has heard all turns but the last."""
         before = play.turns[:-1]
         session = self._idle.pop(play.key, None)
@@ -231,7 +231,7 @@ class AgentHost:
         await self._replay(session, play, begun=begun)
         return session
 
-    async def _replay(self, session: Session, play: Play, *, begun: Begun) -> None:
+    async def _replay(self, session: AgentSession, play: Play, *, begun: Begun) -> None:
         for number, (turn, observation) in enumerate(zip(play.turns, play.observations, strict=False), start=1):
             self.replayed += 1
             text = await self._answered(session, turn, begun=begun)
@@ -242,7 +242,7 @@ class AgentHost:
             how = "it ended" if text is None else f"it went on otherwise: {_difference(text, observation)}"
             raise EditedError(f"started again, at turn {number} of {len(play.turns)} {how}")
 
-    async def _answered(self, session: Session, turn: Turn, *, begun: Begun) -> str | None:
+    async def _answered(self, session: AgentSession, turn: Turn, *, begun: Begun) -> str | None:
         """Give the program a turn of the model; what follows it. A session whose program fails has ended."""
         try:
             begun()
@@ -254,7 +254,7 @@ class AgentHost:
 
     # ---- programs
 
-    async def _begin(self, item: AgentItem, *, priority: int, begun: Begun, apart: bool) -> Session:
+    async def _begin(self, item: AgentItem, *, priority: int, begun: Begun, apart: bool) -> AgentSession:
         """A session whose program has asked for its first turn."""
         self._starts += 1
         starter = _Starter(priority, self._starts, asyncio.get_running_loop().create_future())
@@ -262,7 +262,7 @@ class AgentHost:
         self._pump()
         await starter.turn
         self._admitted -= 1
-        session = Session(self._source)
+        session = AgentSession(self._source)
         over = asyncio.get_running_loop().call_later(STARTING_S, self._started)
         try:
             begun()
@@ -281,7 +281,7 @@ class AgentHost:
         self._starting -= 1
         self._pump()
 
-    def _give(self, session: Session, item: AgentItem, *, apart: bool) -> None:
+    def _give(self, session: AgentSession, item: AgentItem, *, apart: bool) -> None:
         """Have a program play the item; `apart`: in one of its own."""
         seed = item_seed(self._source.seed, split=item.split, index=item.index)
         line = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
@@ -293,7 +293,7 @@ class AgentHost:
         self._sessions[session.key] = session
         player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
 
-    def _player(self, session: Session, *, apart: bool) -> _Player:
+    def _player(self, session: AgentSession, *, apart: bool) -> _Player:
         """One that has a place for the session; else a new one."""
         for player in () if apart else self._programs_of_many:
             if not player.program.killed and len(player.sessions) < self._places:
@@ -327,19 +327,19 @@ class AgentHost:
         player = _Player(program=program)
         return player
 
-    def _keep(self, kept: OrderedDict[_Place, Session], place: _Place, session: Session) -> None:
+    def _keep(self, kept: OrderedDict[_Place, AgentSession], place: _Place, session: AgentSession) -> None:
         other = kept.pop(place, None)
         if other is not None:
             self._end(other)
         kept[place] = session
         self._pump()
 
-    def _end(self, session: Session, *, error: BaseException | None = None) -> None:
+    def _end(self, session: AgentSession, *, error: BaseException | None = None) -> None:
         """No more of it; its place is another's."""
         self._drop(session, error=error)
         self._pump()
 
-    def _drop(self, session: Session, *, error: BaseException | None = None) -> None:
+    def _drop(self, session: AgentSession, *, error: BaseException | None = None) -> None:
         """A program that plays no other sample, or that has overrun its time, ends too."""
         self._sessions.pop(session.key, None)
         player = self._players.pop(session, None)
@@ -352,7 +352,7 @@ class AgentHost:
                 player.program.kill()
         session.close()
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: AgentSession) -> None:
         """It will be begun again when its next turn comes."""
         for place in [place for place, other in self._spares.items() if other is session]:
             del self._spares[place]

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 from streamrl.spec.task import AgentSpec
-from streamrl_workers.agents.transcript import Answer, Ask, EditedError, RefusedError, Template, Transcript, Turn
+from streamrl_workers.agents.transcript import (
+    Answer,
+    Ask,
+    BadRequestError,
+    EditedError,
+    MessageTemplate,
+    Transcript,
+    Turn,
+)
 from streamrl_workers.environments.base import digest_of
 
 CONFLICT, GONE = 409, 410
@@ -50,11 +58,11 @@ class AgentSource:
     """Where programs run."""
     seed: int
     """The job's."""
-    template: Template
+    template: MessageTemplate
     stops: Sequence[str]
 
 
-class Session:
+class AgentSession:
     """One program and its requests."""
 
     def __init__(self, source: AgentSource) -> None:
@@ -90,7 +98,7 @@ class Session:
             return self._answer
         if self._waiting is not None:
             if digest != self._asked:
-                raise RefusedError(
+                raise BadRequestError(
                     "another request of this session waits; a session has one at a time", status=CONFLICT
                 )
             self._refuse_waiting("the same request came again", status=CONFLICT)
@@ -108,7 +116,7 @@ class Session:
     def finish(self, error: str) -> None:
         """The program says that the sample has ended."""
         if self._following.done():
-            raise RefusedError("this sample has ended", status=GONE)
+            raise BadRequestError("this sample has ended", status=GONE)
         if error and not self.full:
             self._following.set_exception(AgentError("raised", error[:MAX_LINE_CHARS]))
         else:
@@ -116,25 +124,25 @@ class Session:
 
     def _take(self, ask: Ask) -> None:
         if self._following.done():
-            raise RefusedError("this sample has ended", status=GONE)
+            raise BadRequestError("this sample has ended", status=GONE)
         most = self._source.spec.max_observation_chars
         try:
             text = self._transcript.text_of(ask)
         except EditedError as error:
             self._following.set_exception(error)
-            raise RefusedError(str(error), code="history_edited") from None
+            raise BadRequestError(str(error), code="history_edited") from None
         if self._transcript.answers and len(text) > most:
             rule = f"a request adds {len(text)} characters, and maxObservationChars is {most}"
-            raise RefusedError(rule, param="messages", code="context_length_exceeded")
+            raise BadRequestError(rule, param="messages", code="context_length_exceeded")
         if self._transcript.answers >= self._source.spec.max_turns:
             self.full = True
-            raise RefusedError(f"the sample has had its {self._source.spec.max_turns} turns", code="max_turns")
+            raise BadRequestError(f"the sample has had its {self._source.spec.max_turns} turns", code="max_turns")
         self._transcript.accept(ask)
         self._following.set_result(text)
 
     def _refuse_waiting(self, text: str, *, status: int) -> None:
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(RefusedError(text, status=status))
+            self._waiting.set_exception(BadRequestError(text, status=status))
             self._waiting.exception()  # its connection may be gone: nobody has to look
         self._waiting = None
 

@@ -34,7 +34,7 @@ _REFUSED = {
 Message = Mapping[str, Any]
 
 
-class RefusedError(ValueError):
+class BadRequestError(ValueError):
     """A request that gets an error and changes nothing: the program may ask another time."""
 
     def __init__(
@@ -48,7 +48,7 @@ class EditedError(BadValueError):
     """A request that does not continue the session's: its sample has failed."""
 
 
-class Template(Protocol):
+class MessageTemplate(Protocol):
     """How messages become text: a model's chat template, or plainly."""
 
     def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
@@ -67,7 +67,7 @@ class PlainTemplate:
     def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
         """The contents."""
         if tools:
-            raise RefusedError("tools need task.chat: a chat template shows them to the model", param="tools")
+            raise BadRequestError("tools need task.chat: a chat template shows them to the model", param="tools")
         return "".join(message["content"] for message in messages)
 
     continuation = conversation
@@ -139,14 +139,14 @@ class Answer:
 
 
 def parse_chat(body: bytes) -> Ask:
-    """A request for a chat's next message. Raises `RefusedError`."""
+    """A request for a chat's next message. Raises `BadRequestError`."""
     value = _object(body)
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RefusedError("messages must be a list of at least one message", param="messages")
+        raise BadRequestError("messages must be a list of at least one message", param="messages")
     tools = value.get("tools") or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RefusedError("tools must be a list of objects", param="tools")
+        raise BadRequestError("tools must be a list of objects", param="tools")
     options = value.get("stream_options")
     return Ask(
         kind="chat",
@@ -159,27 +159,27 @@ def parse_chat(body: bytes) -> Ask:
 
 
 def parse_text(body: bytes) -> Ask:
-    """A request for the continuation of a text. Raises `RefusedError`."""
+    """A request for the continuation of a text. Raises `BadRequestError`."""
     value = _object(body)
     match value.get("prompt"):
         case str(prompt) | [str(prompt)]:
             return Ask(kind="text", model=_model(value), stream=bool(value.get("stream")), prompt=prompt)
-    raise RefusedError("prompt must be one text", param="prompt")
+    raise BadRequestError("prompt must be one text", param="prompt")
 
 
 def parse_reward(body: bytes) -> float:
-    """A number that the turn earned. Raises `RefusedError`."""
+    """A number that the turn earned. Raises `BadRequestError`."""
     reward = _object(body).get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
-        raise RefusedError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
+        raise BadRequestError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
     return float(reward)
 
 
 def parse_end(body: bytes) -> str:
-    """Why the sample has failed; "" where it has not. Raises `RefusedError`."""
+    """Why the sample has failed; "" where it has not. Raises `BadRequestError`."""
     error = _object(body or b"{}").get("error") or ""
     if not isinstance(error, str):
-        raise RefusedError(f"error must be a text, got {shorten(error)}", param="error")
+        raise BadRequestError(f"error must be a text, got {shorten(error)}", param="error")
     return " ".join(error.split())
 
 
@@ -188,12 +188,12 @@ def _object(body: bytes) -> dict[str, Any]:
         value = json.loads(body)
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"the body must be JSON in UTF-8: {shorten(str(error))}") from None
+        raise BadRequestError(f"the body must be JSON in UTF-8: {shorten(str(error))}") from None
     if not isinstance(value, dict):
-        raise RefusedError("the body must be a JSON object")
+        raise BadRequestError("the body must be a JSON object")
     for name, same in _REFUSED.items():
         if value.get(name) not in same:
-            raise RefusedError(f"{name} is not supported: there is one answer, with its text alone", param=name)
+            raise BadRequestError(f"{name} is not supported: there is one answer, with its text alone", param=name)
     return value
 
 
@@ -204,7 +204,7 @@ def _model(value: Mapping[str, Any]) -> str:
 
 def _message(value: object, place: str) -> Message:
     if not isinstance(value, dict) or value.get("role") not in ROLES:
-        raise RefusedError(f"{place} must be an object with a role: {', '.join(ROLES)}", param="messages")
+        raise BadRequestError(f"{place} must be an object with a role: {', '.join(ROLES)}", param="messages")
     message: dict[str, Any] = {"role": ROLES[value["role"]], "content": _content(value.get("content"), place)}
     if calls := value.get("tool_calls"):
         message["tool_calls"] = [_call(call, place) for call in _list(calls, place)]
@@ -217,7 +217,7 @@ def _content(value: object, place: str) -> str:
     texts = []
     for part in _list(value, place):
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RefusedError(f"{place}.content must be text: the model reads nothing else", param="messages")
+            raise BadRequestError(f"{place}.content must be text: the model reads nothing else", param="messages")
         texts.append(part["text"])
     return "".join(texts)
 
@@ -225,7 +225,7 @@ def _content(value: object, place: str) -> str:
 def _list(value: object, place: str) -> list[Any]:
     if isinstance(value, list):
         return value
-    raise RefusedError(f"{place} is not as OpenAI's API has it, got {shorten(value)}", param="messages")
+    raise BadRequestError(f"{place} is not as OpenAI's API has it, got {shorten(value)}", param="messages")
 
 
 def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
@@ -235,7 +235,7 @@ def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
             identity = value.get("id")
             function = {"name": name, "arguments": _parsed(arguments, otherwise=arguments)}
             return {"id": identity if isinstance(identity, str) else "", "type": "function", "function": function}
-    raise RefusedError(f"{place}.tool_calls must have a function with name and arguments as texts", param="messages")
+    raise BadRequestError(f"{place}.tool_calls must have a function with name and arguments as texts", param="messages")
 
 
 def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
@@ -251,7 +251,7 @@ def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
 class Transcript:
     """The requests and answers of one session."""
 
-    def __init__(self, template: Template, *, stops: Sequence[str] = ()) -> None:
+    def __init__(self, template: MessageTemplate, *, stops: Sequence[str] = ()) -> None:
         """`stops`: strings that end a turn. The model has written them, its text is without them."""
         self._template = template
         self._stops = stops
@@ -271,12 +271,12 @@ class Transcript:
 
         Raises:
             EditedError: it does not continue what has been.
-            RefusedError: the template refuses it.
+            BadRequestError: the template refuses it.
         """
         try:
             return self._added(ask)
         except UserError as error:
-            raise RefusedError(str(error), param="messages") from None
+            raise BadRequestError(str(error), param="messages") from None
 
     def _added(self, ask: Ask) -> str:
         if not self._kind:

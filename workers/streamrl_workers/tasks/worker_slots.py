@@ -206,7 +206,7 @@ RowOf = Callable[[Any], Any]
 
 
 @dataclass(slots=True, kw_only=True)
-class Asked:
+class AskedItem:
     """An item that is with the process."""
 
     work: WorkItem
@@ -250,7 +250,7 @@ class ConcurrentSlot:
         self._silence_s = timeout_s + GRACE_S
         self._finish = finish
         self._begins_at_once = begins_at_once
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, AskedItem] = {}
         self._next_number = 0
         self._mute_ends = 0
         """Ends in a row before which it had said nothing."""
@@ -259,11 +259,11 @@ class ConcurrentSlot:
         """Have an item done; its row is finished when the process has answered."""
         self._next_number += 1
         now_s = asyncio.get_running_loop().time()
-        asked = Asked(work=work, message=message, row_of=row_of, since_s=now_s, begun=self._begins_at_once)
+        asked = AskedItem(work=work, message=message, row_of=row_of, since_s=now_s, begun=self._begins_at_once)
         self._asked[self._next_number] = asked
         self._send(self._next_number, asked)
 
-    def _send(self, number: int, asked: Asked) -> None:
+    def _send(self, number: int, asked: AskedItem) -> None:
         """What cannot be sent now is sent when the process is there."""
         if self._process.connection is not None:
             self._process.connection.transport.write(framing.encode([number, asked.message]))

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from streamrl.spec.task import Chat
 from streamrl_workers.agents.transcript import (
     Answer,
+    BadRequestError,
     EditedError,
+    MessageTemplate,
     PlainTemplate,
-    RefusedError,
-    Template,
     Transcript,
     Turn,
     call_json,
@@ -46,7 +46,7 @@ def said(answer: Answer) -> dict[str, Any]:
 class Talk:
     """A session: what the model has read and written so far is `text`."""
 
-    def __init__(self, template: Template, **options: Any) -> None:
+    def __init__(self, template: MessageTemplate, **options: Any) -> None:
         self.transcript = Transcript(template, **options)
         self.text = ""
 
@@ -88,7 +88,7 @@ class Talk:
     ],
 )
 def test_a_request_that_is_not_understood_is_one_line(body: bytes, text: str) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(BadRequestError) as caught:
         parse_chat(body)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -104,13 +104,13 @@ def test_what_means_nothing_is_nothing(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("prompt", [7, [1, 2], ["a", "b"], None])
 def test_a_text_completion_has_one_text(prompt: Any) -> None:
-    with pytest.raises(RefusedError, match="prompt must be one text"):
+    with pytest.raises(BadRequestError, match="prompt must be one text"):
         parse_text(json.dumps({"prompt": prompt}).encode())
 
 
 @pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), [1]])
 def test_a_reward_is_a_finite_number(reward: Any) -> None:
-    with pytest.raises(RefusedError, match="reward must be a finite number"):
+    with pytest.raises(BadRequestError, match="reward must be a finite number"):
         parse_reward(json.dumps({"reward": reward}).encode())
     assert parse_reward(b'{"reward": -0.5}') == -0.5
 
@@ -123,7 +123,7 @@ def test_plain_text_is_the_contents() -> None:
     assert talk.ask(chat(user("guess\n"))) == "guess\n"
     answer = talk.say("4")
     assert talk.ask(chat(user("guess\n"), said(answer), user("up\n"))) == "up\n"
-    with pytest.raises(RefusedError, match=r"tools need task.chat"):
+    with pytest.raises(BadRequestError, match=r"tools need task.chat"):
         Talk(PlainTemplate()).ask(chat(user("a"), tools=[TOOL]))
 
 
