@@ -79,7 +79,7 @@ class RankMemory:
 
 def sequence_tokens(task: Task, *, positions: int | None) -> int:
     """Of a sample at most, without what an environment observes."""
-    turns = 1 if task.environment is None else task.environment.max_turns
+    turns = 1 if task.turns is None else task.turns.max_turns
     tokens = turns * task.sampling.max_tokens + _PROMPT_TOKENS
     return tokens if positions is None else min(tokens, positions)
 

@@ -4,6 +4,7 @@ Owns: the port, and who may hold it how long. Does not own: what a page says. St
 
 Invariants:
 - A connection carries one request. It ends `_TIMEOUT_S` after it was made (an application may name another time), whatever it has sent or read.
+  An application may hold one (`calls.py`): then it has no deadline, and its place is not needed.
 - `_CONNECTIONS` are open at most, `of_a_peer` of one address. A new one takes the place of the oldest: who asks is
   answered at once, so the oldest is one that waits for nothing but its end.
 - GET and HEAD alone; other methods are 405, other paths 404. Nobody reads a request's body.
@@ -89,6 +90,7 @@ class PageServer:
         )
         self._config.load()
         self._open: dict[_Connection, str] = {}
+        self._held: set[_Connection] = set()
         self._state = ServerState()
         self._state.default_headers = self._config.encoded_headers
         self._server: asyncio.Server | None = None
@@ -107,7 +109,7 @@ class PageServer:
         if self._server is None:
             return
         self._server.close()
-        for connection in self._open:
+        for connection in (*self._open, *self._held):
             connection.transport.abort()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
         await self._server.wait_closed()
@@ -115,7 +117,9 @@ class PageServer:
 
     def _connection(self) -> "_Connection":
         timeout_s = _TIMEOUT_S if self._timeout_s is None else self._timeout_s
-        return _Connection(self._config, self._state, open_=self._open, timeout_s=timeout_s, of_a_peer=self._of_a_peer)
+        return _Connection(
+            self._config, self._state, open_=self._open, held=self._held, timeout_s=timeout_s, of_a_peer=self._of_a_peer
+        )
 
 
 class EndpointServer(PageServer):
@@ -130,12 +134,20 @@ class _Connection(H11Protocol):
     """One peer's connection, until its deadline or until its place is needed."""
 
     def __init__(
-        self, config: Config, state: ServerState, *, open_: "dict[_Connection, str]", timeout_s: float, of_a_peer: int
+        self,
+        config: Config,
+        state: ServerState,
+        *,
+        open_: "dict[_Connection, str]",
+        held: "set[_Connection]",
+        timeout_s: float,
+        of_a_peer: int,
     ) -> None:
-        super().__init__(config, state, app_state={})
+        super().__init__(config, state, app_state={"hold": self._hold})
         self._timeout_s = timeout_s
         self._of_a_peer = of_a_peer
         self._open = open_  # oldest first, with the address of each
+        self._held = held
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
         super().connection_made(transport)
@@ -143,6 +155,12 @@ class _Connection(H11Protocol):
         peer = self.client[0] if self.client else ""
         self._make_room(peer)
         self._open[self] = peer
+
+    def _hold(self) -> None:
+        """Its request waits by right: no deadline, and no newer one takes its place."""
+        self._deadline.cancel()
+        if self._open.pop(self, None) is not None:
+            self._held.add(self)
 
     def _make_room(self, peer: str) -> None:
         of_peer = [connection for connection, other in self._open.items() if other == peer]
@@ -154,6 +172,7 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         self._open.pop(self, None)
+        self._held.discard(self)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:

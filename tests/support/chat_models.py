@@ -13,6 +13,16 @@ TEMPLATE = """{{ bos_token }}{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
 {%- if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
+TOOL_TEMPLATE = """{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + message.content + '</tool_response><|im_end|>\n' }}
+{%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '</tool_call>' }}{% endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""With tools, as Qwen's and Hermes' models have them."""
 CHARACTERS = sorted({chr(code) for code in range(32, 127)} | {"\n"})
 
 

@@ -146,7 +146,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
             else:
                 points.append(point := BatchPoint(**fields))
                 bench.say(f"pool {pool.name}: batch {point.batch}, {point.milliseconds:.3g} ms a step")
-    turns = 1 if run.job.spec.task.environment is None else run.job.spec.task.environment.max_turns
+    turns = 1 if run.job.spec.task.turns is None else run.job.spec.task.turns.max_turns
     lengths = AnswerLengths(tokens=tuple(answers["tokens"]), unfinished=answers["unfinished"], turns=turns)
     return PoolProfile(
         name=pool.name,

@@ -96,6 +96,9 @@ class Chat(SpecModel):
     )
 
 
+MAX_TURNS = Field(default=8, ge=1, le=256, description="Turns of the model, the last one included.")
+
+
 class EnvironmentSpec(OneOf):
     """What answers the model's turns: a game, a tool, a simulator."""
 
@@ -104,7 +107,7 @@ class EnvironmentSpec(OneOf):
     python: PythonFunction | None = Field(
         default=None, description="`f(*, question, answer, metadata, seed) -> environment` of the user's own."
     )
-    max_turns: int = Field(default=8, ge=1, le=256, description="Turns of the model, the last one included.")
+    max_turns: int = MAX_TURNS
     timeout_seconds: float = Field(
         default=5.0,
         gt=0,
@@ -113,6 +116,38 @@ class EnvironmentSpec(OneOf):
     )
     max_observation_chars: int = Field(
         default=4096, ge=1, le=1_048_576, description="Longer answers of the environment are cut."
+    )
+
+
+class AgentSpec(SpecModel):
+    """A program that asks the model through an OpenAI-compatible endpoint."""
+
+    command: tuple[Text, ...] = Field(
+        description="Program and arguments: `[python, agent.py]`; it runs beside the job file. The item is JSON on its standard input.",
+        min_length=1,
+        max_length=64,
+    )
+    max_turns: int = MAX_TURNS
+    timeout_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description="Longest time from its start, or from an answer of the model, to its next request or its end, in seconds; then the sample counts as failed.",
+    )
+    max_observation_chars: int = Field(
+        default=16_384, ge=1, le=1_048_576, description="Requests that add more to the conversation are refused."
+    )
+    sessions: int = Field(
+        default=64,
+        ge=1,
+        le=4096,
+        description="Samples at a time. One that waits for the model is ended where another needs its place, and is played again.",
+    )
+    sessions_per_program: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Samples that one program plays at a time: each item is a line of its standard input, with its key. Absent = a program plays one sample, and ends with it.",
     )
 
 
@@ -175,7 +210,7 @@ class HttpReward(SpecModel):
 
 
 class EnvironmentReward(SpecModel):
-    """The sum of what the environment gave for the turns."""
+    """The sum of what the environment or the agent gave for the turns."""
 
 
 class Reward(OneOf):
@@ -204,7 +239,9 @@ class Reward(OneOf):
         default=None, description="`f(*, prompt, completion, answer, metadata) -> float` of the user's own."
     )
     http: HttpReward | None = Field(default=None, description="An endpoint that judges.")
-    environment: EnvironmentReward | None = Field(default=None, description="What `task.environment` gave.")
+    environment: EnvironmentReward | None = Field(
+        default=None, description="What `task.environment` or `task.agent` gave."
+    )
 
 
 class Evaluation(SpecModel):
@@ -254,6 +291,9 @@ class Task(SpecModel):
     environment: EnvironmentSpec | None = Field(
         default=None, description="Several turns with an environment; absent = one completion."
     )
+    agent: AgentSpec | None = Field(
+        default=None, description="Turns that a program of the user's asks for; absent = there is none."
+    )
     group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
     sampling: Sampling = Field(description="How completions are sampled.")
     rewards: tuple[Reward, ...] = Field(
@@ -263,10 +303,20 @@ class Task(SpecModel):
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
 
     @property
+    def turns(self) -> EnvironmentSpec | AgentSpec | None:
+        """What answers the model's turns; None: a sample is one completion."""
+        return self.environment or self.agent
+
+    @property
     def _most_sample_tokens(self) -> int:
-        """Of all turns; 0 without an environment."""
-        turns = self.environment
+        """Of all turns; 0 where a sample has one."""
+        turns = self.turns
         return 0 if turns is None else turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
+
+    @property
+    def _too_many_tokens(self) -> int:
+        """Of all turns; 0 where they are not too many."""
+        return self._most_sample_tokens if self._most_sample_tokens > MAX_SAMPLE_TOKENS else 0
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
@@ -282,9 +332,9 @@ class Task(SpecModel):
             lambda task: repeated(reward.name for reward in task.rewards),
         ),
         FieldRule(
-            "reward environment needs task.environment",
-            "has(self.environment) || self.rewards.all(r, !has(r.environment))",
-            lambda task: task.environment is None and any(reward.environment is not None for reward in task.rewards),
+            "reward environment needs task.environment or task.agent",
+            "has(self.environment) || has(self.agent) || self.rewards.all(r, !has(r.environment))",
+            lambda task: task.turns is None and any(reward.environment is not None for reward in task.rewards),
         ),
         FieldRule(
             "evaluation.split needs dataset.huggingFace",
@@ -295,6 +345,22 @@ class Task(SpecModel):
             f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
             "!has(self.environment) || self.environment.maxTurns * "
             f"(self.sampling.maxTokens + self.environment.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
-            lambda task: task._most_sample_tokens > MAX_SAMPLE_TOKENS and task._most_sample_tokens,
+            lambda task: task.environment is not None and task._too_many_tokens,
+        ),
+        FieldRule(
+            f"agent.maxTurns * (sampling.maxTokens + agent.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
+            "!has(self.agent) || self.agent.maxTurns * "
+            f"(self.sampling.maxTokens + self.agent.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
+            lambda task: task.agent is not None and task._too_many_tokens,
+        ),
+        FieldRule(
+            "needs at most one of environment, agent",
+            "!(has(self.environment) && has(self.agent))",
+            lambda task: task.environment is not None and task.agent is not None,
+        ),
+        FieldRule(
+            "agent writes the system turn itself: chat.systemPrompt must be absent",
+            "!has(self.agent) || !has(self.chat) || !has(self.chat.systemPrompt)",
+            lambda task: task.agent is not None and task.chat is not None and task.chat.system_prompt is not None,
         ),
     )

@@ -140,10 +140,10 @@ class Player:
 
     def _find(self, key: Key, completions: Sequence[str]) -> Environment | None:
         found = self._live.pop(key, None)
-        return found[1] if found is not None and found[0] == _digest(completions) else None
+        return found[1] if found is not None and found[0] == digest_of(completions) else None
 
     def _keep(self, key: Key, completions: Sequence[str], environment: Environment) -> None:
-        self._live[key] = (_digest(completions), environment)
+        self._live[key] = (digest_of(completions), environment)
         if len(self._live) > self._max_live:
             self._live.popitem(last=False)
 
@@ -164,5 +164,6 @@ class Player:
         return checked(environment.step(completion))
 
 
-def _digest(completions: Sequence[str]) -> bytes:
+def digest_of(completions: Sequence[str]) -> bytes:
+    """Tells sequences of turns apart."""
     return hashlib.blake2b(json.dumps(list(completions)).encode(), digest_size=16).digest()

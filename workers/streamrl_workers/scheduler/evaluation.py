@@ -182,7 +182,8 @@ class Evaluator:
         sample.add(item)
         if item.finish_reason:
             self._fleet.end(lease.number)
-            self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=key[0]))
+            prompt = self._prompts[key[0]]
+            self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=key[0], prompt=prompt))
         else:
             self._fleet.resize(lease, self._size(key[0], tokens=len(sample.tokens) >> 2))
 

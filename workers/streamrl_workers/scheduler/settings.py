@@ -109,7 +109,7 @@ class SchedulerSettings:
             waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
-            max_turns=None if spec.task.environment is None else spec.task.environment.max_turns,
+            max_turns=None if spec.task.turns is None else spec.task.turns.max_turns,
             shares_uplink=spec.weights.has_uplink and pipeline.partial_rollouts,
             copies_url=spec.storage.checkpoints.url,
         )

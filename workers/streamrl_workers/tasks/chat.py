@@ -1,6 +1,6 @@
 """Chat templates: how a question becomes the text that the model reads. The one door to tokenizers for tasks.
 
-Owns the conversation [system?, user] and the glue between turns. Does not tokenize; the generators do, without adding
+Owns the conversation [system?, user], or that of an agent, and the glue between turns. Does not tokenize; the generators do, without adding
 special tokens, since the template has put them in. No torch: the tokenizer is loaded by the class that needs none
 (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
@@ -35,7 +35,9 @@ _MARK = "streamrlturnends"
 _PROBE = "x"
 """Some question that does not hold the mark."""
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]]
+"""As OpenAI's API describes them."""
 
 
 def open_chat(chat: Chat, *, model_path: str) -> "ChatTemplate":
@@ -108,7 +110,11 @@ class ChatTemplate:
 
     def prompt(self, question: str) -> str:
         """System and user turn, and the beginning of the model's. Raises `UserError` if the template refuses."""
-        return self._render([*self._system, {"role": "user", "content": question}])
+        return self.conversation([{"role": "user", "content": question}])
+
+    def conversation(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+        """Turns of a conversation that begins, and the beginning of the model's. Raises `UserError` if the template refuses."""
+        return self._render([*self._system, *messages], tools=tools)
 
     def ends_turn(self, token_id: int) -> bool:
         """Whether a turn of the model whose last token is this one has ended by itself."""
@@ -120,16 +126,26 @@ class ChatTemplate:
         `ended`: the model's turn ended with its end token, which stands in the sequence already and is left out here.
         Raises `UserError` if the template refuses.
         """
-        turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _MARK}]
-        whole = self._render([*self._system, *turns, {"role": "user", "content": text}])
-        _, mark, glue = whole.partition(_MARK)
+        glue = self.continuation([{"role": "user", "content": text}])
+        return self.without_end(glue) if ended else glue
+
+    def continuation(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+        """What stands between two turns of the model: the end of the first, these messages, the beginning of the next.
+
+        Raises `UserError` if the template refuses.
+        """
+        turns: list[Message] = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _MARK}]
+        _, mark, glue = self._render([*self._system, *turns, *messages], tools=tools).partition(_MARK)
         if not mark:
             raise UserError(field=FIELD, rule="the chat template drops earlier turns of the model; turns need them")
-        end = next((end for end in self._ends.values() if glue.startswith(end)), "") if ended else ""
-        return glue.removeprefix(end)
+        return glue
 
-    def _render(self, messages: Sequence[Message]) -> str:
-        arguments: dict[str, Any] = self._arguments
+    def without_end(self, glue: str) -> str:
+        """What follows a turn of the model that has ended with its end token: that stands in the sequence already."""
+        return glue.removeprefix(next((end for end in self._ends.values() if glue.startswith(end)), ""))
+
+    def _render(self, messages: Sequence[Message], *, tools: Tools) -> str:
+        arguments: dict[str, Any] = self._arguments | ({"tools": list(tools)} if tools else {})
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **arguments

@@ -72,6 +72,10 @@ class TaskDataset:
         """Held-out items; None = endless."""
         return self._source.held_out_size
 
+    def question(self, split: Split, index: int) -> Question:
+        """Question `index` of a split, before the user's format."""
+        return self._source.question(split, index)
+
     def item(self, split: Split, index: int) -> Item:
         """Item `index` of a split. Raises `UserError` if the user's format function or the chat template fails on it."""
         question = self._source.question(split, index)

@@ -196,7 +196,7 @@ class ForkServer:
             connection.transport.get_extra_info("socket").shutdown(socket.SHUT_RD)
 
     async def spawn(self, kind: bytes) -> Connection:
-        """A new process, by SPAWN or SPAWN_ENDPOINT_CLIENT. Raises `TaskPoolError` if it does not say hello."""
+        """A new process, by SPAWN, SPAWN_ENDPOINT_CLIENT or SPAWN_AGENT_HOST. Raises `TaskPoolError` if it does not say hello."""
         self._spawned += 1
         number = self._spawned
         ours, theirs = socket.socketpair()

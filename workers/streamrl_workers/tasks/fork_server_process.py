@@ -1,12 +1,12 @@
 """The fork server of the task pool: `python -m streamrl_workers.tasks.fork_server_process FD`.
 
 ```
-  pool (in the scheduler) ── control socket: job, spawn, kill ──▶ FORK SERVER ── fork ──▶ worker 0, 1, ..., endpoint client
+  pool (in the scheduler) ── control socket: job, spawn, kill ──▶ FORK SERVER ── fork ──▶ worker 0, 1, ..., endpoint client, agent host
           ▲                 ◀── ready, exited ──────────────────                              │
           └──────────── one socket for each: requests, stages, rows ─────────────────────────┘
 ```
 It imports everything and opens the data set once. Workers are forks of it, so a killed one is replaced in milliseconds and
-memory is shared. It runs user code only while it imports. What the forks do is `worker.py`.
+memory is shared. It runs user code only while it imports. What the forks do is `worker.py` and `agent_host.py`.
 
 Loop: consumes control commands and the ends of workers; produces workers and `exited` notices; waits for either; unblocked
 by the pool, by SIGCHLD, and by the end of the control socket (the pool is gone): then it kills all children and ends.
@@ -43,7 +43,7 @@ from streamrl_workers.process.heartbeat import touch
 from streamrl_workers.process.orphans import adopt_orphans, children, die_with, kill_children, kill_orphans
 from streamrl_workers.rewards.registry import make_parts
 from streamrl_workers.tasks.dataset import open_dataset
-from streamrl_workers.tasks.protocol import COMMAND, KILL, SPAWN_ENDPOINT_CLIENT
+from streamrl_workers.tasks.protocol import COMMAND, KILL, SPAWN, SPAWN_AGENT_HOST, SPAWN_ENDPOINT_CLIENT
 from streamrl_workers.tasks.worker import TaskSources, ask_endpoints, serve
 
 
@@ -77,10 +77,28 @@ def _open(config: dict[str, Any]) -> TaskSources:
     dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=config["model_path"])
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
     environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
-    return TaskSources(dataset=dataset, parts=parts, environments=environments)
+    agents = None
+    if task.agent is not None:
+        from streamrl_workers.agents.host import open_agents
+        from streamrl_workers.agents.transcript import PlainTemplate
+
+        template = dataset.chat or PlainTemplate()
+        stops = task.sampling.stop
+        agents = open_agents(task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=stops)
+    return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents)
 
 
 Serve = Callable[[socket.socket, TaskSources], int]
+
+
+def _serve_agents(connection: socket.socket, sources: TaskSources) -> int:
+    from streamrl_workers.tasks.agent_host import serve_agents
+
+    return serve_agents(connection, sources)
+
+
+SERVING: dict[bytes, Serve] = {SPAWN: serve, SPAWN_ENDPOINT_CLIENT: ask_endpoints, SPAWN_AGENT_HOST: _serve_agents}
+"""What a fork is started for."""
 
 
 class Forks:
@@ -131,7 +149,7 @@ class Forks:
             for pid in [pid for pid, other in self._number_of_pid.items() if other == number]:
                 os.kill(pid, signal.SIGKILL)
         else:
-            self._spawn(number, fds[0], serving=ask_endpoints if command == SPAWN_ENDPOINT_CLIENT else serve)
+            self._spawn(number, fds[0], serving=SERVING[command])
         return True
 
     def _spawn(self, number: int, fd: int, *, serving: Serve) -> None:

@@ -3,7 +3,8 @@
 ```
   scheduler ──put──▶ Backlog ──▶ WorkerSlot 0 ══ worker process 0      (worker.py)
       ▲                  │  └──▶ WorkerSlot 1 ══ worker process 1
-      └─────results──────┴─────▶ EndpointSlot ══ endpoint client       (worker.py; only with `http` rewards)
+      └─────results──────┼─────▶ ConcurrentSlot ══ endpoint client     (worker.py; only with `http` rewards)
+                         └─────▶ ConcurrentSlot ══ agent host          (agent_host.py; only with `task.agent`: prompts and turns)
 ```
 Owns the backlog, the slots and the fork server. Does not import the data set or user code (the scheduler stays small), does
 not pickle.
@@ -16,15 +17,25 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl_workers.tasks.fork_server import ForkServer
-from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, SPAWN, SPAWN_ENDPOINT_CLIENT, result_of
+from streamrl_workers.tasks.protocol import (
+    MAKING_ITEM,
+    PLAYING,
+    SPAWN,
+    SPAWN_AGENT_HOST,
+    SPAWN_ENDPOINT_CLIENT,
+    agent_row,
+    request_message,
+    result_of,
+)
 from streamrl_workers.tasks.values import (
     FailureKind,
     NeedPrompts,
@@ -35,13 +46,14 @@ from streamrl_workers.tasks.values import (
     TaskPoolError,
 )
 from streamrl_workers.tasks.worker_slots import (
-    EndpointSlot,
+    ConcurrentSlot,
     PoolProcess,
     StageLimit,
     Took,
     WorkerDuties,
     WorkerSlot,
     WorkItem,
+    endpoint_row,
 )
 
 MAKE_ITEM_TIMEOUT_S = 60.0
@@ -82,15 +94,23 @@ class TaskPool:
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
         self.reward_took: Took = lambda _name, _seconds: None
-        self._endpoints: EndpointSlot | None = None
+        self._endpoints: ConcurrentSlot | None = None
         if endpoints:
-            longest_s = max(reward.timeout_seconds for reward in endpoints)
-            client = PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server)
-            self._endpoints = EndpointSlot(
-                client,
-                timeout_s=longest_s,
+            self._endpoints = ConcurrentSlot(
+                PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server),
+                name="the process that asks endpoints",
+                timeout_s=max(reward.timeout_seconds for reward in endpoints),
                 finish=self._on_row,
                 took=self._on_endpoints,
+            )
+        self._agents: ConcurrentSlot | None = None
+        if job.spec.task.agent is not None:
+            self._agents = ConcurrentSlot(
+                PoolProcess(SPAWN_AGENT_HOST, fork_server=self._living_fork_server),
+                name="the agent host",
+                timeout_s=job.spec.task.agent.timeout_seconds,
+                finish=self._on_row,
+                begins_at_once=False,
             )
 
     async def start(self) -> None:
@@ -115,15 +135,19 @@ class TaskPool:
             took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
-        if self._endpoints is not None:
-            running.append(self._endpoints.run())
+        running += [slot.run() for slot in (self._endpoints, self._agents) if slot is not None]
         self._tasks = [
             asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
         ]
 
     def put(self, request: Request) -> None:
         """Ask for something; its results come by `results`."""
-        self._backlog.put(request)
+        if self._agents is None or isinstance(request, ScoreSample):
+            self._backlog.put(request)
+            return
+        for one in single_requests(request):
+            work = WorkItem(request=one)
+            self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
 
     async def results(self) -> Sequence[Result]:
         """What has been done since the last call, at least one; waits for it.
@@ -150,7 +174,7 @@ class TaskPool:
         """An item is done, or its endpoints are still to be asked."""
         match row:
             case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
-                self._endpoints.ask(work, values, body)
+                self._endpoints.ask(work, body, row_of=partial(endpoint_row, values=values))
                 return
             case {"kind": kind}:
                 self.failures[kind] += 1
@@ -186,6 +210,15 @@ class TaskPool:
             )
             self.held_out_size = await self._fork_server.start()
             return self._fork_server
+
+
+def single_requests(request: Request) -> Iterator[Request]:
+    """A range of prompts one by one; anything else as it is."""
+    if not isinstance(request, NeedPrompts):
+        yield request
+        return
+    for index in range(request.first_index, request.first_index + request.count):
+        yield replace(request, first_index=index, count=1)
 
 
 def _limits(job: RLJob) -> dict[int, StageLimit]:

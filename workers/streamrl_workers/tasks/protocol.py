@@ -8,13 +8,15 @@
                             [text] | [values, body] | [observation, reward, done] | {"kind", "error"}
   pool ──▶ endpoint client  [number, body] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
+  pool ──▶ agent host       [number, request] of one prompt or turn
+  agent host ──▶ pool       [number, PLAYING] each time before a program is waited for; then [number, row]
 ```
 User code can write anything: what does not fit is a `ForeignBytesError`, never a result.
 """
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -42,6 +44,7 @@ PLAYING = -2
 
 SPAWN = b"S"
 SPAWN_ENDPOINT_CLIENT = b"A"
+SPAWN_AGENT_HOST = b"H"
 KILL = b"K"
 COMMAND = struct.Struct("<cI")
 """To the fork server: what, and the number of the process."""
@@ -72,9 +75,18 @@ def check_exit(notice: Any) -> tuple[int, int]:  # noqa: ANN401 - JSON
     raise ForeignBytesError("a message names no process that ended")
 
 
+_FOR_AGENTS = frozenset({"prompt", "observations", "finish_reasons", "token_counts"})
+"""Fields that an environment has no use for."""
+
+
 def encode_request(request: Request) -> bytes:
-    """The frame of one item of work; of a request for prompts the first is meant."""
-    return framing.encode([type(request).__name__, {name: getattr(request, name) for name in request.__slots__}])
+    """The frame of one item of work for a worker; of a request for prompts the first is meant."""
+    return framing.encode(request_message(request, without=_FOR_AGENTS))
+
+
+def request_message(request: Request, *, without: Collection[str] = ()) -> list[Any]:
+    """The name of its type, and its fields."""
+    return [type(request).__name__, {name: getattr(request, name) for name in request.__slots__ if name not in without}]
 
 
 def decode_request(message: Any) -> Request:  # noqa: ANN401 - JSON
@@ -116,6 +128,12 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
         case [str(text), reward, bool()] if isinstance(request, PlayTurn) and _is_text(text) and is_finite(reward):
             return
     raise ForeignBytesError("a message is no answer to what was asked")
+
+
+def agent_row(request: Request, row: Any) -> Any:  # noqa: ANN401 - JSON
+    """What the agent host answered. Raises `ForeignBytesError` unless it answers `request`."""
+    check_row(request, row, rewards=())
+    return row
 
 
 def _is_text(text: str) -> bool:

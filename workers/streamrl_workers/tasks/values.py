@@ -73,11 +73,19 @@ class PlayTurn:
     """Text of every turn so far, this one last."""
     last_token: int
     """Token with which the turn ended."""
+    prompt: str = ""
+    """Text of the sample's prompt. This and what follows is for agents alone."""
+    observations: tuple[str, ...] = ()
+    """Text that followed each turn but the last."""
+    finish_reasons: tuple[str, ...] = ()
+    """Of each turn: `stop` or `length`."""
+    token_counts: tuple[tuple[int, int], ...] = ()
+    """Of each turn: tokens before it, the prompt's included, and its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """What the environment answered. `kind` set: it failed, `error` says how."""
+    """What the environment (or the agent) answered. `kind` set: it failed, `error` says how."""
 
     group_id: int
     sample_index: int

@@ -16,7 +16,7 @@ import resource
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
 from streamrl_workers.environments.base import EnvironmentSource, Player
@@ -27,6 +27,9 @@ from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import TaskDataset
 from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, failure, first_stage
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Request, ScoreSample, Split
+
+if TYPE_CHECKING:
+    from streamrl_workers.agents.session import AgentSource
 
 Row = list[Any] | dict[str, str]
 
@@ -43,6 +46,8 @@ class TaskSources:
     parts: Sequence[Part]
     """Of the reward."""
     environments: EnvironmentSource | None = None
+    """None: the job has none."""
+    agents: "AgentSource | None" = None
     """None: the job has none."""
 
 

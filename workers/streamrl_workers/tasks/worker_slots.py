@@ -1,8 +1,8 @@
 """The processes of the pool over all their lives, one slot for each: what is with them, their time limits, their replacement.
 
-A `WorkerSlot` gives its worker one item at a time. The `EndpointSlot` has many samples with the endpoint client: no more than every
-endpoint allows, which the backlog holds. Each of its requests ends within its reward's time limit, held by the process itself; one that
-says nothing for longer is replaced, and what it had is asked again, once.
+A `WorkerSlot` gives its worker one item at a time. A `ConcurrentSlot` has many items with one process. That holds their time limits itself;
+one that says nothing for longer is replaced, and what it had is asked again, once. The endpoint client has no more than every endpoint
+allows, which the backlog holds; the agent host has all prompts and turns, and its own line of them.
 
 Owns the failure class of an item whose process ends:
 - a stage overran its limit: `timeout`;
@@ -31,7 +31,7 @@ MAX_STARTS = 3
 """Tries in a row to have a process before the pool gives up."""
 EXIT_NOTICE_TIMEOUT_S = 2.0
 GRACE_S = 10.0
-"""Beyond the longest time limit of an endpoint: a busy machine answers late."""
+"""Beyond the longest time limit of an endpoint or an agent: a busy machine answers late."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class PoolProcess:
     """A process of the fork server that is replaced when it ends."""
 
     def __init__(self, kind: bytes, *, fork_server: Callable[[], Awaitable[ForkServer]]) -> None:
-        """`kind`: SPAWN or SPAWN_ENDPOINT_CLIENT. `fork_server` gives the living one; it starts another if it has ended."""
+        """`kind`: SPAWN, SPAWN_ENDPOINT_CLIENT or SPAWN_AGENT_HOST. `fork_server` gives the living one; it starts another if it has ended."""
         self._kind = kind
         self._living_server = fork_server
         self._server: ForkServer | None = None
@@ -201,57 +201,80 @@ class WorkerSlot:
             self._duties.put_back(work)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedSample:
-    """A sample that waits for its endpoints."""
+RowOf = Callable[[Any], Any]
+"""Makes the row of an item from what its process answered; raises `ForeignBytesError` for anything else."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AskedItem:
+    """An item that is with the process."""
 
     work: WorkItem
-    values: Sequence[float | None]
-    """Of the parts; None where an endpoint is asked."""
-    body: str
+    message: Any
+    """What it is asked; JSON."""
+    row_of: RowOf
     since_s: float
-
-    def takes(self, values: Sequence[Any]) -> bool:
-        """Whether these are what its endpoints can have said: a number of each."""
-        return len(values) == self.values.count(None) and all(map(protocol.is_finite, values))
+    begun: bool
+    """Whether the process works on it: then its end may be this item's doing."""
 
 
-class EndpointSlot:
-    """The endpoint client.
+class ConcurrentSlot:
+    """A process that has many items at once: the endpoint client, or the agent host.
 
-    Loop: consumes its answers; produces rows; waits for the process; unblocked by an answer, by its end and by the longest time limit.
+    Loop: consumes its answers; produces rows; waits for the process; unblocked by an answer, by its end and by its silence.
     """
 
     def __init__(
-        self, process: PoolProcess, *, timeout_s: float, finish: Finish, took: Callable[[float], None]
+        self,
+        process: PoolProcess,
+        *,
+        name: str,
+        timeout_s: float,
+        finish: Finish,
+        begins_at_once: bool = True,
+        took: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`timeout_s`: the longest time limit of an endpoint. `took`: told of the seconds until all endpoints of a sample had answered."""
+        """What it is.
+
+        Args:
+            process: the process.
+            name: of it, for errors.
+            timeout_s: within which something is heard while anything is asked.
+            finish: takes rows.
+            begins_at_once: False: it tells what it begins, by a number in the place of an answer.
+            took: told of the seconds until an item was answered.
+        """
         self._took = took
         self._process = process
+        self._name = name
         self._silence_s = timeout_s + GRACE_S
         self._finish = finish
-        self._asked: dict[int, AskedSample] = {}
+        self._begins_at_once = begins_at_once
+        self._asked: dict[int, AskedItem] = {}
         self._next_number = 0
+        self._mute_ends = 0
+        """Ends in a row before which it had said nothing."""
 
-    def ask(self, work: WorkItem, values: Sequence[float | None], body: str) -> None:
-        """Have the endpoints score a sample; its row is finished when all have answered."""
-        sample = AskedSample(work=work, values=values, body=body, since_s=asyncio.get_running_loop().time())
+    def ask(self, work: WorkItem, message: object, *, row_of: RowOf) -> None:
+        """Have an item done; its row is finished when the process has answered."""
         self._next_number += 1
-        self._asked[self._next_number] = sample
-        self._send(self._next_number, sample)
+        now_s = asyncio.get_running_loop().time()
+        asked = AskedItem(work=work, message=message, row_of=row_of, since_s=now_s, begun=self._begins_at_once)
+        self._asked[self._next_number] = asked
+        self._send(self._next_number, asked)
 
-    def _send(self, number: int, sample: AskedSample) -> None:
+    def _send(self, number: int, asked: AskedItem) -> None:
         """What cannot be sent now is sent when the process is there."""
         if self._process.connection is not None:
-            self._process.connection.transport.write(framing.encode([number, sample.body]))
+            self._process.connection.transport.write(framing.encode([number, asked.message]))
 
     async def run(self) -> None:
         """Work until cancelled. Raises `TaskPoolError` when no process can be had."""
         try:
             while True:
                 connection = await self._process.connect()
-                for number, sample in self._asked.items():
-                    self._send(number, sample)
+                for number, asked in self._asked.items():
+                    self._send(number, asked)
                 await self._read_all(connection)
                 self._on_exit()
         finally:
@@ -259,9 +282,11 @@ class EndpointSlot:
 
     async def _read_all(self, connection: Connection) -> None:
         """Until the process has ended, or has been ended because it is silent or talks nonsense."""
+        self._mute_ends += 1
         try:
             while (message := await self._next(connection)) is not None:
                 self._answered(message)
+                self._mute_ends = 0
             await self._process.end()
         except (TimeoutError, ForeignBytesError):
             await self._process.kill()
@@ -271,28 +296,38 @@ class EndpointSlot:
             try:
                 return await connection.frames.read(limit_s=self._silence_s)
             except TimeoutError:
-                oldest_s = min((sample.since_s for sample in self._asked.values()), default=float("inf"))
+                oldest_s = min((asked.since_s for asked in self._asked.values()), default=float("inf"))
                 if asyncio.get_running_loop().time() - oldest_s >= self._silence_s:
                     raise
 
     def _answered(self, message: Any) -> None:  # noqa: ANN401 - JSON
         match message:
-            case [int(number), {"kind": str(), "error": str()} as row] if number in self._asked:
-                self._finish(self._answered_sample(number).work, row)
-            case [int(number), list(values)] if number in self._asked and self._asked[number].takes(values):
-                sample, rest = self._answered_sample(number), iter(values)
-                whole = [next(rest) if value is None else value for value in sample.values]
-                self._finish(sample.work, [whole, None])
+            case [int(number), int()] if number in self._asked and not self._begins_at_once:
+                self._asked[number].begun = True
+            case [int(number), answer] if number in self._asked:
+                row = self._asked[number].row_of(answer)
+                asked = self._asked.pop(number)
+                self._took(asyncio.get_running_loop().time() - asked.since_s)
+                self._finish(asked.work, row)
             case _:
                 raise ForeignBytesError("a message is no answer to what was asked")
 
-    def _answered_sample(self, number: int) -> AskedSample:
-        sample = self._asked.pop(number)
-        self._took(asyncio.get_running_loop().time() - sample.since_s)
-        return sample
-
     def _on_exit(self) -> None:
-        for number, sample in list(self._asked.items()):
-            if sample.work.died():
+        if self._mute_ends >= MAX_STARTS and self._asked:
+            raise TaskPoolError(f"{self._name} ended {MAX_STARTS} times before it said anything")
+        for number, asked in list(self._asked.items()):
+            if asked.begun and asked.work.died():
                 del self._asked[number]
-                self._finish(sample.work, failure("died", "the process that asks endpoints ended twice"))
+                self._finish(asked.work, failure("died", f"{self._name} ended twice"))
+            asked.begun = self._begins_at_once
+
+
+def endpoint_row(answer: Any, *, values: Sequence[float | None]) -> Any:  # noqa: ANN401 - JSON
+    """Row of a sample whose endpoints have answered: `values` of the parts, None where one was asked. Raises `ForeignBytesError`."""
+    match answer:
+        case {"kind": str(), "error": str()}:
+            return answer
+        case list() if len(answer) == values.count(None) and all(map(protocol.is_finite, answer)):
+            rest = iter(answer)
+            return [[next(rest) if value is None else value for value in values], None]
+    raise ForeignBytesError("a message is no answer to what was asked")

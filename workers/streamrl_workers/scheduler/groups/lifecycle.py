@@ -209,7 +209,7 @@ class SampleLifecycle:
         self._end_lease(sample, lease)
         sample.finish_reason = item.finish_reason
         sample.generate_s += item.generate_s
-        question = sample.ended(item, lease, split="train", prompt_index=group.prompt_index)
+        question = sample.ended(item, lease, split="train", prompt_index=group.prompt_index, prompt=group.prompt)
         if isinstance(question, PlayTurn):
             sample.follow(SampleEvent.ASK)
             self.answering += 1

@@ -33,6 +33,8 @@ class Turns:
     """Text of every turn of the model."""
     observations: list[str] = field(default_factory=list)
     """What the environment answered, each behind the turn of its place."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Of every turn."""
     segments: list[pb.Segment] = field(default_factory=list)
     context_tokens: int = 0
     """Tokens of the sample before the turn under way, as far as they have been tokenized."""
@@ -50,12 +52,22 @@ class Turns:
             self.segments.append(pb.Segment(tokens=tokens, observation=True))
             self.context_tokens += tokens
 
-    def end(self, text: str, *, tokens: int, lease: int) -> None:
+    def end(self, text: str, *, reason: str, tokens: int, lease: int) -> None:
         """The turn has ended: the sample has `tokens` tokens now, and the environment is asked."""
         self.segments.append(pb.Segment(tokens=tokens - self.context_tokens))
         self.context_tokens = tokens
         self.completions.append(text)
+        self.finish_reasons.append(reason)
         self.asked = lease
+
+    def token_counts(self, *, prompt: int) -> tuple[tuple[int, int], ...]:
+        """Of every turn: tokens before it, and its own. `prompt`: tokens of the prompt."""
+        counts, before = [], prompt
+        for segment in self.segments:
+            if not segment.observation:
+                counts.append((before, segment.tokens))
+            before += segment.tokens
+        return tuple(counts)
 
     def answered(self, answer: TurnAnswer) -> None:
         """The environment has answered."""
@@ -179,7 +191,9 @@ class Sample:
         """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
         return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
 
-    def ended(self, item: pb.Progress, lease: Lease, *, split: Split, prompt_index: int) -> PlayTurn | ScoreSample:
+    def ended(
+        self, item: pb.Progress, lease: Lease, *, split: Split, prompt_index: int, prompt: str
+    ) -> PlayTurn | ScoreSample:
         """The completion has ended with `item`: what the environment is asked about the turn, or the reward about the sample.
 
         A turn without a token is none: the model has no positions left, the sample ends with the turn before.
@@ -189,7 +203,7 @@ class Sample:
         self.text = item.text
         if self.turns is None:
             return self.to_score(lease.group_id, split=split, prompt_index=prompt_index)
-        self.turns.end(self.text, tokens=len(self.tokens) >> 2, lease=lease.number)
+        self.turns.end(self.text, reason=item.finish_reason, tokens=len(self.tokens) >> 2, lease=lease.number)
         return PlayTurn(
             group_id=lease.group_id,
             sample_index=self.index,
@@ -198,6 +212,10 @@ class Sample:
             prompt_index=prompt_index,
             completions=tuple(self.turns.completions),
             last_token=unpack_int32(bytes(self.tokens[-4:]))[0],
+            prompt=prompt,
+            observations=tuple(self.turns.observations),
+            finish_reasons=tuple(self.turns.finish_reasons),
+            token_counts=self.turns.token_counts(prompt=len(self.prompt_tokens) >> 2),
         )
 
     def to_score(self, group_id: int, *, split: Split, prompt_index: int) -> ScoreSample:

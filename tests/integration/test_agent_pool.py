@@ -1,0 +1,460 @@
+"""Programs in the real task pool, most of them OpenAI's own client, unchanged; what one does harms no other."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_MODEL_PATH
+from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, TurnAnswer
+from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
+from support.runs import wait_for
+from support.task_pools import AskedPool, fork_servers, running_pool, wait_ended
+
+WAIT_S = 120.0
+"""What must be answered is answered, however busy the machine is."""
+
+CLIENT = """
+import json, sys
+from openai import OpenAI
+
+item = json.load(sys.stdin)
+client = OpenAI()
+messages = [{"role": "user", "content": item["question"]}]
+
+def ask(**options):
+    return client.chat.completions.create(model="policy", messages=messages, **options)
+
+def earn(reward):
+    client.post("/reward", body={"reward": reward}, cast_to=object)
+"""
+"""How the programs here begin."""
+
+SEVERAL_TURNS = """
+for turn in range(3):
+    answer = ask()
+    messages.append(answer.choices[0].message)
+    messages.append({"role": "user", "content": f"{turn}:{answer.choices[0].message.content}"})
+    earn(0.25)
+    earn(0.5)
+assert item["seed"] >= 0 and item["answer"]
+"""
+
+GAME = {"name": "game", "environment": {}}
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample as the scheduler keeps it."""
+
+    pool: AskedPool
+    prompt: str
+    index: int = 0
+    sample: int = 0
+    end: int = 0
+    """Token with which its turns end."""
+    turns: list[str] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def request(self) -> PlayTurn:
+        """What the scheduler asks about the newest turn."""
+        return PlayTurn(
+            group_id=self.index,
+            sample_index=self.sample,
+            lease=1000 * self.index + 100 * self.sample + len(self.turns),
+            split="train",
+            prompt_index=self.index,
+            completions=tuple(self.turns),
+            last_token=self.end,
+            prompt=self.prompt,
+            observations=tuple(self.observations),
+            finish_reasons=tuple(self.reasons),
+            token_counts=tuple((10 * turn, turn + 1) for turn in range(len(self.turns))),
+        )
+
+    async def say(self, text: str, *, reason: str = "stop") -> TurnAnswer:
+        """The model's turn; what follows it."""
+        self.turns.append(text)
+        self.reasons.append(reason)
+        async with asyncio.timeout(WAIT_S):
+            (answer,) = await self.pool.play([self.request()])
+        self.observations.append(answer.observation)
+        return answer
+
+
+@asynccontextmanager
+async def agents(base_dir: Path, program: str, *, client: bool = True, **options: Any) -> AsyncIterator[AskedPool]:
+    task = {name: options.pop(name) for name in ("chat", "sampling", "host") if name in options}
+    agent = {"command": ["python", "agent.py"], **options}
+    modules = {"agent": (CLIENT if client else "") + program}
+    async with running_pool(base_dir, modules=modules, rewards=[GAME], agent=agent, **task) as pool:
+        yield pool
+
+
+async def begun(pool: AskedPool, *, index: int = 0, sample: int = 0) -> Sample:
+    async with asyncio.timeout(WAIT_S):
+        (prompt,) = await pool.prompts(split="train", first_index=index, count=1)
+    return Sample(pool, prompt.text, index=index, sample=sample)
+
+
+async def test_several_turns_of_the_real_client(tmp_path: Path) -> None:
+    async with agents(tmp_path, SEVERAL_TURNS) as pool:
+        sample = await begun(pool)
+        assert sample.prompt.endswith("+1=")
+        first, second, last = [await sample.say(text) for text in ("one", "two", "three")]
+        assert (first.observation, first.reward, first.done) == ("0:one", 0.75, False)
+        assert (second.observation, second.reward, second.done) == ("1:two", 0.75, False)
+        assert (last.observation, last.reward, last.done, last.error) == ("", 0.75, True, "")
+        (score,) = await pool.score(
+            [
+                ScoreSample(
+                    group_id=0,
+                    sample_index=0,
+                    split="train",
+                    prompt_index=0,
+                    completion="three",
+                    environment_reward=2.25,
+                )
+            ]
+        )
+        assert isinstance(score, Score)
+        assert score.reward == 2.25
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+WITH_TOOLS = f"""
+TOOLS = [{TOOL!r}]
+while True:
+    message = ask(tools=TOOLS).choices[0].message
+    messages.append(message)
+    if not message.tool_calls:
+        break
+    for call in message.tool_calls:
+        arguments = json.loads(call.function.arguments)
+        messages.append({{"role": "tool", "tool_call_id": call.id, "content": str(sum(arguments["of"]))}})
+earn(float(message.content == "7"))
+"""
+CALL = '<tool_call>{"name": "add", "arguments": {"of": [%s]}}</tool_call>'
+
+
+async def test_tools_are_rendered_called_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_MODEL_PATH, save_tokenizer(tmp_path / "model", template=TOOL_TEMPLATE))
+    end = chat_tokenizer().convert_tokens_to_ids(END)
+    async with agents(tmp_path, WITH_TOOLS, chat={}) as pool:
+        sample = await begun(pool)
+        sample.end = end
+        assert '"name": "add"' in sample.prompt.splitlines()[1]
+        assert sample.prompt.endswith("+1=<|im_end|>\n<|im_start|>assistant\n")
+        followed = await sample.say(f"I add. {CALL % '1, 2'}{CALL % '3'}")
+        answers = "".join(f"<|im_start|>user\n<tool_response>{n}</tool_response><|im_end|>\n" for n in (3, 3))
+        assert followed.observation == f"\n{answers}<|im_start|>assistant\n", "behind the end token that was sampled"
+        sample.end = 50  # a letter: the turn was cut
+        followed = await sample.say(CALL % "4", reason="length")
+        assert followed.observation.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>4<")
+        assert (await sample.say("7")).reward == 1.0
+
+
+STREAMED = """
+chunks = list(ask(stream=True, stream_options={"include_usage": True}))
+text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+assert chunks[-1].usage.completion_tokens == 1 and chunks[-1].usage.prompt_tokens == 0, chunks[-1]
+assert chunks[-2].choices[0].finish_reason == "length", chunks
+messages += [{"role": "assistant", "content": [{"type": "text", "text": text}]}, {"role": "user", "content": text.upper()}]
+with client.chat.completions.stream(model="m", messages=messages) as events:
+    for event in events:
+        pass
+    last = events.get_final_completion().choices[0].message.content
+assert client.models.list().data[0].id == "policy"
+earn(len(last))
+"""
+
+
+async def test_answers_as_streams(tmp_path: Path) -> None:
+    async with agents(tmp_path, STREAMED) as pool:
+        sample = await begun(pool)
+        assert (await sample.say("äö", reason="length")).observation == "ÄÖ"
+        last = await sample.say("abc")
+        assert (last.reward, last.done, last.error) == (3.0, True, "")
+
+
+TEXTS = r"""
+prompt = item["question"] + " "
+for turn in range(2):
+    answer = client.completions.create(model="policy", prompt=prompt, max_tokens=5, temperature=0.3)
+    prompt += answer.choices[0].text + "\n" + f"turn {turn}\n"
+earn(len(prompt))
+"""
+
+
+async def test_text_completions_go_on_behind_the_stop_string(tmp_path: Path) -> None:
+    """The model has written the stop string, its text is without it, and the program writes it again."""
+    async with agents(tmp_path, TEXTS, sampling={"maxTokens": 16, "stop": ["\n"]}) as pool:
+        sample = await begun(pool)
+        assert sample.prompt.endswith("+1= ")
+        assert (await sample.say("x")).observation == "turn 0\n"
+        last = await sample.say("y")
+        assert (last.done, last.reward) == (True, len(sample.prompt) + len("x\nturn 0\ny\nturn 1\n"))
+
+
+# ---- what goes wrong
+
+WRONG = {
+    "crash": ("raise RuntimeError('no\\nmore')", "raised", "ended with status 1: more"),
+    "exit": ("print('bye'); sys.exit(7)", "raised", "ended with status 7: bye"),
+    "hang": ("import time; time.sleep(1000)", "timeout", "neither asked nor ended within 20 s after turn 1"),
+    "spin": ("while True: pass", "timeout", "within 20 s"),
+    "flood": ("while True: print('x' * 10_000)", "bad_value", "wrote more than 16 MiB of output: x"),
+    "die": ("import os; os.kill(os.getpid(), 9)", "died", "ended by signal 9"),
+    "edit": (
+        "messages[0] = {'role': 'user', 'content': 'else'}; ask()",
+        "bad_value",
+        "messages[0] is another than before",
+    ),
+    "forget": ("messages[1]['content'] = 'else'; ask()", "bad_value", "messages[1] is another"),
+    "again": ("del messages[1:]; ask()", "bad_value", "it has 1 messages, and there have been 2"),
+    "text": ("client.completions.create(model='m', prompt='p')", "bad_value", "a session has one kind"),
+    "big": ("messages.append({'role': 'user', 'content': 'x' * 10_000_000}); ask()", "raised", "at most 1048576 bytes"),
+    "long": ("messages.append({'role': 'user', 'content': 'x' * 1000}); ask()", "raised", "maxObservationChars is 500"),
+    "many": ("ask(n=2)", "raised", "n is not supported"),
+    "logprobs": ("ask(logprobs=True)", "raised", "logprobs is not supported"),
+    "image": (
+        "messages.append({'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'x'}}]}); ask()",
+        "raised",
+        "must be text",
+    ),
+    "tools": ("ask(tools=[{'type': 'function'}])", "bad_value", "its tools are others than before"),
+    "nan": ("earn(float('nan'))", "raised", "Error"),
+    "word": ("earn('much')", "raised", "reward must be a finite number"),
+    "stranger": ("OpenAI(api_key='guess').models.list()", "raised", "must be that of a running session"),
+    "keyless": (
+        "OpenAI(default_headers={'Authorization': 'Basic x'}).models.list()",
+        "raised",
+        "must be that of a running session",
+    ),
+    "elsewhere": ("client.embeddings.create(model='m', input='x')", "raised", "no such call"),
+}
+MISBEHAVING = """
+what = ask().choices[0].message.content
+messages.append({"role": "assistant", "content": what})
+if what in WRONG:
+    exec(WRONG[what])
+messages.append({"role": "user", "content": "go on"})
+ask()
+"""
+
+
+async def test_what_one_program_does_no_other_notices(tmp_path: Path) -> None:
+    """Each fault is one line with its kind; the samples beside them play to their end."""
+    program = f"WRONG = { ({name: code for name, (code, _, _) in WRONG.items()})!r}\n{MISBEHAVING}"
+    async with agents(tmp_path, program, timeoutSeconds=20, maxObservationChars=500, maxTurns=2) as pool:
+        prompt = await begun(pool)
+        wrong = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG))]
+        right = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG), len(WRONG) + 8)]
+        answers = await asyncio.gather(
+            *(sample.say(name) for sample, name in zip(wrong, WRONG, strict=True)),
+            *(sample.say("well") for sample in right),
+        )
+        for name, answer in zip(WRONG, answers, strict=False):
+            _, kind, text = WRONG[name]
+            assert (answer.kind, text in answer.error) == (kind, True), (name, answer)
+            assert answer.error.startswith("agent: ")
+            assert "\n" not in answer.error
+        assert {(answer.observation, answer.error) for answer in answers[len(WRONG) :]} == {("go on", "")}
+        ends = await asyncio.gather(*(sample.say("last") for sample in right))
+        assert {(answer.done, answer.error) for answer in ends} == {(True, "")}
+
+
+MORE_THAN_THERE_IS = """
+try:
+    while True:
+        messages.append(ask().choices[0].message)
+        messages.append({"role": "user", "content": "more"})
+except Exception as error:
+    assert error.code == "max_turns", error
+    earn(len(messages))
+    raise
+"""
+
+
+async def test_beyond_the_last_turn_a_program_may_still_give_its_reward(tmp_path: Path) -> None:
+    async with agents(tmp_path, MORE_THAN_THERE_IS, maxTurns=2) as pool:
+        sample = await begun(pool)
+        assert (await sample.say("a")).observation == "more"
+        last = await sample.say("b")
+        assert (last.reward, last.done, last.error) == (5.0, False, ""), "not done: the scheduler ends it by the limit"
+
+
+LEAVES_CHILDREN = """
+import subprocess
+for setsid in (False, True):
+    subprocess.Popen(["sleep", "1234"], start_new_session=setsid)
+ask()
+"""
+
+
+async def test_nothing_of_a_program_is_left(tmp_path: Path) -> None:
+    async with agents(tmp_path, LEAVES_CHILDREN) as pool:
+        sample = await begun(pool)
+        children = [child for server in fork_servers() for child in server.children(recursive=True)]
+        asleep = [child for child in children if child.cmdline()[:1] == ["sleep"]]
+        assert len(asleep) == 2
+        assert (await sample.say("x")).done
+        await wait_ended(asleep)
+
+
+# ---- replay
+
+
+def hosts() -> list[psutil.Process]:
+    """Agent hosts: workers of the fork server that have a program as child, or serve one."""
+    return [worker for server in fork_servers() for worker in server.children() if worker.net_connections("tcp")]
+
+
+@pytest.mark.parametrize("victim", ["host", "programs", "fork server"])
+async def test_what_is_killed_is_played_again(tmp_path: Path, victim: str) -> None:
+    async with agents(tmp_path, SEVERAL_TURNS) as pool:
+        samples = [await begun(pool, index=index) for index in range(3)]
+        firsts = await asyncio.gather(*(sample.say("one") for sample in samples))
+        (host,) = hosts()
+        programs = host.children()
+        doomed = {"host": [host], "programs": programs, "fork server": fork_servers()}[victim]
+        for process in doomed:
+            process.kill()
+        await wait_ended([*doomed, *programs])
+        seconds = await asyncio.gather(*(sample.say("two") for sample in samples))
+        lasts = await asyncio.gather(*(sample.say("three") for sample in samples))
+        told = [(answer.observation, answer.reward, answer.error) for answer in (*firsts, *seconds, *lasts)]
+        assert told == [("0:one", 0.75, "")] * 3 + [("1:two", 0.75, "")] * 3 + [("", 0.75, "")] * 3
+
+
+async def test_killed_while_it_works_it_is_played_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    waits = f"""
+import os, time
+ask()
+if not os.path.exists({str(gate)!r}):
+    open({str(gate)!r}, "w").write(str(os.getppid()))
+    time.sleep(1000)
+earn(1)
+"""
+    async with agents(tmp_path, waits) as pool:
+        sample = await begun(pool)
+        answer = asyncio.create_task(sample.say("x"))
+        await asyncio.to_thread(wait_for, lambda: gate.exists() and gate.read_text(), what="the program at work")
+        os.kill(int(gate.read_text()), signal.SIGKILL)
+        assert (await answer).reward == 1.0
+
+
+async def test_few_places_for_many_samples(tmp_path: Path) -> None:
+    """Each program that waits for the model may be ended and played again; none is lost, and never are there more."""
+    async with agents(tmp_path, SEVERAL_TURNS, sessions=2) as pool:
+        prompts = [await begun(pool, index=index) for index in range(3)]
+        samples = [Sample(pool, one.prompt, index=one.index, sample=number) for one in prompts for number in range(2)]
+        for text, reward in (("one", 0.75), ("two", 0.75), ("three", 0.75)):
+            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
+            assert {(answer.reward, answer.error) for answer in answers} == {(reward, "")}
+            assert sum(len(host.children()) for host in hosts()) <= 2
+        assert {answer.done for answer in answers} == {True}
+
+
+CLOCK = """
+import time
+messages[0]["content"] += WHERE == "prompt" and str(time.time()) or ""
+messages.append(ask().choices[0].message)
+messages.append({"role": "user", "content": WHERE == "turn" and str(time.time()) or "go on"})
+ask()
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "text"), [("prompt", "first request differs"), ("turn", "at turn 1 of 2 it went on otherwise")]
+)
+async def test_a_program_that_asks_otherwise_when_it_is_started_again_fails(
+    tmp_path: Path, where: str, text: str
+) -> None:
+    async with agents(tmp_path, f"WHERE = {where!r}\n{CLOCK}") as pool:
+        sample = await begun(pool, sample=0)
+        assert not (await sample.say("x")).error
+        (host,) = hosts()
+        host.kill()
+        answer = await sample.say("y")
+        assert (answer.kind, text in answer.error) == ("bad_value", True), answer
+
+
+async def test_an_item_whose_program_asks_nothing_costs_its_own_samples(tmp_path: Path) -> None:
+    program = "if int(item['answer']) % 2: raise SystemExit('never')\nask()\n"
+    async with agents(tmp_path, program) as pool:
+        prompts = [await begun(pool, index=index) for index in range(6)]
+        answers = await asyncio.gather(*(sample.say("x") for sample in prompts))
+        failed = [answer for answer in answers if answer.error]
+        assert [(answer.kind, answer.error) for answer in failed] == [
+            ("raised", "agent: ended with status 1: never")
+        ] * len(failed)
+        assert 0 < len(failed) < 6
+
+
+async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"spec.task.agent.command: must begin with a program on the PATH"):
+        async with running_pool(tmp_path, modules={}, rewards=[GAME], agent={"command": ["no-such-thing"]}):
+            pass
+
+
+# ---- many samples in one program
+
+SHARED = """
+import json, sys, threading, time, os
+from openai import OpenAI
+
+common = OpenAI(api_key="none")
+
+def serve(item):
+    client = common.with_options(api_key=item["api_key"])
+    messages = [{"role": "user", "content": item["question"]}]
+    try:
+        for turn in range(2):
+            what = client.chat.completions.create(model="m", messages=messages).choices[0].message.content
+            messages += [{"role": "assistant", "content": what}, {"role": "user", "content": f"{turn}:{what}"}]
+            if what == "hang":
+                time.sleep(1000)
+            if what == "exit":
+                os._exit(5)
+            if what == "raise":
+                raise RuntimeError("no more")
+            client.post("/reward", body={"reward": 0.5}, cast_to=object)
+    except Exception as error:
+        client.post("/end", body={"error": f"{type(error).__name__}: {error}"}, cast_to=object)
+    else:
+        client.post("/end", cast_to=object)
+
+for line in sys.stdin:
+    threading.Thread(target=serve, args=[json.loads(line)], daemon=True).start()
+"""
+
+
+async def test_one_program_plays_many_samples_and_a_fault_costs_its_own_sample(tmp_path: Path) -> None:
+    options = {"sessionsPerProgram": 8, "sessions": 16, "timeoutSeconds": 15}
+    async with agents(tmp_path, SHARED, client=False, **options) as pool:
+        prompt = await begun(pool)
+        samples = [Sample(pool, prompt.prompt, sample=number) for number in range(12)]
+        said = ["hang", "raise", "exit", *["well"] * 9]
+        answers = await asyncio.gather(*(sample.say(text) for sample, text in zip(samples, said, strict=True)))
+        assert (answers[0].kind, answers[0].error) == (
+            "timeout",
+            "agent: neither asked nor ended within 15 s after turn 1",
+        )
+        assert (answers[1].kind, answers[1].error) == ("raised", "agent: RuntimeError: no more")
+        assert (answers[2].kind, answers[2].error) == ("died", "agent: ended with status 5")
+        assert {(answer.observation, answer.reward, answer.error) for answer in answers[3:]} == {("0:well", 0.5, "")}
+        (host,) = hosts()
+        assert len(host.children()) < 9, "few programs play them all"
+        ends = await asyncio.gather(*(sample.say("end") for sample in samples[3:]))
+        assert {(answer.done, answer.reward, answer.error) for answer in ends} == {(True, 0.5, "")}

@@ -1,0 +1,169 @@
+"""A real `streamrl run` with agents: killed at many points, and with programs that misbehave.
+
+Simulated engine and trainer; processes, gRPC, task pool, agent host, HTTP and journal are real. As in `test_run_turns.py` each turn
+earns a quarter and the number of turns follows from the item: a turn that was lost, doubled or played in another game shows in the
+sums of every step.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamrl_workers.metrics.jsonl import read_jsonl
+from support.jobs import simulated_job, write_prompts
+from support.runs import LocalRun, streamrl, wait_for
+
+STEPS = 24
+STEP_S = 1.0
+"""Half of the steps come after the last kill: time for a busy machine to get there."""
+WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+item = json.load(sys.stdin)
+messages = [{"role": "user", "content": item["question"]}]
+
+def call(path, **body):
+    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+def turn():
+    message = call("/chat/completions", messages=messages)["choices"][0]["message"]
+    assert message["content"] in (item["question"], "wrong"), message
+    messages.append(message)
+    messages.append({"role": "user", "content": "o" * (len(messages) // 2)})
+    call("/reward", reward=0.25)
+"""
+"""A client of a few milliseconds: hundreds of them are started."""
+
+FAIR = """
+for _ in range(1 + item["seed"] % 4):
+    turn()
+"""
+ODD = """
+kind = item["seed"] % 24
+turn()
+if kind == 0:
+    while True: pass
+if kind == 1:
+    raise RuntimeError("no more")
+while kind == 2:
+    turn()
+if kind == 3:
+    call("/reward", reward="nonsense")
+if kind == 4:
+    os.kill(os.getpid(), 9)
+if kind == 5:
+    while True: print("x" * 1000)
+if kind == 6:
+    call("/chat/completions", messages=[{"role": "user", "content": "else"}])
+if kind == 7:
+    call("/chat/completions", messages=[*messages, {"role": "user", "content": "x" * 10_000_000}])
+turn()
+"""
+
+
+def start(tmp_path: Path, program: str, *, steps: int = STEPS, step_s: float = STEP_S, **agent: Any) -> LocalRun:
+    write_prompts(tmp_path / "prompts.jsonl")
+    (tmp_path / "agent.py").write_text(PROGRAM + program)
+    job = simulated_job(steps=steps, staleness=1)
+    task = job["spec"]["task"]
+    task["agent"] = {"command": ["python", "-S", "agent.py"], **agent}
+    task["rewards"] = [{"name": "game", "environment": {}}]
+    job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": step_s}
+    return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+
+
+def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
+    return list(read_jsonl(run.folder / "metrics" / name))
+
+
+def processes(run: LocalRun, *, of: str) -> list[psutil.Process]:
+    """The agent host, or the programs that run just now."""
+    scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
+    programs = [one for one in scheduler.children(recursive=True) if _is_program(one)]
+    return programs if of == "program" else list({one.ppid(): one.parent() for one in programs}.values())
+
+
+def _is_program(process: psutil.Process) -> bool:
+    try:
+        return "agent.py" in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def kill_one_of(run: LocalRun, what: str) -> None:
+    """A process that is there for a moment may be gone; then another."""
+
+    def killed() -> bool:
+        try:
+            victims = [process for process in processes(run, of=what) if process is not None]
+            for process in victims[:1]:
+                process.kill()
+        except psutil.Error:
+            return False
+        return bool(victims)
+
+    wait_for(killed, what=f"a kill of a {what}")
+
+
+@pytest.mark.timeout(400)
+def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> None:
+    rng = random.Random(11)
+    run = start(tmp_path, FAIR)
+    victims = [*WORKERS, "host", "host", "program", "program", "program", "all"]
+    rng.shuffle(victims)
+    moments = sorted(rng.choices(range(STEPS // 2), k=len(victims)))
+    for moment, victim in zip(moments, victims, strict=True):
+        run.wait_steps(moment)
+        assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
+        if victim == "all":
+            run.kill_all(WORKERS)
+            run.assert_exact()
+            run.resume()
+        elif victim in WORKERS:
+            run.kill_one(victim)
+        else:
+            kill_one_of(run, victim)
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+    steps = lines(run, "steps.jsonl")
+    assert {line["step"] for line in steps} == set(range(STEPS))
+    for line in steps:
+        assert line["reward_failed"] == 0
+        assert line["reward_mean"] == pytest.approx(0.25 * line["turns_mean"])
+    assert len({round(line["turns_mean"], 3) for line in steps}) > 3, "games of different lengths"
+    rewards = {line["mean_reward"] for line in lines(run, "evaluations.jsonl")}
+    assert len(rewards) == 1, "the held-out games are the same in every evaluation"
+    assert rewards.pop() > 0.25
+    shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
+    assert "(rewards 0.25" in shown, shown
+
+
+@pytest.mark.timeout(400)
+def test_programs_that_misbehave_are_counted_and_the_run_ends_well(tmp_path: Path) -> None:
+    run = start(tmp_path, ODD, steps=12, step_s=0.0, timeoutSeconds=10, maxTurns=4)
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+    steps = lines(run, "steps.jsonl")
+    assert len(steps) == 12
+    dropped = sum(count for line in steps for count in line["dropped"].values())
+    assert dropped > 0, "all samples of a group play the same game: what fails fails for the whole group"
+    assert all(line["reward_failed"] == 0 for line in steps)
+    longest = max(line["turns_mean"] for line in steps)
+    assert 2 <= longest <= 4
+    failed = [line["failed"] for line in lines(run, "evaluations.jsonl")]
+    assert len(set(failed)) == 1, "the same held-out games fail each time"
+
+
+@pytest.mark.timeout(300)
+def test_when_every_program_fails_the_run_says_why(tmp_path: Path) -> None:
+    run = start(tmp_path, "1 / 0\n", steps=5)
+    assert run.wait_end() == 2, run.logs()
+    line = "reward_failed): agent: ended with status 1: ZeroDivisionError: division by zero"
+    assert line in (tmp_path / "run.out").read_text()

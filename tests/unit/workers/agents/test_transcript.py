@@ -1,0 +1,252 @@
+"""What requests say to the model and what its text says to programs: tables, and the property that nothing is lost between them."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamrl.spec.task import Chat
+from streamrl_workers.agents.transcript import (
+    Answer,
+    BadRequestError,
+    EditedError,
+    MessageTemplate,
+    PlainTemplate,
+    Transcript,
+    Turn,
+    call_json,
+    parse_chat,
+    parse_reward,
+    parse_text,
+    tool_calls,
+)
+from streamrl_workers.tasks.chat import ChatTemplate
+from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+CHATML = ChatTemplate(chat_tokenizer(template=TOOL_TEMPLATE), chat=Chat(), ends={2: END})
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def chat(*messages: Any, **fields: Any) -> bytes:
+    return json.dumps({"messages": list(messages), **fields}).encode()
+
+
+def said(answer: Answer) -> dict[str, Any]:
+    """The message as a program keeps it."""
+    calls = [call_json(call) for call in answer.tool_calls]
+    return {"role": "assistant", "content": answer.content, **({"tool_calls": calls} if calls else {})}
+
+
+class Talk:
+    """A session: what the model has read and written so far is `text`."""
+
+    def __init__(self, template: MessageTemplate, **options: Any) -> None:
+        self.transcript = Transcript(template, **options)
+        self.text = ""
+
+    def ask(self, body: bytes) -> str:
+        """What the request adds."""
+        ask = parse_chat(body) if b'"messages"' in body else parse_text(body)
+        added = self.transcript.text_of(ask)
+        self.transcript.accept(ask)
+        self.text += added
+        return added
+
+    def say(self, text: str) -> Answer:
+        """The model's turn, which is cut: no end token stands behind it."""
+        self.text += text
+        return self.transcript.answer(Turn(text=text))
+
+
+# ---- requests
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"", "the body must be JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"\xff", "the body must be JSON"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "JSON in UTF-8"),
+        (b"[" * 100_000, "the body must be JSON"),
+        (b"{}", "messages must be a list"),
+        (chat(), "at least one message"),
+        (chat("hello"), "messages[0] must be an object with a role"),
+        (chat(user("a"), {"role": "god"}), "messages[1] must be an object with a role: system, developer, user"),
+        (chat({"role": "user", "content": 7}), "messages[0] is not as OpenAI's API has it, got 7"),
+        (chat({"role": "user", "content": [{"type": "audio"}]}), "messages[0].content must be text"),
+        (chat(user("a"), n=2), "n is not supported"),
+        (chat(user("a"), logprobs=True), "logprobs is not supported"),
+        (chat(user("a"), tools="add"), "tools must be a list of objects"),
+        (chat({"role": "assistant", "tool_calls": [{}]}), "messages[0].tool_calls must have a function"),
+    ],
+)
+def test_a_request_that_is_not_understood_is_one_line(body: bytes, text: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        parse_chat(body)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": 1}, {"n": None}, {"logprobs": False}, {"temperature": 9}, {"tool_choice": "none"}]
+)
+def test_what_means_nothing_is_nothing(fields: dict[str, Any]) -> None:
+    assert parse_chat(chat(user("a"), **fields)).messages == (user("a"),)
+
+
+@pytest.mark.parametrize("prompt", [7, [1, 2], ["a", "b"], None])
+def test_a_text_completion_has_one_text(prompt: Any) -> None:
+    with pytest.raises(BadRequestError, match="prompt must be one text"):
+        parse_text(json.dumps({"prompt": prompt}).encode())
+
+
+@pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), [1]])
+def test_a_reward_is_a_finite_number(reward: Any) -> None:
+    with pytest.raises(BadRequestError, match="reward must be a finite number"):
+        parse_reward(json.dumps({"reward": reward}).encode())
+    assert parse_reward(b'{"reward": -0.5}') == -0.5
+
+
+# ---- continuing
+
+
+def test_plain_text_is_the_contents() -> None:
+    talk = Talk(PlainTemplate())
+    assert talk.ask(chat(user("guess\n"))) == "guess\n"
+    answer = talk.say("4")
+    assert talk.ask(chat(user("guess\n"), said(answer), user("up\n"))) == "up\n"
+    with pytest.raises(BadRequestError, match=r"tools need task.chat"):
+        Talk(PlainTemplate()).ask(chat(user("a"), tools=[TOOL]))
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"role": "assistant", "content": "four"},
+        {"role": "assistant", "content": [{"type": "text", "text": "fo"}, {"type": "text", "text": "ur"}]},
+        {"role": "assistant", "content": "four", "tool_calls": None, "refusal": None, "annotations": []},
+    ],
+)
+def test_an_answer_may_be_sent_back_in_any_form(same: dict[str, Any]) -> None:
+    talk = Talk(CHATML)
+    talk.ask(chat(user("2+2")))
+    talk.say("four")
+    added = talk.ask(chat(user("2+2"), same, user("no")))
+    assert added == "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+    assert CHATML.without_end(added) == added.removeprefix("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (chat(user("2+2")), "it has 1 messages, and there have been 2"),
+        (chat(user("2+3"), {"role": "assistant", "content": "four"}), "messages[0] is another than before"),
+        (chat(user("2+2"), {"role": "assistant", "content": "five"}), "messages[1] is another than before"),
+        (chat(user("2+2"), user("four")), "messages[1] is another than before"),
+        (chat({"role": "system", "content": "s"}, user("2+2")), "messages[0] is another than before"),
+        (chat(user("2+2"), {"role": "assistant", "content": "four"}, tools=[TOOL]), "its tools are others"),
+        (json.dumps({"prompt": "2+2"}).encode(), "a session has one kind"),
+    ],
+)
+def test_an_edited_history_is_no_continuation(body: bytes, text: str) -> None:
+    talk = Talk(CHATML)
+    talk.ask(chat(user("2+2")))
+    talk.say("four")
+    with pytest.raises(EditedError) as caught:
+        talk.ask(body)
+    assert text in str(caught.value)
+    assert talk.ask(chat(user("2+2"), {"role": "assistant", "content": "four"}, user("x"))), "nothing has changed"
+
+
+def test_a_text_goes_on_behind_the_answer_and_its_stop_string() -> None:
+    talk = Talk(PlainTemplate(), stops=["\n", ";"])
+    talk.ask(b'{"prompt": "a "}')
+    talk.say("b")
+    assert talk.ask(b'{"prompt": "a b;c "}') == "c "
+    talk.say("d")
+    with pytest.raises(EditedError, match="does not begin with the one before"):
+        talk.ask(b'{"prompt": "a b c d"}')
+
+
+# ---- tool calls
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"of": [1, "é"]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        (CALL, "", ["add"]),
+        (f"I add.\n{CALL}\n{CALL}\n", "I add.", ["add", "add"]),
+        ("<tool_call>{'name': 'add'}</tool_call>", None, []),
+        ('<tool_call>{"name": "add", "arguments": "{}"}</tool_call>', None, []),
+        ('<tool_call>{"name": 7, "arguments": {}}</tool_call>', None, []),
+        (f"{CALL}<tool_call>cut", "<tool_call>cut", ["add"]),
+        (f"{CALL}<tool_call></tool_call>", None, []),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", None, []),
+        ("nothing", None, []),
+    ],
+)
+def test_calls_are_read_from_the_text_or_left_in_it(text: str, content: str | None, names: list[str]) -> None:
+    rest, calls = tool_calls(text, turn=3)
+    assert rest == (text if content is None else content)
+    assert [call.name for call in calls] == names
+    assert [call.id for call in calls] == [f"call_3_{place}" for place in range(len(names))]
+    assert all(json.loads(call.arguments) == {"of": [1, "é"]} for call in calls)
+
+
+def test_calls_are_read_only_where_there_are_tools() -> None:
+    talk = Talk(CHATML)
+    talk.ask(chat(user("a")))
+    answer = talk.say(CALL)
+    assert (answer.content, answer.finish_reason) == (CALL, "stop")
+    talk = Talk(CHATML)
+    talk.ask(chat(user("a"), tools=[TOOL]))
+    assert talk.say(CALL).finish_reason == "tool_calls"
+
+
+# ---- properties
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    [CALL, END, "<|im_start|>user\n", "<think>"]
+)
+
+
+@given(
+    turns=st.lists(
+        st.tuples(texts, st.lists(st.tuples(st.sampled_from(["user", "tool", "system"]), texts), max_size=3)),
+        max_size=4,
+    ),
+    first=texts,
+    tools=st.booleans(),
+)
+def test_what_is_read_and_written_is_what_was_said_in_order(turns: list[Any], first: str, tools: bool) -> None:
+    """Whatever is said, each request goes on, and the model's own text stands in the whole as it was written."""
+    fields = {"tools": [TOOL]} if tools else {}
+    talk, history, written = Talk(CHATML), [user(first)], []
+    written.append(talk.ask(chat(*history, **fields)))
+    for said_text, new in turns:
+        answer = talk.say(said_text)
+        history += [said(answer), *({"role": role, "content": text} for role, text in new)]
+        written += [said_text, talk.ask(chat(*history, **fields))]
+        assert written[-1].startswith(END)
+    assert talk.text == "".join(written)
+
+
+@given(parts=st.lists(st.tuples(texts, texts), max_size=4), first=texts)
+def test_a_text_that_grows_is_the_sum_of_what_was_added(parts: list[tuple[str, str]], first: str) -> None:
+    talk, whole = Talk(PlainTemplate()), first
+    talk.ask(json.dumps({"prompt": whole}).encode())
+    for own, added in parts:
+        talk.say(own)
+        whole += own + added
+        assert talk.ask(json.dumps({"prompt": whole}).encode()) == added
+    assert talk.text == whole

@@ -1,0 +1,349 @@
+"""What a program's requests say to the model, and what the model's text says to the program. Pure.
+
+Owns: which requests are understood, whether one continues those before it, the text that it adds, and tool calls in the model's
+text (`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write them). Does not tokenize, does not wait.
+
+Invariant: a request's messages begin with those of the one before and with the answer as it was given. What stands behind follows
+the tokens that were sampled, so nothing that the model wrote is tokenized again. Messages are kept as digests: a session's
+history takes 16 bytes a message.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from streamrl.errors import UserError, shorten
+from streamrl_workers.rewards.registry import BadValueError
+
+BAD_REQUEST = 400
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""A request's -> the template's."""
+_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_REFUSED = {
+    "logprobs": (None, False),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "n": (None, 1),
+}
+"""Fields that change what an answer is -> values that are the same as none."""
+
+Message = Mapping[str, Any]
+
+
+class BadRequestError(ValueError):
+    """A request that gets an error and changes nothing: the program may ask another time."""
+
+    def __init__(
+        self, text: str, *, status: int = BAD_REQUEST, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code
+
+
+class EditedError(BadValueError):
+    """A request that does not continue the session's: its sample has failed."""
+
+
+class MessageTemplate(Protocol):
+    """How messages become text: a model's chat template, or plainly."""
+
+    def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
+        """The messages of a conversation that begins, and the beginning of the model's."""
+
+    def continuation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
+        """What follows a turn of the model that has not ended: its end, the messages, the beginning of the next."""
+
+    def without_end(self, glue: str) -> str:
+        """What follows a turn that has ended with its end token."""
+
+
+class PlainTemplate:
+    """A task without `chat`: contents as they are, nothing between them."""
+
+    def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
+        """The contents."""
+        if tools:
+            raise BadRequestError("tools need task.chat: a chat template shows them to the model", param="tools")
+        return "".join(message["content"] for message in messages)
+
+    continuation = conversation
+
+    def without_end(self, glue: str) -> str:
+        """There is no end token to leave out."""
+        return glue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, understood."""
+
+    kind: Literal["chat", "text"]
+    model: str
+    stream: bool = False
+    stream_usage: bool = False
+    messages: tuple[Message, ...] = ()
+    """Of a chat."""
+    tools: tuple[Message, ...] = ()
+    prompt: str = ""
+    """Of a text completion."""
+
+    @property
+    def digest(self) -> bytes:
+        """Of what it asks."""
+        return _digest([self.kind, self.messages, self.tools, self.prompt])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What the model said."""
+
+    text: str
+    finish_reason: str = "stop"
+    """`stop` or `length`."""
+    context_tokens: int = 0
+    """Before it."""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A function that the model calls."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A turn of the model as its program gets it."""
+
+    turn: Turn
+    number: int
+    """Of the turn, from 1."""
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI's API names it."""
+        return "tool_calls" if self.tool_calls else self.turn.finish_reason
+
+
+# ---- requests
+
+
+def parse_chat(body: bytes) -> Ask:
+    """A request for a chat's next message. Raises `BadRequestError`."""
+    value = _object(body)
+    messages = value.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadRequestError("messages must be a list of at least one message", param="messages")
+    tools = value.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadRequestError("tools must be a list of objects", param="tools")
+    options = value.get("stream_options")
+    return Ask(
+        kind="chat",
+        model=_model(value),
+        stream=bool(value.get("stream")),
+        stream_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        messages=tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages)),
+        tools=tuple(tools) if value.get("tool_choice") != "none" else (),
+    )
+
+
+def parse_text(body: bytes) -> Ask:
+    """A request for the continuation of a text. Raises `BadRequestError`."""
+    value = _object(body)
+    match value.get("prompt"):
+        case str(prompt) | [str(prompt)]:
+            return Ask(kind="text", model=_model(value), stream=bool(value.get("stream")), prompt=prompt)
+    raise BadRequestError("prompt must be one text", param="prompt")
+
+
+def parse_reward(body: bytes) -> float:
+    """A number that the turn earned. Raises `BadRequestError`."""
+    reward = _object(body).get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
+        raise BadRequestError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
+    return float(reward)
+
+
+def parse_end(body: bytes) -> str:
+    """Why the sample has failed; "" where it has not. Raises `BadRequestError`."""
+    error = _object(body or b"{}").get("error") or ""
+    if not isinstance(error, str):
+        raise BadRequestError(f"error must be a text, got {shorten(error)}", param="error")
+    return " ".join(error.split())
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"the body must be JSON in UTF-8: {shorten(str(error))}") from None
+    if not isinstance(value, dict):
+        raise BadRequestError("the body must be a JSON object")
+    for name, same in _REFUSED.items():
+        if value.get(name) not in same:
+            raise BadRequestError(f"{name} is not supported: there is one answer, with its text alone", param=name)
+    return value
+
+
+def _model(value: Mapping[str, Any]) -> str:
+    model = value.get("model")
+    return model if isinstance(model, str) else "policy"
+
+
+def _message(value: object, place: str) -> Message:
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        raise BadRequestError(f"{place} must be an object with a role: {', '.join(ROLES)}", param="messages")
+    message: dict[str, Any] = {"role": ROLES[value["role"]], "content": _content(value.get("content"), place)}
+    if calls := value.get("tool_calls"):
+        message["tool_calls"] = [_call(call, place) for call in _list(calls, place)]
+    return message | {name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)}
+
+
+def _content(value: object, place: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for part in _list(value, place):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadRequestError(f"{place}.content must be text: the model reads nothing else", param="messages")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _list(value: object, place: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    raise BadRequestError(f"{place} is not as OpenAI's API has it, got {shorten(value)}", param="messages")
+
+
+def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
+    """As templates read it: arguments are an object where they are one."""
+    match value:
+        case {"function": {"name": str(name), "arguments": str(arguments)}}:
+            identity = value.get("id")
+            function = {"name": name, "arguments": _parsed(arguments, otherwise=arguments)}
+            return {"id": identity if isinstance(identity, str) else "", "type": "function", "function": function}
+    raise BadRequestError(f"{place}.tool_calls must have a function with name and arguments as texts", param="messages")
+
+
+def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return otherwise
+
+
+# ---- a session
+
+
+class Transcript:
+    """The requests and answers of one session."""
+
+    def __init__(self, template: MessageTemplate, *, stops: Sequence[str] = ()) -> None:
+        """`stops`: strings that end a turn. The model has written them, its text is without them."""
+        self._template = template
+        self._stops = stops
+        self._kind = ""
+        self._tools = b""
+        self._messages: list[bytes] = []
+        """Digests of all messages, answers included; of a text completion that of the whole text."""
+        self._chars = 0
+        """Of the text of a text completion."""
+        self._ask: Ask | None = None
+        self.answers = 0
+
+    def text_of(self, ask: Ask) -> str:
+        """What the model reads behind what it has read and written. Changes nothing.
+
+        At first that is the prompt; later it begins with the end of the model's turn, if a template writes one.
+
+        Raises:
+            EditedError: it does not continue what has been.
+            BadRequestError: the template refuses it.
+        """
+        try:
+            return self._added(ask)
+        except UserError as error:
+            raise BadRequestError(str(error), param="messages") from None
+
+    def _added(self, ask: Ask) -> str:
+        if not self._kind:
+            return ask.prompt if ask.kind == "text" else self._template.conversation(ask.messages, tools=ask.tools)
+        if ask.kind != self._kind:
+            raise EditedError("it went from chat completions to text completions, or back; a session has one kind")
+        if ask.kind == "text":
+            return self._behind(ask.prompt)
+        if _digest(ask.tools) != self._tools:
+            raise EditedError("its tools are others than before; they stand at the beginning of the conversation")
+        known = len(self._messages)
+        for place, (digest, message) in enumerate(zip(self._messages, ask.messages, strict=False)):
+            if digest != _identity(message):
+                raise EditedError(f"messages[{place}] is another than before: {shorten(message)}")
+        if len(ask.messages) < known:
+            raise EditedError(f"it has {len(ask.messages)} messages, and there have been {known}")
+        return self._template.continuation(ask.messages[known:], tools=ask.tools)
+
+    def _behind(self, prompt: str) -> str:
+        if _digest(prompt[: self._chars]) != self._messages[0]:
+            raise EditedError("its prompt does not begin with the one before and its answer")
+        rest = prompt[self._chars :]
+        return rest.removeprefix(next((stop for stop in self._stops if rest.startswith(stop)), ""))
+
+    def accept(self, ask: Ask) -> None:
+        """The request whose text the model is to read."""
+        self._ask, self._kind, self._tools = ask, ask.kind, _digest(ask.tools)
+
+    def answer(self, turn: Turn) -> Answer:
+        """The model's turn, as the answer to the accepted request."""
+        assert self._ask is not None
+        ask, self._ask = self._ask, None
+        self.answers += 1
+        if ask.kind == "text":
+            self._chars = len(ask.prompt) + len(turn.text)
+            self._messages = [_digest(ask.prompt + turn.text)]
+            return Answer(turn=turn, number=self.answers, content=turn.text)
+        content, calls = (turn.text, ()) if not ask.tools else tool_calls(turn.text, turn=self.answers)
+        said = {"role": "assistant", "content": content, "tool_calls": [call_json(call) for call in calls]}
+        self._messages = [_identity(message) for message in (*ask.messages, _message(said, "the answer"))]
+        return Answer(turn=turn, number=self.answers, content=content, tool_calls=calls)
+
+
+def _identity(message: Message) -> bytes:
+    """The same for messages that say the same."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return _digest([message["role"], message["content"], calls, message.get("tool_call_id"), message.get("name")])
+
+
+def _digest(value: object) -> bytes:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def tool_calls(text: str, *, turn: int) -> tuple[str, tuple[ToolCall, ...]]:
+    """The text without its calls, and the calls. If one of them cannot be read, the text as it is and none."""
+    calls = []
+    for place, found in enumerate(_TOOL_CALL.findall(text)):
+        match _parsed(found, otherwise=None):
+            case {"name": str(name), "arguments": dict(arguments)}:
+                written = json.dumps(arguments, ensure_ascii=False)
+                calls.append(ToolCall(id=f"call_{turn}_{place}", name=name, arguments=written))
+            case _:
+                return text, ()
+    return (_TOOL_CALL.sub("", text).strip(), tuple(calls)) if calls else (text, ())
+
+
+def call_json(call: ToolCall) -> dict[str, Any]:
+    """A call as OpenAI's API writes it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

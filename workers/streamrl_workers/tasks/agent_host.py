@@ -1,0 +1,99 @@
+"""The agent host as a process of the task pool: prompts and turns as frames, many at once (`agents/host.py` does the work).
+
+Loop: consumes [number, request]; produces [number, PLAYING] whenever a program is waited for, then [number, row]; ended by the end
+of its socket, and with it all programs.
+"""
+
+import asyncio
+import socket
+from typing import Any
+
+from streamrl_workers.agents.host import AgentHost, AgentItem, Play
+from streamrl_workers.agents.session import AgentError
+from streamrl_workers.agents.transcript import Turn
+from streamrl_workers.process import framing
+from streamrl_workers.tasks import protocol
+from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.protocol import PLAYING, failure
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split
+from streamrl_workers.tasks.worker import MAX_ERROR_CHARS, Row, TaskSources, failure_row
+
+WHERE = "agent: "
+
+
+def serve_agents(connection: socket.socket, sources: TaskSources) -> int:
+    """Run agents until the pool closes the socket. Returns the exit status."""
+    return asyncio.run(_serve(connection, sources))
+
+
+async def _serve(connection: socket.socket, sources: TaskSources) -> int:
+    assert sources.agents is not None
+    host = AgentHost(sources.agents)
+    await host.start()
+    transport, frames = await framing.open_frames(connection)
+    answering: set[asyncio.Task[None]] = set()
+    while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
+        number, request = message
+        answer = _answer(host, sources.dataset, transport, number=number, request=protocol.decode_request(request))
+        task = asyncio.create_task(answer, name=f"agent-{number}")
+        answering.add(task)
+        task.add_done_callback(answering.discard)
+    for task in answering:
+        task.cancel()
+    await asyncio.gather(*answering, return_exceptions=True)
+    await host.close()
+    return 0
+
+
+async def _answer(
+    host: AgentHost, dataset: TaskDataset, transport: asyncio.Transport, *, number: int, request: Request
+) -> None:
+    def say(value: Any) -> None:  # noqa: ANN401 - JSON
+        transport.write(framing.encode([number, value]))
+
+    try:
+        row = await _row(host, dataset, request, begun=lambda: say(PLAYING))
+    except AgentError as error:
+        row = failure(error.kind, f"{WHERE}{error}"[:MAX_ERROR_CHARS])
+    except Exception as error:  # noqa: BLE001 - whatever keeps an item from being done is its failure
+        row = failure_row(WHERE, error)
+    say(row)
+
+
+async def _row(host: AgentHost, dataset: TaskDataset, request: Request, *, begun: Any) -> Row:  # noqa: ANN401
+    match request:
+        case NeedPrompts():
+            item = _item(dataset, request.split, request.first_index)
+            prompt = await host.prompt(item, begun=begun)
+            if prompt is None:  # the run goes on: its samples will hear what was wrong
+                prompt = item.question if dataset.chat is None else dataset.chat.prompt(item.question)
+            return [prompt]
+        case PlayTurn():
+            result = await host.play(
+                _item(dataset, request.split, request.prompt_index), _play(dataset, request), begun=begun
+            )
+            return [result.observation, result.reward, result.done]
+    raise AssertionError("the agent host makes prompts and answers turns")
+
+
+def _item(dataset: TaskDataset, split: Split, index: int) -> AgentItem:
+    question = dataset.question(split, index)
+    return AgentItem(
+        split=split, index=index, question=question.question, answer=question.answer, metadata=question.metadata
+    )
+
+
+def _play(dataset: TaskDataset, request: PlayTurn) -> Play:
+    turns = [
+        Turn(text=text, finish_reason=reason, context_tokens=before, tokens=own)
+        for text, reason, (before, own) in zip(
+            request.completions, request.finish_reasons, request.token_counts, strict=True
+        )
+    ]
+    return Play(
+        key=(request.group_id, request.sample_index),
+        prompt=request.prompt,
+        turns=turns,
+        observations=request.observations,
+        ended=dataset.chat is not None and dataset.chat.ends_turn(request.last_token),
+    )
