@@ -2,7 +2,7 @@
 
 Owns: what a call looks like to its handler. Does not own the port (`server.py`), nor what tokens mean.
 
-Invariants: a body is read when its handler asks for it, and no further than its bound. A handler that waits for long holds its
+Invariants: a body is read when its handler asks for it, and kept up to its bound. A handler that waits for long holds its
 connection; all others end by the server's deadline.
 """
 
@@ -15,6 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 NOT_FOUND, NOT_ALLOWED, TOO_LARGE = 404, 405, 413
 _BEARER = "bearer "
+DISCARDED_BYTES = 64 << 20
+"""Of a body that is too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +48,15 @@ class HttpCall:
         self._request.scope["state"]["hold"]()
 
     async def body(self) -> bytes | None:
-        """All of it; None where it is larger than its bound."""
-        told = self.headers.get("content-length", "0")
-        if told.isdecimal() and len(told) < len(str(self._most_bytes)) + 2 and int(told) <= self._most_bytes:
-            parts = bytearray()
-            async for part in self._request.stream():
+        """All of it; None where it is larger than its bound. Then it is read and thrown away: a client that is cut off hears no answer."""
+        parts, size = bytearray(), 0
+        async for part in self._request.stream():
+            size += len(part)
+            if size <= self._most_bytes:
                 parts += part
-                if len(parts) > self._most_bytes:
-                    return None
-            return bytes(parts)
-        return None
+            elif size > self._most_bytes + DISCARDED_BYTES:
+                break
+        return bytes(parts) if size <= self._most_bytes else None
 
 
 Handler = Callable[[HttpCall], Awaitable[Reply]]

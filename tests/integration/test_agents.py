@@ -22,49 +22,64 @@ STEP_S = 1.0
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 
 PROGRAM = """
-import json, os, sys, urllib.request
+import json, os, sys, threading, urllib.request
 
-item = json.load(sys.stdin)
-messages = [{"role": "user", "content": item["question"]}]
+def begin(item):
+    messages = [{"role": "user", "content": item["question"]}]
 
-def call(path, **body):
-    headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-    return json.load(urllib.request.urlopen(request))
+    def call(path, **body):
+        key = item.get("api_key") or os.environ["OPENAI_API_KEY"]
+        headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+        return json.load(urllib.request.urlopen(request))
 
-def turn():
-    message = call("/chat/completions", messages=messages)["choices"][0]["message"]
-    assert message["content"] in (item["question"], "wrong"), message
-    messages.append(message)
-    messages.append({"role": "user", "content": "o" * (len(messages) // 2)})
-    call("/reward", reward=0.25)
+    def turn():
+        message = call("/chat/completions", messages=messages)["choices"][0]["message"]
+        assert message["content"] in (item["question"], "wrong"), message
+        messages.append(message)
+        messages.append({"role": "user", "content": "o" * (len(messages) // 2)})
+        call("/reward", reward=0.25)
+
+    return messages, call, turn
 """
 """A client of a few milliseconds: hundreds of them are started."""
 
 FAIR = """
-for _ in range(1 + item["seed"] % 4):
-    turn()
+def play(item):
+    _, call, turn = begin(item)
+    for _ in range(1 + item["seed"] % 4):
+        turn()
+    return call
+"""
+ONE = """
+play(json.load(sys.stdin))
+"""
+MANY = """
+for line in sys.stdin:
+    threading.Thread(target=lambda item: play(item)("/end"), args=[json.loads(line)], daemon=True).start()
 """
 ODD = """
-kind = item["seed"] % 24
-turn()
-if kind == 0:
-    while True: pass
-if kind == 1:
-    raise RuntimeError("no more")
-while kind == 2:
+def play(item):
+    messages, call, turn = begin(item)
+    kind = item["seed"] % 24
     turn()
-if kind == 3:
-    call("/reward", reward="nonsense")
-if kind == 4:
-    os.kill(os.getpid(), 9)
-if kind == 5:
-    while True: print("x" * 1000)
-if kind == 6:
-    call("/chat/completions", messages=[{"role": "user", "content": "else"}])
-if kind == 7:
-    call("/chat/completions", messages=[*messages, {"role": "user", "content": "x" * 10_000_000}])
-turn()
+    if kind == 0:
+        while True: pass
+    if kind == 1:
+        raise RuntimeError("no more")
+    while kind == 2:
+        turn()
+    if kind == 3:
+        call("/reward", reward="nonsense")
+    if kind == 4:
+        os.kill(os.getpid(), 9)
+    if kind == 5:
+        while True: print("x" * 1000)
+    if kind == 6:
+        call("/chat/completions", messages=[{"role": "user", "content": "else"}])
+    if kind == 7:
+        call("/chat/completions", messages=[*messages, {"role": "user", "content": "x" * 10_000_000}])
+    turn()
 """
 
 
@@ -113,9 +128,10 @@ def kill_one_of(run: LocalRun, what: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "options"), [(ONE, {}), (MANY, {"sessionsPerProgram": 24})], ids=["one", "many"])
+def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: str, options: dict[str, Any]) -> None:
     rng = random.Random(11)
-    run = start(tmp_path, FAIR)
+    run = start(tmp_path, FAIR + way, **options)
     victims = [*WORKERS, "host", "host", "program", "program", "program", "all"]
     rng.shuffle(victims)
     moments = sorted(rng.choices(range(STEPS // 2), k=len(victims)))
@@ -147,7 +163,7 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(400)
 def test_programs_that_misbehave_are_counted_and_the_run_ends_well(tmp_path: Path) -> None:
-    run = start(tmp_path, ODD, steps=12, step_s=0.0, timeoutSeconds=10, maxTurns=4)
+    run = start(tmp_path, ODD + ONE, steps=12, step_s=0.0, timeoutSeconds=10, maxTurns=4)
     assert run.wait_end() == 0, run.logs()
     run.assert_exact()
     steps = lines(run, "steps.jsonl")

@@ -29,6 +29,8 @@ from streamrl_workers.agents.transcript import (
 
 MAX_REQUEST_BYTES = 1 << 20
 """Of a body: a history of some 200,000 tokens."""
+REQUEST_S = 60.0
+"""For a request to arrive; a program with many threads on a busy machine is slow."""
 OPEN_CONNECTIONS = 256
 """That have not said yet what they want, or are not held."""
 _RETRY = "x-stainless-retry-count"
@@ -64,9 +66,8 @@ class Endpoint:
             ("POST", "/end"): self._checked(self._end),
             ("GET", "/v1/models"): self._checked(self._models),
         }
-        self._server = PageServer(
-            calls(routes, refused=_refused, most_bytes=MAX_REQUEST_BYTES), of_a_peer=OPEN_CONNECTIONS
-        )
+        app = calls(routes, refused=_refused, most_bytes=MAX_REQUEST_BYTES)
+        self._server = PageServer(app, timeout_s=REQUEST_S, of_a_peer=OPEN_CONNECTIONS)
 
     async def start(self) -> str:
         """The address that programs use as base URL."""
