@@ -140,7 +140,7 @@ def session(
 ) -> aiohttp.ClientSession:
     """Connections to an API server, for those who make their requests themselves. `trust_env`: by the proxies of the environment."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket),
+        connector=aiohttp.TCPConnector(ssl=access.tls or True, limit=0, socket_factory=_socket),
         headers={"User-Agent": agent, "Accept-Encoding": "identity"},
         middlewares=middlewares,
         response_class=ApiResponse,

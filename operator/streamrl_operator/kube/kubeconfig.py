@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -21,7 +21,7 @@ from streamrl_operator.kube.oidc import Oidc, Provider
 from streamrl_operator.kube.rest_config import RestConfig, TokenSource
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PROXIES = ("http://", "https://")
+_SCHEMES = ("http://", "https://")
 _MEMBER_FIELDS = {
     "cluster": {"server", "certificate-authority-data", "tls-server-name"},
     "user": {"token", "client-certificate-data", "client-key-data"},
@@ -91,13 +91,16 @@ def from_kubeconfig(
 
 def _rest_config(config: Mapping[str, Any], *, context: str, base: Path) -> RestConfig:
     chosen, cluster, user = _parts(config, context)
-    server = str(cluster["server"]).rstrip("/")
+    server = str(cluster["server"]).strip().rstrip("/")
+    scheme = urlsplit(server).scheme
+    if scheme not in ("http", "https"):
+        raise ValueError(f"server must begin with {' or '.join(_SCHEMES)}")
     proxy = cluster.get("proxy-url") or None
-    if proxy and not str(proxy).startswith(_PROXIES):
-        raise ValueError(f"proxy-url must begin with {' or '.join(_PROXIES)}, not {str(proxy).partition(':')[0]}")
+    if proxy and not str(proxy).startswith(_SCHEMES):
+        raise ValueError(f"proxy-url must begin with {' or '.join(_SCHEMES)}, not {str(proxy).partition(':')[0]}")
     return RestConfig(
         server=server,
-        tls=_tls(cluster, user, base=base) if server.startswith("https:") else None,
+        tls=_tls(cluster, user, base=base) if scheme == "https" else None,
         tls_server_name=cluster.get("tls-server-name") or None,
         proxy=proxy,
         namespace=chosen.get("namespace") or "default",

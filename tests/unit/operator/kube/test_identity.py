@@ -64,6 +64,8 @@ async def test_in_whose_name_we_act() -> None:
     [
         ({"as-groups": ["x"]}, {}, "need `as`"),
         ({}, {"proxy-url": "socks5://me:secret@p"}, "proxy-url must begin with http:// or https://, not socks5"),
+        ({}, {"server": "ftp://api"}, "server must begin with http:// or https://"),
+        ({}, {"server": "api:secret"}, "server must begin with http:// or https://"),
         ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider gcp is no more: use a credential plug-in"),
         ({"auth-provider": {"name": "oidc", "config": {"client-id": "c"}}}, {}, "idp-issuer-url"),
         ({"auth-provider": {"name": "oidc", "config": {"idp-issuer-url": "http://i", "client-id": "c"}}}, {}, "https"),
@@ -141,6 +143,26 @@ async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
             ApiConnection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")
         ) as connection:
             assert (await get(connection, "/a"))["path"] == "/a"
+
+
+@pytest.mark.parametrize("spelled", ["HTTPS://{}", "Https://{}/", " https://{}", "\thttps://{} "])
+async def test_a_certificate_is_looked_at_however_the_server_is_spelled(tmp_path: Path, spelled: str) -> None:
+    with tls_server(tmp_path) as (port, authority):
+        server = spelled.format(f"127.0.0.1:{port}")
+        async with aclosing(ApiConnection(access({"token": "t"}, server=server), agent="test")) as connection:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(connection, "/a")
+        trusted = {"server": server, "certificate-authority": authority, "tls-server-name": NAME}
+        async with aclosing(ApiConnection(access({}, **trusted), agent="test")) as connection:
+            assert (await get(connection, "/a"))["path"] == "/a"
+
+
+async def test_https_without_a_word_on_trust_is_looked_at(tmp_path: Path) -> None:
+    with tls_server(tmp_path) as (port, _):
+        found = RestConfig(server=f"https://127.0.0.1:{port}", tls=None)
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(connection, "/a")
 
 
 async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path: Path) -> None:
