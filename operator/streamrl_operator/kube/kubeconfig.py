@@ -129,7 +129,9 @@ def _source(user: Mapping[str, Any], *, base: Path) -> TokenSource | None:
     if path := user.get("tokenFile"):
         return TokenFile(base / path)
     if plugin := user.get("exec"):
-        return Plugin.model_validate({name: value for name, value in dict(plugin).items() if value is not None})
+        found = Plugin.model_validate({name: value for name, value in dict(plugin).items() if value is not None})
+        beside = {"command": str((base / found.command).absolute())} if "/" in found.command else {}
+        return found.model_copy(update=beside)
     provider = dict(user.get("auth-provider") or {})
     if not provider:
         return None

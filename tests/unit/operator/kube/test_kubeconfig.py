@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import ssl
 import sys
 from datetime import UTC, datetime
@@ -148,6 +149,23 @@ async def test_a_credential_is_used_while_it_cannot_be_renewed(tmp_path: Path) -
     assert await found.headers(now_s=61.0) == good
     (tmp_path / "broken").unlink()
     assert await found.headers(now_s=70.0) == good
+
+
+@pytest.mark.parametrize(("command", "named"), [("./who", True), ("bin/../who", True), ("who", False)])
+async def test_a_command_with_a_slash_lies_beside_the_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, named: bool
+) -> None:
+    """As with kubectl; one without is looked for in PATH. The working directory is nobody's."""
+    for folder, token in (("home", "mine"), ("work", "astray"), ("path", "path")):
+        program = tmp_path / folder / "who"
+        (tmp_path / folder / "bin").mkdir(parents=True)
+        program.write_text(f"""#!/bin/sh\necho '{{"status": {{"token": "{token}"}}}}'\n""")
+        program.chmod(0o700)
+    (tmp_path / "home/config").write_text(config(f"{{exec: {{apiVersion: v1, command: {command}}}}}"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path / "work")
+    found = kubeconfig.find(Path("../home/config"))
+    assert await found.headers(now_s=0.0) == {"Authorization": f"Bearer {'mine' if named else 'path'}"}
 
 
 async def test_a_program_that_is_not_there() -> None:
