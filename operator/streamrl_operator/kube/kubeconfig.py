@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -86,7 +87,20 @@ def from_kubeconfig(
         raise
     except (*_NO_KUBECONFIG, OSError) as error:
         fix = "give one that kubectl can use"
-        raise UserError(field=source, rule=f"must be a kubeconfig with a current context ({error})", fix=fix) from None
+        raise UserError(
+            field=source, rule=f"must be a kubeconfig with a current context ({_why(error)})", fix=fix
+        ) from None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong, without what stands there: that may be a secret."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
+    if isinstance(error, YAMLError):
+        mark = getattr(error, "problem_mark", None)
+        return f"{type(error).__name__}{f' in line {mark.line + 1}' if mark else ''}"
+    return str(error)
 
 
 def _rest_config(config: Mapping[str, Any], *, context: str, base: Path) -> RestConfig:

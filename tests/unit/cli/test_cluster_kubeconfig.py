@@ -52,10 +52,10 @@ def test_several_files_are_merged_and_the_first_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "expected"), [("./who", "{}/who"), ("/bin/who", "/bin/who"), ("who", "who")])
-def test_a_plug_in_with_a_slash_lies_beside_the_file_that_names_it(
-    tmp_path: Path, command: str, expected: str
-) -> None:
-    path = written(tmp_path / "one/config", config("a", current="a", user={"exec": {"apiVersion": "v1", "command": command}}))
+def test_a_plug_in_with_a_slash_lies_beside_the_file_that_names_it(tmp_path: Path, command: str, expected: str) -> None:
+    path = written(
+        tmp_path / "one/config", config("a", current="a", user={"exec": {"apiVersion": "v1", "command": command}})
+    )
     access = from_kubeconfig(choose(kubeconfig=path, context=None, environ={}).text)
     assert isinstance(access.source, Plugin)
     assert access.source.command == expected.format(tmp_path / "one")

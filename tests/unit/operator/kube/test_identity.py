@@ -79,6 +79,35 @@ def test_what_cannot_be_honoured_is_one_line(user: dict[str, Any], cluster: dict
     assert "secret" not in str(refused.value)
 
 
+NO_SECRET = {"apiVersion": "v1", "command": "c", "env": [{"name": "PASSWORD", "value": ["secret"]}]}
+
+
+@pytest.mark.parametrize(
+    ("user", "where"),
+    [
+        (
+            {"auth-provider": {"name": "oidc", "config": {"client-id": "c", "client-secret": "secret"}}},
+            "idp-issuer-url",
+        ),
+        ({"auth-provider": {"name": "oidc", "config": {"client-secret": ["secret"]}}}, "client-secret"),
+        ({"exec": NO_SECRET}, "env.0.value"),
+        ({"exec": {"command": "c", "args": ["--password=secret"]}}, "apiVersion"),
+    ],
+)
+def test_a_refusal_names_the_field_and_keeps_what_stands_there(user: dict[str, Any], where: str) -> None:
+    with pytest.raises(UserError, match=f"{where}: ") as refused:
+        access(user)
+    assert "secret" not in str(refused.value).replace(where, "")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a: 1\n token: [secret", "token: secret\ntoken: other", "a: *secret"])
+def test_a_refusal_of_yaml_names_the_line_alone(text: str) -> None:
+    with pytest.raises(UserError, match="in line [12]") as refused:
+        kubeconfig.from_kubeconfig(text)
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("user", [{"token": "a\nHost: b"}, {"as": "a\r\nb"}, {"as": "a", "as-groups": ["b\0"]}])
 async def test_nothing_in_a_kubeconfig_becomes_a_header_of_its_own(user: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="must each be one line of text"):
