@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Self, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp import connector
@@ -85,9 +87,9 @@ class ApiResponse(aiohttp.ClientResponse):
 class ApiConnection:
     """Requests to one API server, in our name."""
 
-    def __init__(self, access: RestConfig, *, agent: str, trust_env: bool = False) -> None:
+    def __init__(self, access: RestConfig, *, agent: str) -> None:
         self.access = access
-        self._session = session(access, agent=agent, trust_env=trust_env)
+        self._session = session(access, agent=agent)
 
     async def aclose(self) -> None:
         """End all that is under way."""
@@ -135,10 +137,9 @@ def session(
     access: RestConfig,
     *middlewares: aiohttp.ClientMiddlewareType,
     agent: str,
-    trust_env: bool = False,
     proxy: str | None = None,
 ) -> aiohttp.ClientSession:
-    """Connections to an API server, for those who make their requests themselves. `trust_env`: by the proxies of the environment."""
+    """Connections to an API server, for those who make their requests themselves."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=access.tls or True, limit=0, socket_factory=_socket),
         headers={"User-Agent": agent, "Accept-Encoding": "identity"},
@@ -146,9 +147,14 @@ def session(
         response_class=ApiResponse,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        trust_env=trust_env,
         proxy=proxy,
     )
+
+
+def environment_proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL. aiohttp's own look there (`trust_env`) would send what .netrc has, too."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _socket(address: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own AddrInfoType

@@ -1,6 +1,7 @@
 """Who we are, and by which way an API server is reached: impersonation, proxies, names of servers, OIDC. Real TLS, a real issuer."""
 
 import base64
+import contextlib
 import json
 import ssl
 import threading
@@ -103,7 +104,7 @@ def test_a_refusal_names_the_field_and_keeps_what_stands_there(user: dict[str, A
 
 @pytest.mark.parametrize("text", ["a: 1\n token: [secret", "token: secret\ntoken: other", "a: *secret"])
 def test_a_refusal_of_yaml_names_the_line_alone(text: str) -> None:
-    with pytest.raises(UserError, match="in line [12]") as refused:
+    with pytest.raises(UserError, match=r"in line [12]") as refused:
         kubeconfig.from_kubeconfig(text)
     assert "secret" not in str(refused.value)
 
@@ -230,6 +231,32 @@ async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_toke
     for now_s in (0.0, 100.0):
         assert (await found.headers(now_s=now_s))["Authorization"].startswith("Bearer ey")
     assert issuer.asked == ["/.well-known/openid-configuration", "/token"] * 2
+
+
+@pytest.mark.parametrize("secret", [True, False])
+async def test_an_issuer_is_not_sent_what_netrc_has(
+    issuer: OidcIssuer, secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login me password hidden")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    config = {"refresh-token": issuer.refresh_token} | ({} if secret else {"client-secret": ""})
+    with contextlib.nullcontext() if secret else pytest.raises(UserError, match="401"):
+        await headers(issuer.provider(**config))
+    assert issuer.told == ["", issuer.basic if secret else ""]
+
+
+async def test_an_issuer_is_reached_by_the_proxy_of_the_environment(
+    issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = issuer.provider(**{"refresh-token": issuer.refresh_token})
+    address = issuer.url.removeprefix("https://")
+    with ConnectProxy(int(address.rpartition(":")[2])) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        await headers(user)
+        assert proxy.tunnels == [address] * 2
+        monkeypatch.setenv("no_proxy", "localhost")
+        await headers(issuer.provider(**{"refresh-token": issuer.refresh_token}))
+        assert len(proxy.tunnels) == 2
 
 
 @pytest.mark.parametrize(
