@@ -89,7 +89,7 @@ class ApiConnection:
 
     def __init__(self, access: RestConfig, *, agent: str) -> None:
         self.access = access
-        self._session = session(access, agent=agent)
+        self._session = session(access, _no_redirected_socket, agent=agent)
 
     async def aclose(self) -> None:
         """End all that is under way."""
@@ -149,6 +149,19 @@ def session(
         auto_decompress=False,
         proxy=proxy,
     )
+
+
+async def _no_redirected_socket(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """aiohttp cannot be told to follow no redirect where a socket is asked for, and our token would go along."""
+    response = await handler(request)
+    if "Upgrade" in request.headers and _ERROR <= response.status:
+        response.close()
+        raise aiohttp.WSServerHandshakeError(
+            response.request_info, (), status=response.status, message="no socket", headers=response.headers
+        )
+    return response
 
 
 def environment_proxy(url: str) -> str | None:

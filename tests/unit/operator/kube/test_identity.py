@@ -209,6 +209,25 @@ async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path
             assert await get(connection, str(pod.make_url("/status"))) == []
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_socket_follows_no_redirect(status: int) -> None:
+    told = []
+
+    async def astray(request: web.Request) -> web.Response:
+        told.append((request.path, request.headers.get("Authorization")))
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", astray)
+    async with TestServer(application) as server:
+        found = access({"token": "t"}, server=str(server.make_url("/")))
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await connection.websocket("/exec")
+    assert refused.value.status == status
+    assert told == [("/exec", "Bearer t")]
+
+
 @pytest.fixture
 def issuer() -> Iterator[OidcIssuer]:
     with OidcIssuer() as served:
