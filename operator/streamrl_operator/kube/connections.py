@@ -5,11 +5,11 @@ Invariants: no body and no line of a stream is longer than its bound; nothing is
 cookie is kept, since a pod behind the API server's proxy may set some for the API server.
 """
 
+import asyncio
 import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from time import monotonic
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,6 +18,7 @@ import aiohttp
 from aiohttp import connector
 from multidict import CIMultiDict
 
+from streamrl.errors import UserError
 from streamrl_operator.kube.rest_config import RestConfig
 
 MOST_BYTES = 2**24
@@ -102,6 +103,7 @@ class ApiConnection:
         path: str,
         *,
         headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - as aiohttp takes it
         **options: Any,  # noqa: ANN401 - as aiohttp takes them
     ) -> AsyncIterator[ApiResponse]:
         """The answer, whatever it is. `path`: of the API server, or a URL elsewhere, where nobody is told who we are.
@@ -109,14 +111,16 @@ class ApiConnection:
         No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
 
         Raises:
-            UserError: we have no credential.
+            UserError: we have no credential, or none in time.
             aiohttp.ClientError, OSError, TimeoutError: there is no answer.
         """
         is_ours = path.startswith("/")
-        way = await self._way() if is_ours else {"headers": CIMultiDict()}
+        way = await self._way(timeout.total) if is_ours else {"headers": CIMultiDict()}
         way["headers"].update(headers)
         url = self.access.server + path if is_ours else path
-        async with self._session.request(method, url, allow_redirects=False, **way, **options) as response:
+        async with self._session.request(
+            method, url, allow_redirects=False, timeout=timeout, **way, **options
+        ) as response:
             assert isinstance(response, ApiResponse), "the session makes no others"
             yield response
 
@@ -128,8 +132,14 @@ class ApiConnection:
         )
         return socket
 
-    async def _way(self) -> dict[str, Any]:
-        headers = await self.access.headers(now_s=monotonic())
+    async def _way(self, total_s: float | None = None) -> dict[str, Any]:
+        """Waits for a credential as long as the request may take."""
+        try:
+            async with asyncio.timeout(total_s):
+                headers = await self.access.headers()
+        except TimeoutError:
+            rule, fix = f"there was no credential within {total_s:g} s", "run kubectl once with this kubeconfig"
+            raise UserError(field="KUBECONFIG", rule=rule, fix=fix) from None
         return {"headers": headers, "proxy": self.access.proxy, "server_hostname": self.access.tls_server_name}
 
 
@@ -156,7 +166,7 @@ async def _no_redirected_socket(
 ) -> aiohttp.ClientResponse:
     """aiohttp cannot be told to follow no redirect where a socket is asked for, and our token would go along."""
     response = await handler(request)
-    if "Upgrade" in request.headers and _ERROR <= response.status:
+    if "Upgrade" in request.headers and response.status >= _ERROR:
         response.close()
         raise aiohttp.WSServerHandshakeError(
             response.request_info, (), status=response.status, message="no socket", headers=response.headers

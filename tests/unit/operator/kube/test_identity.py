@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def access(user: dict[str, Any], **cluster: Any) -> RestConfig:
 
 async def headers(user: dict[str, Any]) -> list[tuple[str, str]]:
     """That say who we are."""
-    return sorted((await access(user).headers(now_s=0.0)).items())
+    return sorted((await access(user).headers()).items())
 
 
 async def test_in_whose_name_we_act() -> None:
@@ -248,7 +249,7 @@ async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_toke
     found = access(issuer.provider(**{"id-token": tokens[first], "refresh-token": issuer.refresh_token}))
     issuer.life_s = 5
     for now_s in (0.0, 100.0):
-        assert (await found.headers(now_s=now_s))["Authorization"].startswith("Bearer ey")
+        assert (await found.headers(clock=partial(float, now_s)))["Authorization"].startswith("Bearer ey")
     assert issuer.asked == ["/.well-known/openid-configuration", "/token"] * 2
 
 
