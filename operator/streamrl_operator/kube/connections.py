@@ -10,6 +10,7 @@ import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -90,11 +91,17 @@ class ApiConnection:
 
     def __init__(self, access: RestConfig, *, agent: str) -> None:
         self.access = access
-        self._session = session(access, _no_redirected_socket, agent=agent)
+        self._made = partial(session, access, _no_redirected_socket, agent=agent)
+        self._session = self._made()
+        self._before: aiohttp.ClientSession | None = None
+        """The one before ends what it has begun: its connections still show the certificate before."""
+        self._shown: str | None = None
+        """Certificate of the present one, if it is one that is renewed."""
 
     async def aclose(self) -> None:
         """End all that is under way."""
-        await self._session.close()
+        for each in filter(None, (self._before, self._session)):
+            await each.close()
 
     @asynccontextmanager
     async def request(
@@ -133,13 +140,18 @@ class ApiConnection:
         return socket
 
     async def _way(self, total_s: float | None = None) -> dict[str, Any]:
-        """Waits for a credential as long as the request may take."""
+        """Waits for a credential as long as the request may take. A new certificate has new connections."""
         try:
             async with asyncio.timeout(total_s):
                 headers = await self.access.headers()
         except TimeoutError:
             rule, fix = f"there was no credential within {total_s:g} s", "run kubectl once with this kubeconfig"
             raise UserError(field="KUBECONFIG", rule=rule, fix=fix) from None
+        if self.access.source is not None and self.access.source.certificate != self._shown:
+            self._shown = self.access.source.certificate
+            ended, self._before, self._session = self._before, self._session, self._made()
+            if ended is not None:
+                await ended.close()
         return {"headers": headers, "proxy": self.access.proxy, "server_hostname": self.access.tls_server_name}
 
 

@@ -48,6 +48,7 @@ class Oidc:
     """The ID token that there is, and the next one when it ends. `tls`: whom we trust to be the issuer."""
 
     pause_s: ClassVar[float] = 5.0
+    certificate: ClassVar[None] = None
 
     def __init__(self, provider: Provider, *, tls: ssl.SSLContext) -> None:
         self._provider = provider

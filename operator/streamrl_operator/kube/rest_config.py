@@ -30,6 +30,11 @@ class TokenSource(Protocol):
     pause_s: ClassVar[float]
     """At least so long between two questions."""
 
+    @property
+    def certificate(self) -> str | None:
+        """Client certificate that `token` has put into `tls`: connections that are open show the one before."""
+        ...
+
     async def token(self, *, tls: ssl.SSLContext | None) -> str | None:
         """The token; None where a client certificate, which is put into `tls`, says who we are.
 

@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserError
-from streamrl_operator.kube import kubeconfig
+from streamrl_operator.kube import credentials, kubeconfig
 from streamrl_operator.kube.connections import ApiConnection, session
 from streamrl_operator.kube.rest_config import RestConfig
 from support.certificates import Authority
@@ -130,16 +130,39 @@ class Tells(BaseHTTPRequestHandler):
         return
 
 
+class Knows(Tells):
+    """Answers with the number of the client's certificate and of the connection, which is kept. What is asked of /late waits for `gate`."""
+
+    protocol_version = "HTTP/1.1"
+    gate = threading.Event()
+
+    def do_GET(self) -> None:
+        certificate = cast(ssl.SSLSocket, self.connection).getpeercert()
+        assert certificate
+        body = json.dumps([certificate["serialNumber"], self.client_address[1]]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.path == "/late":
+            self.gate.wait(60)
+        self.wfile.write(body)
+
+
 @contextmanager
-def tls_server(folder: Path) -> Iterator[tuple[int, str]]:
-    """Port of a server, and the authority of its certificate for `certificate-authority`."""
+def tls_server(
+    folder: Path, answers: type[Tells] = Tells, *, clients: Authority | None = None
+) -> Iterator[tuple[int, str]]:
+    """Port of a server, and the authority of its certificate for `certificate-authority`; `clients` signs for those it takes."""
     authority = Authority()
     leaf = authority.leaf("api", hosts=(NAME,))
     (folder / "pair.pem").write_bytes(leaf.chain + leaf.key_pem)
     (folder / "ca.pem").write_bytes(authority.pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "pair.pem")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=clients.pem.decode())
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.02,), name="server", daemon=True).start()
         yield server.server_port, str(folder / "ca.pem")
@@ -174,6 +197,44 @@ async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
             ApiConnection(access({}, **trusted, **{"tls-server-name": NAME}), agent="test")
         ) as connection:
             assert (await get(connection, "/a"))["path"] == "/a"
+
+
+async def test_a_renewed_certificate_is_shown_by_the_next_request_and_cuts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials.Plugin, "pause_s", 0.0)
+    clients = Authority("clients")
+
+    def renewed() -> int:
+        """Serial number of the certificate that the plug-in gives from now on."""
+        leaf = clients.leaf("trainer")
+        pair = {"clientCertificateData": leaf.chain.decode(), "clientKeyData": leaf.key_pem.decode()}
+        (tmp_path / "printed").write_text(json.dumps({"status": pair}))
+        return leaf.certificate.serial_number
+
+    plugin = {"apiVersion": "v1", "command": "cat", "args": [str(tmp_path / "printed")]}
+    with tls_server(tmp_path, Knows, clients=clients) as (port, authority):
+        trusted = {"certificate-authority": authority, "tls-server-name": NAME}
+        found = access({"exec": plugin}, server=f"https://127.0.0.1:{port}", **trusted)
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+
+            async def after(serial_number: int) -> int:
+                """That of the next request."""
+                found.forget()
+                shown, _ = await get(connection, "/a")
+                assert int(shown, 16) == serial_number
+                return serial_number
+
+            first = await after(renewed())
+            told = [await get(connection, "/a")]
+            found.forget()  # and it gives the same again
+            told += [await get(connection, "/a")]
+            assert told[0] == told[1]
+            async with connection.request("GET", "/late", timeout=LIMIT, headers={}) as begun:
+                second = await after(renewed())
+                Knows.gate.set()
+                assert json.loads(await begun.read()) == told[0]
+            assert len({first, second, await after(renewed()), await after(renewed())}) == 4
 
 
 @pytest.mark.parametrize("spelled", ["HTTPS://{}", "Https://{}/", " https://{}", "\thttps://{} "])
