@@ -30,6 +30,11 @@ class OidcIssuer:
         self.refresh_token = "refresh-0"
         self.asked: list[str] = []
         """Paths, in order."""
+        self.told: list[str] = []
+        """Authorization of each."""
+        pair = f"{urllib.parse.quote_plus(CLIENT)}:{urllib.parse.quote_plus(SECRET)}"
+        self.basic = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        """That of the client."""
         self.answer: tuple[int, bytes] | None = None
         """Given instead of tokens."""
         self.life_s = LIFE_S
@@ -69,10 +74,7 @@ class OidcIssuer:
             return 200, json.dumps({"keys": [{"kty": "RSA", "use": "sig", "alg": "RS256"} | parts]}).encode()
         if self.answer is not None:
             return self.answer
-        pair = f"{urllib.parse.quote_plus(CLIENT)}:{urllib.parse.quote_plus(SECRET)}"
-        if who != f"Basic {base64.b64encode(pair.encode()).decode()}" or form.get("refresh_token") != [
-            self.refresh_token
-        ]:
+        if who != self.basic or form.get("refresh_token") != [self.refresh_token]:
             return 401, b'{"error": "invalid_grant"}'
         self.refresh_token = f"refresh-{len(self.asked)}"
         tokens = {
@@ -88,8 +90,10 @@ class OidcIssuer:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 form = urllib.parse.parse_qs(self.rfile.read(length).decode())
+                who = self.headers.get("Authorization", "")
                 issuer.asked.append(self.path)
-                status, body = issuer._reply(self.path, form, self.headers.get("Authorization", ""))
+                issuer.told.append(who)
+                status, body = issuer._reply(self.path, form, who)
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))

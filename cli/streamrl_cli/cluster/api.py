@@ -132,9 +132,9 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
     access, context = _access(args)
-    # As kubectl: a proxy of the environment, but never to this machine.
-    trust_env = urlsplit(access.server).hostname not in _LOOPBACK
-    async with aclosing(connections.ApiConnection(access, agent=MANAGER, trust_env=trust_env)) as connection:
+    if access.proxy is None and urlsplit(access.server).hostname not in _LOOPBACK:  # as kubectl
+        access.proxy = connections.environment_proxy(access.server)
+    async with aclosing(connections.ApiConnection(access, agent=MANAGER)) as connection:
         yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
 
 

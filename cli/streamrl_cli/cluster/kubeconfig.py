@@ -70,7 +70,7 @@ def _paths(kubeconfig: Path | None, environ: Mapping[str, str]) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A kubeconfig with absolute paths."""
+    """A kubeconfig with absolute paths, of programs too."""
     documents = documents_in(read_text(path, most_bytes=MAX_FILE_BYTES, fix=_FIX), path=path)
     config = documents[0].data if len(documents) == 1 else None
     if not isinstance(config, dict) or not all(_is_list_of_named(config.get(f"{kind}s"), kind) for kind in _FILES):
@@ -78,8 +78,15 @@ def _read(path: Path) -> dict[str, Any]:
     for kind, keys in _FILES.items():
         for entry in config.get(f"{kind}s") or []:
             inner = entry.get(kind) or {}
-            inner |= {key: str((path.parent / inner[key]).absolute()) for key in keys if inner.get(key)}
+            inner |= {key: _beside(path, inner[key]) for key in keys if inner.get(key)}
+            match inner.get("exec"):
+                case {"command": str(command)} if "/" in command:  # any other is looked for in PATH
+                    inner["exec"]["command"] = _beside(path, command)
     return config
+
+
+def _beside(path: Path, file: str) -> str:
+    return str((path.parent / file).absolute())
 
 
 def _is_list_of_named(entries: object, kind: str) -> bool:

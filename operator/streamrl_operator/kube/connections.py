@@ -5,17 +5,21 @@ Invariants: no body and no line of a stream is longer than its bound; nothing is
 cookie is kept, since a pod behind the API server's proxy may set some for the API server.
 """
 
+import asyncio
 import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from time import monotonic
+from functools import partial
 from typing import Any, Self, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from aiohttp import connector
 from multidict import CIMultiDict
 
+from streamrl.errors import UserError
 from streamrl_operator.kube.rest_config import RestConfig
 
 MOST_BYTES = 2**24
@@ -85,13 +89,19 @@ class ApiResponse(aiohttp.ClientResponse):
 class ApiConnection:
     """Requests to one API server, in our name."""
 
-    def __init__(self, access: RestConfig, *, agent: str, trust_env: bool = False) -> None:
+    def __init__(self, access: RestConfig, *, agent: str) -> None:
         self.access = access
-        self._session = session(access, agent=agent, trust_env=trust_env)
+        self._made = partial(session, access, _no_redirected_socket, agent=agent)
+        self._session = self._made()
+        self._before: aiohttp.ClientSession | None = None
+        """The one before ends what it has begun: its connections still show the certificate before."""
+        self._shown: str | None = None
+        """Certificate of the present one, if it is one that is renewed."""
 
     async def aclose(self) -> None:
         """End all that is under way."""
-        await self._session.close()
+        for each in filter(None, (self._before, self._session)):
+            await each.close()
 
     @asynccontextmanager
     async def request(
@@ -100,6 +110,7 @@ class ApiConnection:
         path: str,
         *,
         headers: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - as aiohttp takes it
         **options: Any,  # noqa: ANN401 - as aiohttp takes them
     ) -> AsyncIterator[ApiResponse]:
         """The answer, whatever it is. `path`: of the API server, or a URL elsewhere, where nobody is told who we are.
@@ -107,14 +118,16 @@ class ApiConnection:
         No redirect is followed: an API server sends none, but a pod behind its proxy may, and our token would go wherever it says.
 
         Raises:
-            UserError: we have no credential.
+            UserError: we have no credential, or none in time.
             aiohttp.ClientError, OSError, TimeoutError: there is no answer.
         """
         is_ours = path.startswith("/")
-        way = await self._way() if is_ours else {"headers": CIMultiDict()}
+        way = await self._way(timeout.total) if is_ours else {"headers": CIMultiDict()}
         way["headers"].update(headers)
         url = self.access.server + path if is_ours else path
-        async with self._session.request(method, url, allow_redirects=False, **way, **options) as response:
+        async with self._session.request(
+            method, url, allow_redirects=False, timeout=timeout, **way, **options
+        ) as response:
             assert isinstance(response, ApiResponse), "the session makes no others"
             yield response
 
@@ -126,8 +139,19 @@ class ApiConnection:
         )
         return socket
 
-    async def _way(self) -> dict[str, Any]:
-        headers = await self.access.headers(now_s=monotonic())
+    async def _way(self, total_s: float | None = None) -> dict[str, Any]:
+        """Waits for a credential as long as the request may take. A new certificate has new connections."""
+        try:
+            async with asyncio.timeout(total_s):
+                headers = await self.access.headers()
+        except TimeoutError:
+            rule, fix = f"there was no credential within {total_s:g} s", "run kubectl once with this kubeconfig"
+            raise UserError(field="KUBECONFIG", rule=rule, fix=fix) from None
+        if self.access.source is not None and self.access.source.certificate != self._shown:
+            self._shown = self.access.source.certificate
+            ended, self._before, self._session = self._before, self._session, self._made()
+            if ended is not None:
+                await ended.close()
         return {"headers": headers, "proxy": self.access.proxy, "server_hostname": self.access.tls_server_name}
 
 
@@ -135,20 +159,37 @@ def session(
     access: RestConfig,
     *middlewares: aiohttp.ClientMiddlewareType,
     agent: str,
-    trust_env: bool = False,
     proxy: str | None = None,
 ) -> aiohttp.ClientSession:
-    """Connections to an API server, for those who make their requests themselves. `trust_env`: by the proxies of the environment."""
+    """Connections to an API server, for those who make their requests themselves."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=access.tls or False, limit=0, socket_factory=_socket),
+        connector=aiohttp.TCPConnector(ssl=access.tls or True, limit=0, socket_factory=_socket),
         headers={"User-Agent": agent, "Accept-Encoding": "identity"},
         middlewares=middlewares,
         response_class=ApiResponse,
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        trust_env=trust_env,
         proxy=proxy,
     )
+
+
+async def _no_redirected_socket(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """aiohttp cannot be told to follow no redirect where a socket is asked for, and our token would go along."""
+    response = await handler(request)
+    if "Upgrade" in request.headers and response.status >= _ERROR:
+        response.close()
+        raise aiohttp.WSServerHandshakeError(
+            response.request_info, (), status=response.status, message="no socket", headers=response.headers
+        )
+    return response
+
+
+def environment_proxy(url: str) -> str | None:
+    """The proxy that the environment names for a URL. aiohttp's own look there (`trust_env`) would send what .netrc has, too."""
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 def _socket(address: Any) -> socket.socket:  # noqa: ANN401 - aiohttp's own AddrInfoType

@@ -23,6 +23,7 @@ class TokenFile:
     """A file that holds the token; its owner renews it."""
 
     pause_s: ClassVar[float] = 0.0
+    certificate: ClassVar[None] = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,6 +61,12 @@ class Plugin(BaseModel):
     args: tuple[str, ...] = ()
     env: tuple[_Variable, ...] = ()
     pause_s: ClassVar[float] = 5.0
+    _certificate: str | None = None
+
+    @property
+    def certificate(self) -> str | None:
+        """That was put into `tls` last."""
+        return self._certificate
 
     async def token(self, *, tls: ssl.SSLContext | None) -> str | None:
         """Ask it. A client certificate is put into `tls`.
@@ -72,6 +79,7 @@ class Plugin(BaseModel):
                 found = _Printed.model_validate_json(await self._output()).status
             if tls is not None and found.certificate and found.key:
                 load_pair(tls, found.certificate.encode(), found.key.encode())
+                self._certificate = found.certificate
         except TimeoutError:
             raise self._failed(f"it took more than {_TIMEOUT_S:g} s") from None
         except (OSError, ValueError) as error:  # of the program, of what it printed, of its certificate

@@ -163,7 +163,7 @@ class JobWatch(Reflector):
             begun_s, status = time.monotonic(), 0
             self._asked_s = begun_s
             try:
-                asked = asyncio.run_coroutine_threadsafe(access.headers(now_s=begun_s), ours)
+                asked = asyncio.run_coroutine_threadsafe(access.headers(), ours)
                 who = await asyncio.wrap_future(asked)
                 request.headers.update(who)
                 request.server_hostname = access.tls_server_name

@@ -10,8 +10,9 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -21,7 +22,7 @@ from streamrl_operator.kube.oidc import Oidc, Provider
 from streamrl_operator.kube.rest_config import RestConfig, TokenSource
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_PROXIES = ("http://", "https://")
+_SCHEMES = ("http://", "https://")
 _MEMBER_FIELDS = {
     "cluster": {"server", "certificate-authority-data", "tls-server-name"},
     "user": {"token", "client-certificate-data", "client-key-data"},
@@ -86,18 +87,34 @@ def from_kubeconfig(
         raise
     except (*_NO_KUBECONFIG, OSError) as error:
         fix = "give one that kubectl can use"
-        raise UserError(field=source, rule=f"must be a kubeconfig with a current context ({error})", fix=fix) from None
+        raise UserError(
+            field=source, rule=f"must be a kubeconfig with a current context ({_why(error)})", fix=fix
+        ) from None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong, without what stands there: that may be a secret."""
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in found)
+    if isinstance(error, YAMLError):
+        mark = getattr(error, "problem_mark", None)
+        return f"{type(error).__name__}{f' in line {mark.line + 1}' if mark else ''}"
+    return str(error)
 
 
 def _rest_config(config: Mapping[str, Any], *, context: str, base: Path) -> RestConfig:
     chosen, cluster, user = _parts(config, context)
-    server = str(cluster["server"]).rstrip("/")
+    server = str(cluster["server"]).strip().rstrip("/")
+    scheme = urlsplit(server).scheme
+    if scheme not in ("http", "https"):
+        raise ValueError(f"server must begin with {' or '.join(_SCHEMES)}")
     proxy = cluster.get("proxy-url") or None
-    if proxy and not str(proxy).startswith(_PROXIES):
-        raise ValueError(f"proxy-url must begin with {' or '.join(_PROXIES)}, not {str(proxy).partition(':')[0]}")
+    if proxy and not str(proxy).startswith(_SCHEMES):
+        raise ValueError(f"proxy-url must begin with {' or '.join(_SCHEMES)}, not {str(proxy).partition(':')[0]}")
     return RestConfig(
         server=server,
-        tls=_tls(cluster, user, base=base) if server.startswith("https:") else None,
+        tls=_tls(cluster, user, base=base) if scheme == "https" else None,
         tls_server_name=cluster.get("tls-server-name") or None,
         proxy=proxy,
         namespace=chosen.get("namespace") or "default",
@@ -126,7 +143,9 @@ def _source(user: Mapping[str, Any], *, base: Path) -> TokenSource | None:
     if path := user.get("tokenFile"):
         return TokenFile(base / path)
     if plugin := user.get("exec"):
-        return Plugin.model_validate({name: value for name, value in dict(plugin).items() if value is not None})
+        found = Plugin.model_validate({name: value for name, value in dict(plugin).items() if value is not None})
+        beside = {"command": str((base / found.command).absolute())} if "/" in found.command else {}
+        return found.model_copy(update=beside)
     provider = dict(user.get("auth-provider") or {})
     if not provider:
         return None

@@ -16,7 +16,7 @@ import aiohttp
 from pydantic import BaseModel, Field
 
 from streamrl.errors import UserError
-from streamrl_operator.kube.connections import OversizeError, session
+from streamrl_operator.kube.connections import OversizeError, environment_proxy, session
 from streamrl_operator.kube.rest_config import TOKEN_AGE_S, RestConfig
 
 _TIMEOUT_S = 30.0
@@ -48,6 +48,7 @@ class Oidc:
     """The ID token that there is, and the next one when it ends. `tls`: whom we trust to be the issuer."""
 
     pause_s: ClassVar[float] = 5.0
+    certificate: ClassVar[None] = None
 
     def __init__(self, provider: Provider, *, tls: ssl.SSLContext) -> None:
         self._provider = provider
@@ -86,10 +87,12 @@ class Oidc:
         else:
             form["client_id"] = given.client
         issuer = RestConfig(server=given.issuer.rstrip("/"), tls=self._tls)
-        async with session(issuer, agent="streamrl", trust_env=True) as asked:
-            async with asked.get(f"{issuer.server}/.well-known/openid-configuration", **_ONCE) as answer:
+        discovery = f"{issuer.server}/.well-known/openid-configuration"
+        async with session(issuer, agent="streamrl") as asked:
+            async with asked.get(discovery, proxy=environment_proxy(discovery), **_ONCE) as answer:
                 endpoint = _Endpoints.model_validate_json(await answer.read()).token_endpoint
-            async with asked.post(endpoint, data=form, headers=headers, **_ONCE) as answer:
+            proxy = environment_proxy(endpoint)
+            async with asked.post(endpoint, data=form, headers=headers, proxy=proxy, **_ONCE) as answer:
                 return _Tokens.model_validate_json(await answer.read())
 
     def _failed(self, why: str) -> UserError:

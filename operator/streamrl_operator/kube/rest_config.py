@@ -7,7 +7,9 @@ Owns: when a credential is read again. Does not own: where all this is written (
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import ClassVar, Protocol
 
 from multidict import CIMultiDict
@@ -27,6 +29,11 @@ class TokenSource(Protocol):
 
     pause_s: ClassVar[float]
     """At least so long between two questions."""
+
+    @property
+    def certificate(self) -> str | None:
+        """Client certificate that `token` has put into `tls`: connections that are open show the one before."""
+        ...
 
     async def token(self, *, tls: ssl.SSLContext | None) -> str | None:
         """The token; None where a client certificate, which is put into `tls`, says who we are.
@@ -57,22 +64,23 @@ class RestConfig:
     impersonation: tuple[tuple[str, str], ...] = ()
     """Headers: in whose name we act."""
     _read_s: float = float("-inf")
-    """When the token was last asked for, and when that is due next, by a monotonic clock."""
+    """When the latest question had ended, and when that is due next, by a monotonic clock."""
     _due_s: float = float("-inf")
     _problem: UserError | None = None
     """Of the latest question, if there is no token that may be used without it."""
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asking: asyncio.Task[None] | None = None
+    """The latest question. All requests wait for the same one, and it outlives those that wait no longer."""
 
-    async def headers(self, *, now_s: float) -> CIMultiDict[str]:
-        """Headers that say who we are. `now_s`: a monotonic clock.
+    async def headers(self, *, clock: Callable[[], float] = monotonic) -> CIMultiDict[str]:
+        """Headers that say who we are.
 
         Raises:
             UserError: there is no credential. Where there was one it is used until the API server does not believe it.
         """
         if self.source is not None:
-            async with self._lock:
-                if now_s >= self._due_s:
-                    await self._renew(self.source, now_s=now_s)
+            if self._asking is None or (self._asking.done() and clock() >= self._due_s):
+                self._asking = asyncio.create_task(self._renew(self.source, clock), name="renew credential")
+            await asyncio.shield(self._asking)
             if self._problem is not None:
                 raise self._problem
         who = (("Authorization", f"Bearer {self.token}"),) if self.token else ()
@@ -85,13 +93,12 @@ class RestConfig:
         """The API server did not believe the token: ask for it again before the next request."""
         self._due_s = min(self._due_s, self._read_s + (self.source.pause_s if self.source else 0.0))
 
-    async def _renew(self, source: TokenSource, *, now_s: float) -> None:
-        self._read_s = now_s
+    async def _renew(self, source: TokenSource, clock: Callable[[], float]) -> None:
         try:
             self.token = await source.token(tls=self.tls)
+            self._problem, age_s = None, TOKEN_AGE_S
         except UserError as error:
             log.warning("credential is not renewed", extra={"error": str(error)})
-            self._problem = None if self.token else error
-            self._due_s = now_s + _PAUSE_S
-        else:
-            self._problem, self._due_s = None, now_s + TOKEN_AGE_S
+            self._problem, age_s = None if self.token else error, _PAUSE_S
+        self._read_s = clock()
+        self._due_s = self._read_s + age_s

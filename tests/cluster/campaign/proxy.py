@@ -115,7 +115,7 @@ class Upstream:
 @asynccontextmanager
 async def upstream(access: RestConfig) -> AsyncIterator[Upstream]:
     """Connections for the block."""
-    connector = aiohttp.TCPConnector(ssl=access.tls or False, limit=0)
+    connector = aiohttp.TCPConnector(ssl=access.tls or True, limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=20)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
         yield Upstream(server=access.server, session=session)

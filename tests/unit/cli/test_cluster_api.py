@@ -1,11 +1,15 @@
 """Answers of an API server, as it words them, and the line that they become."""
 
+import argparse
 import json
+from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserErrors
-from streamrl_cli.cluster.api import Call, ObjectNotFoundError, refusal
+from streamrl_cli.cluster.api import Call, ObjectNotFoundError, connect, refusal
 from streamrl_operator.kube.kinds import CONFIG_MAP, RLJOB
 
 GET = Call(verb="get", kind=RLJOB, namespace="ml", context="prod", name="sum")
@@ -93,3 +97,36 @@ def test_a_core_kind_has_no_group() -> None:
     assert str(refusal(call, code=403, body=body.encode())).startswith(
         "context prod: user eve may not patch configmaps in"
     )
+
+
+@pytest.mark.parametrize("user", [{"token": "t"}, {}])
+@pytest.mark.parametrize("is_far", [True, False])
+async def test_a_far_server_is_reached_by_the_proxy_of_the_environment_and_netrc_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, str], is_far: bool
+) -> None:
+    told = []
+
+    async def tell(request: web.Request) -> web.Response:
+        told.append([request.host, *map(request.headers.get, ("Authorization", "Proxy-Authorization"))])
+        metadata = {"name": "code", "namespace": "ml", "uid": "u", "resourceVersion": "1"}
+        return web.json_response({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", tell)
+    async with TestServer(application) as server:
+        near = f"127.0.0.1:{server.port}"
+        host = "api.invalid" if is_far else near
+        (tmp_path / "netrc").write_text("default login me password secret")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        monkeypatch.setenv("http_proxy", f"http://me:pass@{near}" if is_far else "http://127.0.0.1:1")
+        config = {
+            "current-context": "far",
+            "contexts": [{"name": "far", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://{host}"}}],
+            "users": [{"name": "u", "user": user}],
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        args = argparse.Namespace(kubeconfig=tmp_path / "config", context=None, namespace=None)
+        async with connect(args) as client:
+            await client.get(CONFIG_MAP, "code")
+    assert told == [[host, "Bearer t" if user else None, "Basic bWU6cGFzcw==" if is_far else None]]

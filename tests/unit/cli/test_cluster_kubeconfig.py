@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl_cli.cluster.kubeconfig import choose
-from streamrl_operator.kube.credentials import TokenFile
+from streamrl_operator.kube.credentials import Plugin, TokenFile
 from streamrl_operator.kube.kubeconfig import from_kubeconfig
 
 
@@ -49,6 +49,23 @@ def test_several_files_are_merged_and_the_first_counts(tmp_path: Path) -> None:
     assert (access.server, access.namespace) == ("http://a:1", "of-a")
     assert isinstance(access.source, TokenFile)
     assert access.source.path == tmp_path / "one/token"
+
+
+@pytest.mark.parametrize(("command", "expected"), [("./who", "{}/who"), ("/bin/who", "/bin/who"), ("who", "who")])
+def test_a_plug_in_with_a_slash_lies_beside_the_file_that_names_it(tmp_path: Path, command: str, expected: str) -> None:
+    path = written(
+        tmp_path / "one/config", config("a", current="a", user={"exec": {"apiVersion": "v1", "command": command}})
+    )
+    access = from_kubeconfig(choose(kubeconfig=path, context=None, environ={}).text)
+    assert isinstance(access.source, Plugin)
+    assert access.source.command == expected.format(tmp_path / "one")
+
+
+@pytest.mark.parametrize("entry", [["x"], "x/y", {"apiVersion": "v1", "command": ["a/b"]}, {"command": None}])
+def test_a_plug_in_that_is_none_is_refused_where_it_is_used(tmp_path: Path, entry: object) -> None:
+    path = written(tmp_path / "config", config("a", current="a", user={"exec": entry}))
+    with pytest.raises(UserError, match="must be a kubeconfig"):
+        from_kubeconfig(choose(kubeconfig=path, context=None, environ={}).text)
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ async def test_in_a_pod_the_service_account_is_taken(tmp_path: Path, monkeypatch
             "home",
             api.IN_POD,
         )
-        assert await cluster.access.headers(now_s=0.0) == {"Authorization": "Bearer of the pod"}
+        assert await cluster.access.headers() == {"Authorization": "Bearer of the pod"}
     with pytest.raises(UserError, match="there is none at"):
         async with api.connect(argparse.Namespace(kubeconfig=tmp_path / "x", context=None, namespace=None)):
             pass

@@ -76,7 +76,7 @@ async def read(objects: dict[str, Any], given: ClusterSource) -> RestConfig:
 async def test_the_profile_says_the_server_and_the_secret_of_the_administrator_the_token(lists: dict[str, Any]) -> None:
     found = await read({PROFILE: profile(**lists), TOKEN: secret(token="t-1\n")}, source())
     assert found.server == CLUSTER["server"]
-    assert await found.headers(now_s=0.0) == {"Authorization": "Bearer t-1"}
+    assert await found.headers() == {"Authorization": "Bearer t-1"}
     assert found.source is None
 
 

@@ -1,14 +1,16 @@
 """Who we are, and by which way an API server is reached: impersonation, proxies, names of servers, OIDC. Real TLS, a real issuer."""
 
 import base64
+import contextlib
 import json
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -16,7 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserError
-from streamrl_operator.kube import kubeconfig
+from streamrl_operator.kube import credentials, kubeconfig
 from streamrl_operator.kube.connections import ApiConnection, session
 from streamrl_operator.kube.rest_config import RestConfig
 from support.certificates import Authority
@@ -43,7 +45,7 @@ def access(user: dict[str, Any], **cluster: Any) -> RestConfig:
 
 async def headers(user: dict[str, Any]) -> list[tuple[str, str]]:
     """That say who we are."""
-    return sorted((await access(user).headers(now_s=0.0)).items())
+    return sorted((await access(user).headers()).items())
 
 
 async def test_in_whose_name_we_act() -> None:
@@ -64,6 +66,8 @@ async def test_in_whose_name_we_act() -> None:
     [
         ({"as-groups": ["x"]}, {}, "need `as`"),
         ({}, {"proxy-url": "socks5://me:secret@p"}, "proxy-url must begin with http:// or https://, not socks5"),
+        ({}, {"server": "ftp://api"}, "server must begin with http:// or https://"),
+        ({}, {"server": "api:secret"}, "server must begin with http:// or https://"),
         ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider gcp is no more: use a credential plug-in"),
         ({"auth-provider": {"name": "oidc", "config": {"client-id": "c"}}}, {}, "idp-issuer-url"),
         ({"auth-provider": {"name": "oidc", "config": {"idp-issuer-url": "http://i", "client-id": "c"}}}, {}, "https"),
@@ -74,6 +78,35 @@ def test_what_cannot_be_honoured_is_one_line(user: dict[str, Any], cluster: dict
         access(user, **cluster)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+NO_SECRET = {"apiVersion": "v1", "command": "c", "env": [{"name": "PASSWORD", "value": ["secret"]}]}
+
+
+@pytest.mark.parametrize(
+    ("user", "where"),
+    [
+        (
+            {"auth-provider": {"name": "oidc", "config": {"client-id": "c", "client-secret": "secret"}}},
+            "idp-issuer-url",
+        ),
+        ({"auth-provider": {"name": "oidc", "config": {"client-secret": ["secret"]}}}, "client-secret"),
+        ({"exec": NO_SECRET}, "env.0.value"),
+        ({"exec": {"command": "c", "args": ["--password=secret"]}}, "apiVersion"),
+    ],
+)
+def test_a_refusal_names_the_field_and_keeps_what_stands_there(user: dict[str, Any], where: str) -> None:
+    with pytest.raises(UserError, match=f"{where}: ") as refused:
+        access(user)
+    assert "secret" not in str(refused.value).replace(where, "")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a: 1\n token: [secret", "token: secret\ntoken: other", "a: *secret"])
+def test_a_refusal_of_yaml_names_the_line_alone(text: str) -> None:
+    with pytest.raises(UserError, match=r"in line [12]") as refused:
+        kubeconfig.from_kubeconfig(text)
     assert "secret" not in str(refused.value)
 
 
@@ -97,16 +130,39 @@ class Tells(BaseHTTPRequestHandler):
         return
 
 
+class Knows(Tells):
+    """Answers with the number of the client's certificate and of the connection, which is kept. What is asked of /late waits for `gate`."""
+
+    protocol_version = "HTTP/1.1"
+    gate = threading.Event()
+
+    def do_GET(self) -> None:
+        certificate = cast(ssl.SSLSocket, self.connection).getpeercert()
+        assert certificate
+        body = json.dumps([certificate["serialNumber"], self.client_address[1]]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.path == "/late":
+            self.gate.wait(60)
+        self.wfile.write(body)
+
+
 @contextmanager
-def tls_server(folder: Path) -> Iterator[tuple[int, str]]:
-    """Port of a server, and the authority of its certificate for `certificate-authority`."""
+def tls_server(
+    folder: Path, answers: type[Tells] = Tells, *, clients: Authority | None = None
+) -> Iterator[tuple[int, str]]:
+    """Port of a server, and the authority of its certificate for `certificate-authority`; `clients` signs for those it takes."""
     authority = Authority()
     leaf = authority.leaf("api", hosts=(NAME,))
     (folder / "pair.pem").write_bytes(leaf.chain + leaf.key_pem)
     (folder / "ca.pem").write_bytes(authority.pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "pair.pem")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Tells) as server:
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=clients.pem.decode())
+    with ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.02,), name="server", daemon=True).start()
         yield server.server_port, str(folder / "ca.pem")
@@ -143,6 +199,64 @@ async def test_the_name_of_the_server_is_looked_at(tmp_path: Path) -> None:
             assert (await get(connection, "/a"))["path"] == "/a"
 
 
+async def test_a_renewed_certificate_is_shown_by_the_next_request_and_cuts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials.Plugin, "pause_s", 0.0)
+    clients = Authority("clients")
+
+    def renewed() -> int:
+        """Serial number of the certificate that the plug-in gives from now on."""
+        leaf = clients.leaf("trainer")
+        pair = {"clientCertificateData": leaf.chain.decode(), "clientKeyData": leaf.key_pem.decode()}
+        (tmp_path / "printed").write_text(json.dumps({"status": pair}))
+        return leaf.certificate.serial_number
+
+    plugin = {"apiVersion": "v1", "command": "cat", "args": [str(tmp_path / "printed")]}
+    with tls_server(tmp_path, Knows, clients=clients) as (port, authority):
+        trusted = {"certificate-authority": authority, "tls-server-name": NAME}
+        found = access({"exec": plugin}, server=f"https://127.0.0.1:{port}", **trusted)
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+
+            async def after(serial_number: int) -> int:
+                """That of the next request."""
+                found.forget()
+                shown, _ = await get(connection, "/a")
+                assert int(shown, 16) == serial_number
+                return serial_number
+
+            first = await after(renewed())
+            told = [await get(connection, "/a")]
+            found.forget()  # and it gives the same again
+            told += [await get(connection, "/a")]
+            assert told[0] == told[1]
+            async with connection.request("GET", "/late", timeout=LIMIT, headers={}) as begun:
+                second = await after(renewed())
+                Knows.gate.set()
+                assert json.loads(await begun.read()) == told[0]
+            assert len({first, second, await after(renewed()), await after(renewed())}) == 4
+
+
+@pytest.mark.parametrize("spelled", ["HTTPS://{}", "Https://{}/", " https://{}", "\thttps://{} "])
+async def test_a_certificate_is_looked_at_however_the_server_is_spelled(tmp_path: Path, spelled: str) -> None:
+    with tls_server(tmp_path) as (port, authority):
+        server = spelled.format(f"127.0.0.1:{port}")
+        async with aclosing(ApiConnection(access({"token": "t"}, server=server), agent="test")) as connection:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(connection, "/a")
+        trusted = {"server": server, "certificate-authority": authority, "tls-server-name": NAME}
+        async with aclosing(ApiConnection(access({}, **trusted), agent="test")) as connection:
+            assert (await get(connection, "/a"))["path"] == "/a"
+
+
+async def test_https_without_a_word_on_trust_is_looked_at(tmp_path: Path) -> None:
+    with tls_server(tmp_path) as (port, _):
+        found = RestConfig(server=f"https://127.0.0.1:{port}", tls=None)
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await get(connection, "/a")
+
+
 async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path: Path) -> None:
     async def tell(request: web.Request) -> web.Response:
         return web.json_response(
@@ -155,6 +269,25 @@ async def test_elsewhere_nobody_is_told_who_we_are_and_no_proxy_is_used(tmp_path
         found = access({"token": "t", "as": "ada"}, **{"proxy-url": "http://127.0.0.1:1"})
         async with aclosing(ApiConnection(found, agent="test")) as connection:
             assert await get(connection, str(pod.make_url("/status"))) == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_socket_follows_no_redirect(status: int) -> None:
+    told = []
+
+    async def astray(request: web.Request) -> web.Response:
+        told.append((request.path, request.headers.get("Authorization")))
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", astray)
+    async with TestServer(application) as server:
+        found = access({"token": "t"}, server=str(server.make_url("/")))
+        async with aclosing(ApiConnection(found, agent="test")) as connection:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await connection.websocket("/exec")
+    assert refused.value.status == status
+    assert told == [("/exec", "Bearer t")]
 
 
 @pytest.fixture
@@ -177,8 +310,34 @@ async def test_the_issuer_is_asked_for_the_next_one_with_the_newest_refresh_toke
     found = access(issuer.provider(**{"id-token": tokens[first], "refresh-token": issuer.refresh_token}))
     issuer.life_s = 5
     for now_s in (0.0, 100.0):
-        assert (await found.headers(now_s=now_s))["Authorization"].startswith("Bearer ey")
+        assert (await found.headers(clock=partial(float, now_s)))["Authorization"].startswith("Bearer ey")
     assert issuer.asked == ["/.well-known/openid-configuration", "/token"] * 2
+
+
+@pytest.mark.parametrize("secret", [True, False])
+async def test_an_issuer_is_not_sent_what_netrc_has(
+    issuer: OidcIssuer, secret: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login me password hidden")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    config = {"refresh-token": issuer.refresh_token} | ({} if secret else {"client-secret": ""})
+    with contextlib.nullcontext() if secret else pytest.raises(UserError, match="401"):
+        await headers(issuer.provider(**config))
+    assert issuer.told == ["", issuer.basic if secret else ""]
+
+
+async def test_an_issuer_is_reached_by_the_proxy_of_the_environment(
+    issuer: OidcIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = issuer.provider(**{"refresh-token": issuer.refresh_token})
+    address = issuer.url.removeprefix("https://")
+    with ConnectProxy(int(address.rpartition(":")[2])) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        await headers(user)
+        assert proxy.tunnels == [address] * 2
+        monkeypatch.setenv("no_proxy", "localhost")
+        await headers(issuer.provider(**{"refresh-token": issuer.refresh_token}))
+        assert len(proxy.tunnels) == 2
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def test_both_read_the_same(user: dict[str, Any], cluster: dict[str, Any],
     ours = kubeconfig.from_kubeconfig(json.dumps(given), base=tmp_path)
     found = await theirs(given, folder=tmp_path)
     assert (ours.server, ours.proxy, ours.tls_server_name) == (found.host, found.proxy, found.tls_server_name)
-    assert (await ours.headers(now_s=0.0)).get("Authorization") == found.api_key.get("BearerToken")
+    assert (await ours.headers()).get("Authorization") == found.api_key.get("BearerToken")
     if ours.tls is not None:
         tls: ssl.SSLContext = RESTClientObject(found).ssl_context
         assert (ours.tls.verify_mode, ours.tls.check_hostname) == (tls.verify_mode, tls.check_hostname)
