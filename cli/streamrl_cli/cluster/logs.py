@@ -41,6 +41,8 @@ CONTAINERS = {
 """Role as people name it -> container."""
 HOME = ""
 """Cluster of what is in no member."""
+_DOUBLED_S = 2
+"""Shown again behind a cut: a line comes later than it is written, and parts of a second are cut off."""
 _DEFAULT_TAIL = 20
 """Lines of each container where several are shown and nobody says how many."""
 
@@ -212,8 +214,10 @@ class _LogFollower:
         self.patience = RetryDeadline()
         """With home; the others are waited for as long as the job lasts."""
         self.readers: dict[LogSource, asyncio.Task[None]] = {}
-        self.broken: dict[LogSource, float] = {}
-        """When a reader lost its log, by a monotonic clock."""
+        self.queries: dict[LogSource, dict[str, str]] = {}
+        """With which each log was asked for at first."""
+        self.heard_s: dict[LogSource, float] = {}
+        """When its last line came, by a monotonic clock: a cut is noticed much later."""
         self.refused: set[LogSource] = set()
         """Logs of which it is told that they are refused."""
         self.seen: set[str] = set()
@@ -277,10 +281,15 @@ class _LogFollower:
 
     def _read(self, source: LogSource, *, several: bool) -> None:
         query = {"follow": "true"}
-        if source in self.broken:
-            query["sinceSeconds"] = str(int(monotonic() - self.broken.pop(source)) + 1)
+        if source in self.heard_s:
+            query["sinceSeconds"] = str(int(monotonic() - self.heard_s[source]) + _DOUBLED_S)
+        elif source in self.queries:
+            query = self.queries[source]
         elif source.cluster not in self.seen:  # what comes later is shown from its beginning
             query |= _query(self.args, several=several)
+            if self.args.tail == 0:
+                self.heard_s[source] = monotonic()  # nothing that was before is wanted
+        self.queries.setdefault(source, query)
         self.readers[source] = asyncio.create_task(self._reader(source, query), name=f"log of {source.prefix}")
 
     async def _reader(self, source: LogSource, query: Mapping[str, str]) -> None:
@@ -288,6 +297,7 @@ class _LogFollower:
         try:
             async for line in self.places.of(source).log(source.pod, source.container, query):
                 console.out(f"[{source.prefix}] {line}")
+                self.heard_s[source] = monotonic()
                 self.refused.discard(source)
         except ObjectNotFoundError:
             pass  # the pod went away meanwhile
@@ -296,8 +306,7 @@ class _LogFollower:
                 self.refused.add(source)
                 console.err(f"[{source.prefix}] {error}")
             if not is_last:
-                self.broken[source] = monotonic()
-                del self.readers[source]  # read again from here
+                del self.readers[source]  # read again
 
     async def _has_ended(self) -> bool:
         try:

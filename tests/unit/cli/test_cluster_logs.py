@@ -28,6 +28,8 @@ class Cluster:
         self.refuses = self.refuses_log = 0
         """The status that is the answer to everything, or to who wants the log; 0: it is given."""
         self.answers = 0
+        self.queries: list[dict[str, str]] = []
+        """Of who wanted the log and got it, but for the container."""
         self.lines: asyncio.Queue[str | None] = asyncio.Queue()
         container = {"name": names.CONTAINER_GENERATOR}
         self.pod = {
@@ -46,6 +48,7 @@ class Cluster:
         if status := self.refuses or (is_log and self.refuses_log):
             return web.Response(status=status, text="not now")
         if is_log:
+            self.queries.append({key: value for key, value in request.query.items() if key != "container"})
             return await self._log(request)
         if request.path.endswith("/pods"):
             return web.json_response(
@@ -130,7 +133,7 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, follow: bool = True, **east: Any
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, follow: bool = True, tail: int | None = None, **east: Any
 ) -> AsyncIterator[Running]:
     """Logs of a job with a pod at home and one in the member `east`, which is so at the start."""
     home, far = Cluster("near-0"), Cluster("far-0", **{names.LABEL_CLUSTER: "east"})
@@ -146,7 +149,7 @@ async def running(
     async with served(home=home, east=far) as config:
         (tmp_path / "config").write_text(json.dumps(config))
         args = argparse.Namespace(
-            job="sum", role=["generators"], pool=None, follow=follow, tail=None, previous=False, member_context=["east"],
+            job="sum", role=["generators"], pool=None, follow=follow, tail=tail, previous=False, member_context=["east"],
             kubeconfig=tmp_path / "config", context=None, namespace="ml",
         )  # fmt: skip
         command = asyncio.create_task(logs.run(args), name="logs")
@@ -218,6 +221,50 @@ async def test_a_log_that_is_always_refused_does_not_hold_up_the_end(
 ) -> None:
     async with running(tmp_path, capsys, refuses_log=500) as run:
         await run.hears("[far-0] ")
+        await run.ends()
+
+
+async def test_behind_a_cut_the_log_goes_on_from_the_last_line_that_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut is noticed late: what was said in between belongs to what was missed."""
+    now_s = 100.0
+    monkeypatch.setattr(logs, "monotonic", lambda: now_s)
+    async with running(tmp_path, capsys) as run:
+        run.east.lines.put_nowait("one")
+        await run.hears("[far-0] one")
+        now_s += 30.5
+        run.east.is_cut = True
+        run.east.lines.put_nowait("lost")
+        await run.hears("member cluster east cannot be reached")
+        now_s += 10
+        run.east.is_cut = False
+        run.east.lines.put_nowait("two")
+        await run.hears("[far-0] two")
+        (first, again) = run.east.queries
+        assert first == {"follow": "true", "tailLines": "20"}
+        assert 41 < int(again.pop("sinceSeconds")) <= 43
+        assert again == {"follow": "true"}
+        run.east.lines.put_nowait(None)
+        await run.ends()
+
+
+@pytest.mark.parametrize(
+    ("tail", "again"), [(None, {"tailLines": "20"}), (5, {"tailLines": "5"}), (0, {"sinceSeconds": "12"})]
+)
+async def test_a_log_of_which_no_line_has_come_is_asked_for_as_at_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tail: int | None, again: Any
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(logs, "monotonic", lambda: now_s)
+    async with running(tmp_path, capsys, tail=tail, refuses_log=503) as run:
+        await run.hears("[far-0] ")
+        now_s += 10
+        run.east.refuses_log = 0
+        run.east.lines.put_nowait("one")
+        await run.hears("[far-0] one")
+        assert run.east.queries == [{"follow": "true"} | again]
+        run.east.lines.put_nowait(None)
         await run.ends()
 
 
