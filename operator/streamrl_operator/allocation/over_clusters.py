@@ -31,6 +31,8 @@ class ClusterPool:
     cluster: str = HOME
     generation: Stage
     """Its seconds of a whole step, alone; `sizes.most` is what there is."""
+    floor_s: float = 0.0
+    """Of the longest answer, with any number of devices. The fastest pool that is taken has that answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,6 @@ class AllocationProblem:
     """Of a step."""
     is_overlapped: bool
     """Whether bytes travel while samples are made."""
-    floor_s: float = 0.0
-    """Generation takes so long with any number of devices: the longest answer."""
     fixed_cost_per_hour: float = 0.0
 
     @property
@@ -87,7 +87,7 @@ def over_clusters(
     Args:
         asked: pools, links, training.
         tolerance: share of the best time by which a step may be longer.
-        exactly: each of these clusters has devices, and no other one; None: the best choice of clusters.
+        exactly: each of these clusters has devices and versions, and no other one; None: the best choice of clusters.
 
     Raises:
         UserError: there are too few devices.
@@ -98,7 +98,7 @@ def over_clusters(
     fronts = [
         _options_of(asked, cluster, is_needed=exactly is not None) for cluster in asked.clusters if cluster in chosen
     ]
-    if not any(front.options and front.options[-1].rate for front in fronts):
+    if not any(front.most_rate for front in fronts):
         raise UserError(field="devices of pools", rule="must be enough for one generator")
     return _Search(asked, [front for front in fronts if front.options]).best(tolerance)
 
@@ -111,36 +111,58 @@ class _Option:
     """Samples a second of all together."""
     cost: float
     """An hour."""
+    floor_s: float
+    """The least of the pools that have devices."""
     devices: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _ClusterOptions:
-    """The options of a cluster that no other one betters: cost and rate rise."""
+    """The options of a cluster that no other one betters, by rising cost: a dearer one has a higher rate or a lower floor."""
 
     cluster: str
     options: Sequence[_Option]
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether it cannot be left out."""
+        return all(one.rate for one in self.options)
+
+    @property
+    def most_rate(self) -> float:
+        """With all devices."""
+        return max((one.rate for one in self.options), default=0.0)
+
+    @property
+    def least_floor_s(self) -> float:
+        """With all devices."""
+        return min((one.floor_s for one in self.options), default=inf)
+
 
 def _options_of(asked: AllocationProblem, cluster: str, *, is_needed: bool) -> _ClusterOptions:
-    options = [_Option(0.0, 0.0, ())]
+    options = [_Option(0.0, 0.0, inf, ())]
     for pool in (one for one in asked.pools if one.cluster == cluster):
         stage = pool.generation
-        own = [_Option(0.0, 0.0, ((pool.name, 0),))]
+        own = [_Option(0.0, 0.0, inf, ((pool.name, 0),))]
         for devices in stage.sizes.upto(stage.sizes.most):
             rate, cost = asked.samples / stage.seconds(devices), devices * stage.device_cost_per_hour
-            own.append(_Option(rate, cost, ((pool.name, devices),)))
-        pairs = (_Option(a.rate + b.rate, a.cost + b.cost, a.devices + b.devices) for a in options for b in own)
-        options = _undominated(pairs)
+            own.append(_Option(rate, cost, pool.floor_s, ((pool.name, devices),)))
+        options = _undominated(
+            _Option(a.rate + b.rate, a.cost + b.cost, min(a.floor_s, b.floor_s), a.devices + b.devices)
+            for a in options
+            for b in own
+        )
     return _ClusterOptions(cluster, [option for option in options if option.rate or not is_needed])
 
 
 def _undominated(options: Iterable[_Option]) -> list[_Option]:
     """And the first one, which has nothing."""
     nothing, *others = options
-    kept = [nothing]
-    for option in sorted(others, key=lambda one: (one.cost, -one.rate, sum(count for _, count in one.devices))):
-        if option.rate > kept[-1].rate:
+    kept, rates = [nothing], {nothing.floor_s: nothing.rate}
+    order = sorted(others, key=lambda one: (one.cost, -one.rate, one.floor_s, sum(count for _, count in one.devices)))
+    for option in order:
+        if all(rate < option.rate for floor_s, rate in rates.items() if floor_s <= option.floor_s):
+            rates[option.floor_s] = option.rate
             kept.append(option)
     return kept
 
@@ -149,7 +171,7 @@ class _CheapestRate:
     """Least cost of a rate that these clusters bring, with parts of a device: straight pieces, each dearer than the one before."""
 
     def __init__(self, fronts: Sequence[Sequence[tuple[float, float]]]) -> None:
-        """Of each cluster the rate and cost of its options."""
+        """Of each cluster the rate and cost of its options, by rising cost."""
         self._start = [sum(hull[0][at] for hull in map(_hull, fronts)) for at in (0, 1)]
         pieces = [(b[0] - a[0], b[1] - a[1]) for hull in map(_hull, fronts) for a, b in pairwise(hull)]
         self._pieces = sorted(pieces, key=lambda piece: piece[1] / piece[0])
@@ -182,12 +204,13 @@ def _hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The lower convex hull, by rising rate."""
     kept: list[tuple[float, float]] = []
     for rate, cost in points:
+        if kept and rate <= kept[-1][0]:
+            continue
         while len(kept) > 1 and (kept[-1][1] - kept[-2][1]) * (rate - kept[-2][0]) >= (cost - kept[-2][1]) * (
             kept[-1][0] - kept[-2][0]
         ):
             kept.pop()
-        if not kept or rate > kept[-1][0]:
-            kept.append((rate, cost))
+        kept.append((rate, cost))
     return kept
 
 
@@ -196,7 +219,7 @@ class _Search:
 
     def __init__(self, asked: AllocationProblem, fronts: Sequence[_ClusterOptions]) -> None:
         self._asked, self._fronts = asked, fronts
-        self._known: dict[tuple[float, ...], LinkPlan] = {}
+        self._known: dict[tuple[_Option, ...], LinkPlan] = {}
         self._best: tuple[float, int, tuple[_Option, ...]] = (inf, 0, ())
         """Cost an hour x seconds of a step; devices that train; options."""
         self._least_s = self._limit_s = 0.0
@@ -253,37 +276,40 @@ class _Search:
         alone = most_samples(self._rates(cluster, rate), step_s=self._limit_s, is_overlapped=self._asked.is_overlapped)
         return alone / self._limit_s
 
-    def _generation_s(self, chosen: Sequence[_Option]) -> float:
-        """With all devices of the clusters that are not chosen yet."""
-        return max(self._plan(chosen).step_s, self._asked.floor_s)
+    def _generation_s(self, chosen: tuple[_Option, ...]) -> float:
+        """With all devices of the clusters that are not chosen yet, the best of which are taken."""
+        return self._plan(chosen).step_s
 
-    def _plan(self, chosen: Sequence[_Option]) -> LinkPlan:
-        rates = (*(one.rate for one in chosen), *(front.options[-1].rate for front in self._fronts[len(chosen) :]))
-        if rates not in self._known:
-            clusters = {
-                front.cluster: self._rates(front.cluster, rate)
-                for front, rate in zip(self._fronts, rates, strict=True)
-                if rate
-            }
-            self._known[rates] = (
-                best_plan(clusters, samples=self._asked.samples, is_overlapped=self._asked.is_overlapped)
+    def _plan(self, chosen: tuple[_Option, ...]) -> LinkPlan:
+        if chosen not in self._known:
+            clusters, needed = {}, []
+            for place, front in enumerate(self._fronts):
+                one = chosen[place] if place < len(chosen) else None
+                rate, floor_s = (one.rate, one.floor_s) if one else (front.most_rate, front.least_floor_s)
+                if rate:
+                    clusters[front.cluster] = self._rates(front.cluster, rate, floor_s=floor_s)
+                    needed += [front.cluster] if one or front.is_needed else []
+            asked = self._asked
+            self._known[chosen] = (
+                best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped, needed=needed)
                 if clusters
                 else LinkPlan(step_s=inf, shares={})
             )
-        return self._known[rates]
+        return self._known[chosen]
 
-    def _rates(self, cluster: str, rate: float) -> ClusterRates:
+    def _rates(self, cluster: str, rate: float, *, floor_s: float = 0.0) -> ClusterRates:
         if cluster == HOME:
-            return ClusterRates(sample_s=1 / rate)
+            return ClusterRates(sample_s=1 / rate, floor_s=floor_s)
         link = self._asked.links[cluster]
         return ClusterRates(
             sample_s=1 / rate,
             version_s=link.version_s,
             sample_bytes_s=link.sample_bytes_s,
             most_link=link.most_link,
+            floor_s=floor_s,
         )
 
-    def _allocation(self, trainers: int, chosen: Sequence[_Option]) -> ClusterAllocation:
+    def _allocation(self, trainers: int, chosen: tuple[_Option, ...]) -> ClusterAllocation:
         asked = self._asked
         taken = {name: count for option in chosen for name, count in option.devices}
         devices = {pool.name: taken.get(pool.name, 0) for pool in asked.pools}

@@ -137,7 +137,6 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
         trainer_devices=args.trainer_devices,
         samples=samples,
         is_overlapped=job.spec.pipeline.staleness > 0,
-        floor_s=floor_seconds([replica_of(pool, measured[pool.name]) for pool in job.spec.generators], lengths=lengths),
     )
     notes = [f"a step: {samples} samples of {mean:.4g} tokens on average, the longest {max(lengths):.4g}"]
     if links.own:
@@ -166,7 +165,8 @@ def _pool(
         devices=devices,
     )
     stage = Stage(seconds=curve.at, sizes=sizes, device_cost_per_hour=float(pool.cost_per_hour) / devices)
-    return ClusterPool(name=pool.name, cluster=pool.cluster_name or HOME, generation=stage)
+    floor_s = floor_seconds([replica_of(pool, measured)], lengths=lengths)
+    return ClusterPool(name=pool.name, cluster=pool.cluster_name or HOME, generation=stage, floor_s=floor_s)
 
 
 def _numbers(field: str, given: Iterable[str], *, names: Sequence[str]) -> dict[str, int]:
@@ -273,7 +273,8 @@ def _why(
         one = next((found for names, found in beside.items() if {*names} == {*taken, name}), None)
         if name not in taken and one is not None:
             yield f"  {_left_out(known, name, chosen=chosen, beside=one)}"
-    yield f"  {bound_line(sizes, floor_s=asked.floor_s)}"
+    floor_s = min(pool.floor_s for pool in asked.pools if chosen.pool_devices[pool.name])
+    yield f"  {bound_line(sizes, floor_s=floor_s)}"
     yield f"  the cheapest step among those at most {tolerance:.0%} longer than the best"
     yield from (f"  {note}" for note in known.notes)
 

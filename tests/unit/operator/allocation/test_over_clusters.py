@@ -30,8 +30,8 @@ def stage(one_s: float, *, most: int, cost: float = 1.0, unit: int = 1, power: f
     return Stage(seconds=curve.at, sizes=Sizes(unit=unit, most=most), device_cost_per_hour=cost)
 
 
-def pool(name: str, generation: Stage, *, cluster: str = HOME) -> ClusterPool:
-    return ClusterPool(name=name, cluster=cluster, generation=generation)
+def pool(name: str, generation: Stage, *, cluster: str = HOME, floor_s: float = 0.0) -> ClusterPool:
+    return ClusterPool(name=name, cluster=cluster, generation=generation, floor_s=floor_s)
 
 
 def everything(asked: AllocationProblem) -> Iterator[tuple[float, float, tuple[int, ...], int]]:
@@ -55,12 +55,13 @@ def everything(asked: AllocationProblem) -> Iterator[tuple[float, float, tuple[i
             )
             for name, rate in rates.items()
         }
-        made_s = best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped).step_s
+        plan = best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped, needed=clusters)
+        floor_s = min(one.floor_s for one, count in zip(asked.pools, devices, strict=True) if count)
         hourly = asked.fixed_cost_per_hour + sum(
             one.generation.device_cost_per_hour * count for one, count in zip(asked.pools, devices, strict=True)
         )
         for trainers in asked.training.sizes.upto(asked.trainer_devices):
-            step_s = max(made_s, asked.floor_s, asked.training.seconds(trainers))
+            step_s = max(plan.step_s, floor_s, asked.training.seconds(trainers))
             cost = hourly + trainers * asked.training.device_cost_per_hour
             yield step_s, cost * step_s / 3600, devices, trainers
 
@@ -111,6 +112,23 @@ def test_it_is_taken_behind_a_link_like_the_others() -> None:
     assert_best(found, asked, tolerance=0.05)
 
 
+@pytest.mark.parametrize("is_overlapped", [True, False])
+@pytest.mark.parametrize(("most_link", "floor_s"), [(0.02, 40.0), (0.9, 5.0)])
+def test_a_step_takes_as_long_as_the_longest_answer_on_the_fastest_pool_that_is_taken(
+    *, most_link: float, floor_s: float, is_overlapped: bool
+) -> None:
+    """Behind a thin link the fast pool has no version in time: its devices shorten nothing."""
+    home, near, fast = (
+        replace(one, floor_s=longest) for one, longest in zip(THREE.pools, (40.0, 50.0, 5.0), strict=True)
+    )
+    links = THREE.links | {"thin": replace(THREE.links["thin"], most_link=most_link)}
+    asked = replace(THREE, pools=(home, near, fast), links=links, is_overlapped=is_overlapped)
+    found = over_clusters(asked)
+    assert (found.pool_devices["thin"] > 0) is (floor_s < 40)
+    assert found.sizes.generation_s >= floor_s
+    assert_best(found, asked, tolerance=0.05)
+
+
 stages = st.builds(
     stage,
     st.floats(1, 100),
@@ -132,13 +150,15 @@ def questions(draw: st.DrawFn) -> AllocationProblem:
     """Up to four pools in up to three clusters."""
     places = draw(st.lists(st.sampled_from([HOME, "a", "b"]), min_size=1, max_size=4))
     return AllocationProblem(
-        pools=[pool(f"p{number}", draw(stages), cluster=place) for number, place in enumerate(places)],
+        pools=[
+            pool(f"p{number}", draw(stages), cluster=place, floor_s=draw(st.sampled_from([0.0, 10.0, 30.0])))
+            for number, place in enumerate(places)
+        ],
         links={name: draw(links) for name in ("a", "b")},
         training=draw(stages),
         trainer_devices=draw(st.integers(2, 3)),
         samples=SAMPLES,
         is_overlapped=draw(st.booleans()),
-        floor_s=draw(st.sampled_from([0.0, 30.0])),
         fixed_cost_per_hour=draw(st.sampled_from([0.0, 2.0])),
     )
 
