@@ -73,15 +73,21 @@ class LinkPlan:
 
 
 def best_plan(
-    clusters: Mapping[str, ClusterRates], *, samples: float, is_overlapped: bool, needed: Collection[str] = ()
+    clusters: Mapping[str, ClusterRates],
+    *,
+    samples: float,
+    is_overlapped: bool,
+    needed: Collection[str] = (),
+    within_s: float = inf,
 ) -> LinkPlan:
-    """The plan of the shortest step.
+    """The plan of the shortest step; an endless one if none is shorter than `within_s`.
 
     Args:
         clusters: by name, at least one.
         samples: of a step.
         is_overlapped: whether bytes travel while samples are made.
         needed: clusters that are not left out.
+        within_s: longer steps are not looked for, which takes much less.
     """
     if not 1 <= len(clusters) <= MOST_CLUSTERS:
         raise ValueError(f"there must be 1 to {MOST_CLUSTERS} clusters, got {len(clusters)}")
@@ -91,16 +97,18 @@ def best_plan(
     free = [name for name in clusters if name not in needed]
     subsets = [(*needed, *more) for size in range(len(free) + 1) for more in combinations(free, size)]
     subsets = [subset for subset in subsets if subset]
-    step_s, best = inf, subsets[0]
+    step_s, best = within_s, None
     for subset in subsets:  # of equal plans the one with fewer clusters
         members = [clusters[name] for name in subset]
         floor_s = min(one.floor_s for one in members)
         if floor_s < step_s and (step_s == inf or _made(most(members, step_s)) > samples):
             step_s, best = max(floor_s, _least_time(partial(most, members), samples=samples)), subset
+    left_out = {name: ClusterShare() for name in clusters}
+    if best is None:
+        return LinkPlan(step_s=inf, shares=left_out)
     found = most([clusters[name] for name in best], step_s)
     rounding = samples / _made(found)
     exact = [ClusterShare(samples=share.samples * rounding, link=share.link) for share in found]
-    left_out = {name: ClusterShare() for name in clusters}
     return LinkPlan(step_s=step_s, shares=left_out | dict(zip(best, exact, strict=True)))
 
 

@@ -4,9 +4,10 @@ A pool is a `Stage`: its seconds of a step if it generated alone. So n devices o
 the rates of a cluster's pools add up. Seconds of a step over clusters follow by `streamrl.link_shares`: each cluster needs a version
 over the home cluster's link, and a subset of the clusters may be faster than all of them.
 
-The rule is that of `choice.py`: the cheapest step among those at most the tolerance longer than the fastest one. The search is exact:
-branch and bound over clusters. More devices never make a step longer, so with all that are left a part of a choice has its least
-time. What is still to be made costs at least what it would with parts of devices, and with the whole link for each cluster.
+The rule is that of `choice.py`: the cheapest step among those at most the tolerance longer than the fastest one. The search is exact
+as long as it is not ended: branch and bound over clusters. More devices never make a step longer, so with all that are left a part of
+a choice has its least time. What is still to be made costs at least what it would with parts of devices, and with the whole link for
+each cluster. A choice names the clusters that have devices, so all of these have versions: no subsets are tried again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,11 @@ from streamrl_operator.allocation.choice import TOLERANCE, Allocation, Stage
 
 HOME = ""
 """Name of the cluster whose generators need no link."""
+MOST_PLANS = 2_000
+"""That a search looks at: some seconds."""
+_FINE_OPTIONS = 100
+_GROWTH = 1.05
+"""If a cluster has more options than the former, each next one has a rate so much larger; less a profile can hardly tell apart."""
 _ROUNDING = 1e-9
 
 
@@ -56,6 +62,8 @@ class ClusterAllocation:
     """By pool; 0: it is left out."""
     link_plan: LinkPlan
     """By cluster."""
+    is_best: bool
+    """False: the search was ended before all was tried, and there may be a cheaper one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +88,11 @@ class AllocationProblem:
 
 
 def over_clusters(
-    asked: AllocationProblem, *, tolerance: float = TOLERANCE, exactly: Collection[str] | None = None
+    asked: AllocationProblem,
+    *,
+    tolerance: float = TOLERANCE,
+    exactly: Collection[str] | None = None,
+    most_plans: int = MOST_PLANS,
 ) -> ClusterAllocation:
     """The cheapest choice within the tolerance of the fastest one.
 
@@ -88,6 +100,7 @@ def over_clusters(
         asked: pools, links, training.
         tolerance: share of the best time by which a step may be longer.
         exactly: each of these clusters has devices and versions, and no other one; None: the best choice of clusters.
+        most_plans: that are looked at; then the best one so far is the answer.
 
     Raises:
         UserError: there are too few devices.
@@ -100,7 +113,7 @@ def over_clusters(
     ]
     if not any(front.most_rate for front in fronts):
         raise UserError(field="devices of pools", rule="must be enough for one generator")
-    return _Search(asked, [front for front in fronts if front.options]).best(tolerance)
+    return _Search(asked, [front for front in fronts if front.options], most_plans=most_plans).best(tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +160,12 @@ def _options_of(asked: AllocationProblem, cluster: str, *, is_needed: bool) -> _
         for devices in stage.sizes.upto(stage.sizes.most):
             rate, cost = asked.samples / stage.seconds(devices), devices * stage.device_cost_per_hour
             own.append(_Option(rate, cost, pool.floor_s, ((pool.name, devices),)))
-        options = _undominated(
-            _Option(a.rate + b.rate, a.cost + b.cost, min(a.floor_s, b.floor_s), a.devices + b.devices)
-            for a in options
-            for b in own
+        options = _thinned(
+            _undominated(
+                _Option(a.rate + b.rate, a.cost + b.cost, min(a.floor_s, b.floor_s), a.devices + b.devices)
+                for a in options
+                for b in own
+            )
         )
     return _ClusterOptions(cluster, [option for option in options if option.rate or not is_needed])
 
@@ -163,6 +178,18 @@ def _undominated(options: Iterable[_Option]) -> list[_Option]:
     for option in order:
         if all(rate < option.rate for floor_s, rate in rates.items() if floor_s <= option.floor_s):
             rates[option.floor_s] = option.rate
+            kept.append(option)
+    return kept
+
+
+def _thinned(options: list[_Option]) -> list[_Option]:
+    """With the last one, which has the highest rate and the lowest floor."""
+    if len(options) <= _FINE_OPTIONS:
+        return options
+    kept = options[:1]
+    for option in options[1:]:
+        is_other = option.rate >= kept[-1].rate * _GROWTH or option.floor_s < kept[-1].floor_s
+        if is_other or option is options[-1]:
             kept.append(option)
     return kept
 
@@ -217,8 +244,10 @@ def _hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 class _Search:
     """Branch and bound. A choice is a tuple of options, one for each of the first clusters."""
 
-    def __init__(self, asked: AllocationProblem, fronts: Sequence[_ClusterOptions]) -> None:
-        self._asked, self._fronts = asked, fronts
+    def __init__(self, asked: AllocationProblem, fronts: Sequence[_ClusterOptions], *, most_plans: int) -> None:
+        self._asked, self._fronts, self._plans_left = asked, fronts, most_plans
+        self._is_ended = False
+        """Something was left untried."""
         self._known: dict[tuple[_Option, ...], LinkPlan] = {}
         self._best: tuple[float, int, tuple[_Option, ...]] = (inf, 0, ())
         """Cost an hour x seconds of a step; devices that train; options."""
@@ -236,12 +265,23 @@ class _Search:
         ]
         self._rest = [_CheapestRate(usable[first:]) for first in range(len(usable) + 1)]
         costs = {size: self._asked.fixed_cost_per_hour + size * training.device_cost_per_hour for size in sizes}
+        self._begin(trainers=sizes[-1], cost=costs[sizes[-1]])
         within = [size for size in sizes if training.seconds(size) <= self._limit_s]
         bounds = {size: self._bound((), cost=costs[size], least_s=training.seconds(size)) for size in within}
         for size in sorted(within, key=lambda size: bounds[size]):
             if bounds[size] < self._best[0]:
                 self._extend((), trainers=size, cost=costs[size])
         return self._allocation(*self._best[1:])
+
+    def _begin(self, *, trainers: int, cost: float) -> None:
+        """All devices of the clusters that the fastest step takes: within every tolerance."""
+        shares = self._plan(()).shares
+        chosen = tuple(
+            front.options[-1 if front.cluster in shares and shares[front.cluster].samples else 0]
+            for front in self._fronts
+        )
+        step_s = max(self._generation_s(chosen), self._asked.training.seconds(trainers))
+        self._best = ((cost + sum(one.cost for one in chosen)) * step_s, trainers, chosen)
 
     def _extend(self, chosen: tuple[_Option, ...], *, trainers: int, cost: float) -> None:
         """Try the options of the next cluster, the most promising first."""
@@ -256,8 +296,12 @@ class _Search:
         for bound, one in sorted(zip(bounds, next_ones, strict=True), key=lambda pair: pair[0]):
             if bound >= self._best[0]:
                 return
-            least_s = max(train_s, self._generation_s(one))
+            if self._plans_left <= 0:
+                self._is_ended = True
+                return
             so_far = cost + one[-1].cost
+            within_s = min(self._limit_s, self._best[0] / so_far if so_far else inf)
+            least_s = max(train_s, self._generation_s(one, within_s=within_s))
             if least_s <= self._limit_s and self._bound(one, cost=so_far, least_s=least_s) < self._best[0]:
                 self._extend(one, trainers=trainers, cost=so_far)
 
@@ -276,26 +320,29 @@ class _Search:
         alone = most_samples(self._rates(cluster, rate), step_s=self._limit_s, is_overlapped=self._asked.is_overlapped)
         return alone / self._limit_s
 
-    def _generation_s(self, chosen: tuple[_Option, ...]) -> float:
-        """With all devices of the clusters that are not chosen yet, the best of which are taken."""
-        return self._plan(chosen).step_s
+    def _generation_s(self, chosen: tuple[_Option, ...], *, within_s: float = inf) -> float:
+        """With all devices of the clusters that are not chosen yet, the best of which are taken; endless if it is not within that time."""
+        return self._plan(chosen, within_s=within_s).step_s
 
-    def _plan(self, chosen: tuple[_Option, ...]) -> LinkPlan:
-        if chosen not in self._known:
-            clusters, needed = {}, []
-            for place, front in enumerate(self._fronts):
-                one = chosen[place] if place < len(chosen) else None
-                rate, floor_s = (one.rate, one.floor_s) if one else (front.most_rate, front.least_floor_s)
-                if rate:
-                    clusters[front.cluster] = self._rates(front.cluster, rate, floor_s=floor_s)
-                    needed += [front.cluster] if one or front.is_needed else []
-            asked = self._asked
-            self._known[chosen] = (
-                best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped, needed=needed)
-                if clusters
-                else LinkPlan(step_s=inf, shares={})
-            )
-        return self._known[chosen]
+    def _plan(self, chosen: tuple[_Option, ...], *, within_s: float = inf) -> LinkPlan:
+        if chosen in self._known:
+            return self._known[chosen]
+        self._plans_left -= 1
+        asked, clusters, needed = self._asked, {}, []
+        for place, front in enumerate(self._fronts):
+            one = chosen[place] if place < len(chosen) else None
+            rate, floor_s = (one.rate, one.floor_s) if one else (front.most_rate, front.least_floor_s)
+            if rate:
+                clusters[front.cluster] = self._rates(front.cluster, rate, floor_s=floor_s)
+                needed += [front.cluster] if one or front.is_needed else []
+        if not clusters:
+            return LinkPlan(step_s=inf, shares={})
+        plan = best_plan(
+            clusters, samples=asked.samples, is_overlapped=asked.is_overlapped, needed=needed, within_s=within_s
+        )
+        if plan.step_s < inf:
+            self._known[chosen] = plan
+        return plan
 
     def _rates(self, cluster: str, rate: float, *, floor_s: float = 0.0) -> ClusterRates:
         if cluster == HOME:
@@ -321,4 +368,6 @@ class _Search:
             training_s=asked.training.seconds(trainers),
             cost_per_hour=asked.fixed_cost_per_hour + trainers * asked.training.device_cost_per_hour + cost,
         )
-        return ClusterAllocation(sizes=sizes, pool_devices=devices, link_plan=self._plan(chosen))
+        return ClusterAllocation(
+            sizes=sizes, pool_devices=devices, link_plan=self._plan(chosen), is_best=not self._is_ended
+        )

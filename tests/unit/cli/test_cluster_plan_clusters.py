@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl.link_shares import ClusterRates, best_plan
+from streamrl_cli.cluster.sizes import clusters
 from streamrl_operator.allocation.stage_times import Replica, generation_curve
 from support.plans import SAMPLES, SLOTS, PlanFiles, job, pool_profile, profile
 
@@ -139,6 +141,13 @@ def test_a_step_is_not_shorter_than_the_longest_answer_on_a_pool_that_is_taken(f
     assert "thin" not in row
     assert float(row[row.index("s") - 1]) >= 100 * 0.010, "100 tokens at 10 ms"
     assert any("the longest answer alone takes 1 s" in line for line in text)
+
+
+def test_a_search_that_is_ended_says_so(files: PlanFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "  best found so far: each search ends after 2,000 plans, and a cheaper one may be left"
+    assert line not in files.optimise(*flags(), *FLAGS).out
+    monkeypatch.setattr(clusters, "over_clusters", partial(clusters.over_clusters, most_plans=0))
+    assert line in files.optimise(*flags(), *FLAGS).out
 
 
 def test_a_cheap_cluster_that_only_costs_time_is_left_out_with_both_costs_named(files: PlanFiles) -> None:

@@ -36,6 +36,7 @@ from streamrl_cli.profiling.record import PoolProfile
 from streamrl_operator.allocation.choice import Stage
 from streamrl_operator.allocation.over_clusters import (
     HOME,
+    MOST_PLANS,
     AllocationProblem,
     ClusterAllocation,
     ClusterPool,
@@ -275,6 +276,8 @@ def _why(
             yield f"  {_left_out(known, name, chosen=chosen, beside=one)}"
     floor_s = min(pool.floor_s for pool in asked.pools if chosen.pool_devices[pool.name])
     yield f"  {bound_line(sizes, floor_s=floor_s)}"
+    if not all(one.is_best for one in (chosen, *beside.values())):
+        yield f"  best found so far: each search ends after {MOST_PLANS:,} plans, and a cheaper one may be left"
     yield f"  the cheapest step among those at most {tolerance:.0%} longer than the best"
     yield from (f"  {note}" for note in known.notes)
 

@@ -129,6 +129,54 @@ def test_a_step_takes_as_long_as_the_longest_answer_on_the_fastest_pool_that_is_
     assert_best(found, asked, tolerance=0.05)
 
 
+def many(clusters: int, *, pools: int = 1, devices: int = 16) -> AllocationProblem:
+    """Clusters that differ a little: none betters another one plainly."""
+    named = [HOME, *(f"c{number}" for number in range(1, clusters))]
+    return replace(
+        THREE,
+        pools=[
+            pool(
+                f"{name}-{number}",
+                stage(40.0 + 7 * place + 3 * number, most=devices, cost=1.0 + 0.13 * place + 0.04 * number, power=0.9),
+                cluster=name,
+            )
+            for place, name in enumerate(named)
+            for number in range(pools)
+        ],
+        links={
+            name: LinkTimes(version_s=0.02 * place, sample_bytes_s=0.0003 * place, most_link=0.9)
+            for place, name in enumerate(named)
+            if place
+        },
+        training=stage(60, most=32, cost=3.0),
+        trainer_devices=32,
+        is_overlapped=False,
+    )
+
+
+@pytest.mark.parametrize(("clusters", "pools", "devices"), [(6, 1, 16), (8, 1, 64)])
+def test_among_many_the_search_is_ended_and_says_so(clusters: int, pools: int, devices: int) -> None:
+    asked = many(clusters, pools=pools, devices=devices)
+    found = over_clusters(asked, most_plans=50)
+    assert not found.is_best
+    assert over_clusters(asked, most_plans=0).sizes.cost_per_step >= found.sizes.cost_per_step
+
+
+@pytest.mark.parametrize("most_plans", [0, 1, 4, 16])
+@pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.5])
+def test_also_a_search_that_is_ended_keeps_to_the_tolerance(most_plans: int, tolerance: float) -> None:
+    asked = many(3, devices=4)
+    found = over_clusters(asked, tolerance=tolerance, most_plans=most_plans)
+    fastest_s = min(step_s for step_s, *_ in everything(asked))
+    assert found.sizes.step_s <= fastest_s * (1 + tolerance) * (1 + 1e-6)
+    if found.is_best:
+        assert_best(found, asked, tolerance=tolerance)
+
+
+def test_among_few_the_search_comes_to_its_end() -> None:
+    assert over_clusters(THREE).is_best
+
+
 stages = st.builds(
     stage,
     st.floats(1, 100),
