@@ -16,7 +16,7 @@ A version is a fixed cost of a cluster, not of a sample: often the best plan lea
 and T by bisection, since more time never means fewer samples. Pure; scheduler and planner share it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -39,6 +39,8 @@ class ClusterRates:
     """Of a sample's bytes at the full link; 0 at home."""
     most_link: float = 1.0
     """Share of the full link that the cluster's own link takes."""
+    floor_s: float = 0.0
+    """The longest answer takes it so long; of a plan's clusters the fastest one has that answer."""
 
     def __post_init__(self) -> None:
         if not (0 < self.sample_s < inf and 0 <= self.version_s < inf and 0 <= self.sample_bytes_s < inf):
@@ -70,29 +72,43 @@ class LinkPlan:
     shares: Mapping[str, ClusterShare]
 
 
-def best_plan(clusters: Mapping[str, ClusterRates], *, samples: float, is_overlapped: bool) -> LinkPlan:
-    """The plan of the shortest step.
+def best_plan(
+    clusters: Mapping[str, ClusterRates],
+    *,
+    samples: float,
+    is_overlapped: bool,
+    needed: Collection[str] = (),
+    within_s: float = inf,
+) -> LinkPlan:
+    """The plan of the shortest step; an endless one if none is shorter than `within_s`.
 
     Args:
         clusters: by name, at least one.
         samples: of a step.
         is_overlapped: whether bytes travel while samples are made.
+        needed: clusters that are not left out.
+        within_s: longer steps are not looked for, which takes much less.
     """
     if not 1 <= len(clusters) <= MOST_CLUSTERS:
         raise ValueError(f"there must be 1 to {MOST_CLUSTERS} clusters, got {len(clusters)}")
     if not 0 < samples < inf:
         raise ValueError(f"samples must be above 0, got {samples}")
     most = _most_overlapped if is_overlapped else _most_in_turns
-    subsets = [chosen for size in range(1, len(clusters) + 1) for chosen in combinations(clusters, size)]
-    step_s, best = inf, subsets[0]
+    free = [name for name in clusters if name not in needed]
+    subsets = [(*needed, *more) for size in range(len(free) + 1) for more in combinations(free, size)]
+    subsets = [subset for subset in subsets if subset]
+    step_s, best = within_s, None
     for subset in subsets:  # of equal plans the one with fewer clusters
         members = [clusters[name] for name in subset]
-        if step_s == inf or _made(most(members, step_s)) > samples:
-            step_s, best = _least_time(partial(most, members), samples=samples), subset
+        floor_s = min(one.floor_s for one in members)
+        if floor_s < step_s and (step_s == inf or _made(most(members, step_s)) > samples):
+            step_s, best = max(floor_s, _least_time(partial(most, members), samples=samples)), subset
+    left_out = {name: ClusterShare() for name in clusters}
+    if best is None:
+        return LinkPlan(step_s=inf, shares=left_out)
     found = most([clusters[name] for name in best], step_s)
     rounding = samples / _made(found)
     exact = [ClusterShare(samples=share.samples * rounding, link=share.link) for share in found]
-    left_out = {name: ClusterShare() for name in clusters}
     return LinkPlan(step_s=step_s, shares=left_out | dict(zip(best, exact, strict=True)))
 
 

@@ -69,6 +69,10 @@ class UnreachableError(UserError):
     """The API server gave no answer."""
 
 
+class RefusedForNowError(UnreachableError):
+    """It, or what stands behind it, cannot answer now: 429 and 5xx. Another question may get its answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What was asked of which cluster."""
@@ -369,7 +373,9 @@ def refusal(call: Call, *, code: int, body: bytes) -> UserError | UserErrors:
         return UserErrors([_invalid(call, cause) for cause in causes])
     if code == HTTPStatus.CONFLICT and causes:
         return UserErrors(list(_conflicts(call, causes)))
-    return UserError(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
+    is_for_now = code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR
+    refused = RefusedForNowError if is_for_now else UserError
+    return refused(field=call.thing, rule=f"the API server refused to {call.verb} it ({code}): {message}")
 
 
 def _text(line: bytes) -> str:

@@ -1,8 +1,9 @@
 """`streamrl logs JOB`: what the job's pods say, each line with pod and container before it.
 
 Loop of `--follow`, one for home and one for each member: every few seconds the pods are listed again; each container that is new (or was
-started again) gets a reader of its own. Ends when no reader is left and the job has ended, or at Ctrl-C. A member that cannot be reached is
-named once, and its pods are read on when it is back; home is waited for as long as by other commands.
+started again) gets a reader of its own. Ends when no reader is left and the job has ended, or at Ctrl-C. A member that cannot be reached, or
+refuses, is named once, and its pods are read on when it is back; home is waited for as long as by other commands. A log that is refused is
+named once too and asked for again; after the end of the job only once more.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from streamrl_cli.cluster.api import (
     ApiClient,
     Object,
     ObjectNotFoundError,
+    RefusedForNowError,
     RetryDeadline,
     UnreachableError,
     add_connection,
@@ -39,6 +41,8 @@ CONTAINERS = {
 """Role as people name it -> container."""
 HOME = ""
 """Cluster of what is in no member."""
+_DOUBLED_S = 2
+"""Shown again behind a cut: a line comes later than it is written, and parts of a second are cut off."""
 _DEFAULT_TAIL = 20
 """Lines of each container where several are shown and nobody says how many."""
 
@@ -190,10 +194,15 @@ async def _print(source: LogSource, query: Mapping[str, str], *, cluster: ApiCli
             console.out(f"[{source.prefix}] {line}")
     except ObjectNotFoundError:
         pass  # the pod went away meanwhile
-    except UnreachableError:
-        raise
     except UserError as error:
+        if not _is_answer(error):
+            raise
         console.err(f"[{source.prefix}] {error}")  # the others may still be had
+
+
+def _is_answer(error: UserError) -> bool:
+    """Whether the API server refused; else other questions have no answer either."""
+    return isinstance(error, RefusedForNowError) or not isinstance(error, UnreachableError)
 
 
 class _LogFollower:
@@ -205,8 +214,12 @@ class _LogFollower:
         self.patience = RetryDeadline()
         """With home; the others are waited for as long as the job lasts."""
         self.readers: dict[LogSource, asyncio.Task[None]] = {}
-        self.broken: dict[LogSource, float] = {}
-        """When a reader lost the API server, by a monotonic clock."""
+        self.queries: dict[LogSource, dict[str, str]] = {}
+        """With which each log was asked for at first."""
+        self.heard_s: dict[LogSource, float] = {}
+        """When its last line came, by a monotonic clock: a cut is noticed much later."""
+        self.refused: set[LogSource] = set()
+        """Logs of which it is told that they are refused."""
         self.seen: set[str] = set()
         """Clusters that have answered."""
         self.lost: set[str] = set()
@@ -240,7 +253,7 @@ class _LogFollower:
             found = await self.places.sources(cluster)
             if cluster == HOME:
                 had_ended = self.has_ended = await self._has_ended()
-        except UnreachableError as error:
+        except UserError as error:
             self._lose(cluster, error)
             return had_ended and cluster != HOME
         self._answered(cluster)
@@ -250,8 +263,10 @@ class _LogFollower:
         self.seen.add(cluster)
         return had_ended and all(reader.done() for source, reader in self.readers.items() if source.cluster == cluster)
 
-    def _lose(self, cluster: str, error: UnreachableError) -> None:
+    def _lose(self, cluster: str, error: UserError) -> None:
         if cluster == HOME:
+            if not isinstance(error, UnreachableError):
+                raise error
             self.patience.bear(error)
         elif cluster not in self.lost:
             self.lost.add(cluster)
@@ -266,18 +281,32 @@ class _LogFollower:
 
     def _read(self, source: LogSource, *, several: bool) -> None:
         query = {"follow": "true"}
-        if source in self.broken:
-            query["sinceSeconds"] = str(int(monotonic() - self.broken.pop(source)) + 1)
+        if source in self.heard_s:
+            query["sinceSeconds"] = str(int(monotonic() - self.heard_s[source]) + _DOUBLED_S)
+        elif source in self.queries:
+            query = self.queries[source]
         elif source.cluster not in self.seen:  # what comes later is shown from its beginning
             query |= _query(self.args, several=several)
+            if self.args.tail == 0:
+                self.heard_s[source] = monotonic()  # nothing that was before is wanted
+        self.queries.setdefault(source, query)
         self.readers[source] = asyncio.create_task(self._reader(source, query), name=f"log of {source.prefix}")
 
     async def _reader(self, source: LogSource, query: Mapping[str, str]) -> None:
+        is_last = self.has_ended
         try:
-            await _print(source, query, cluster=self.places.of(source))
-        except UnreachableError:
-            self.broken[source] = monotonic()
-            del self.readers[source]  # read again from here once the API server is back
+            async for line in self.places.of(source).log(source.pod, source.container, query):
+                console.out(f"[{source.prefix}] {line}")
+                self.heard_s[source] = monotonic()
+                self.refused.discard(source)
+        except ObjectNotFoundError:
+            pass  # the pod went away meanwhile
+        except UserError as error:
+            if is_last or (_is_answer(error) and source not in self.refused):
+                self.refused.add(source)
+                console.err(f"[{source.prefix}] {error}")
+            if not is_last:
+                del self.readers[source]  # read again
 
     async def _has_ended(self) -> bool:
         try:

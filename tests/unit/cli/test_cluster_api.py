@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserErrors
-from streamrl_cli.cluster.api import Call, ObjectNotFoundError, connect, refusal
+from streamrl_cli.cluster.api import Call, ObjectNotFoundError, UnreachableError, connect, refusal
 from streamrl_operator.kube.kinds import CONFIG_MAP, RLJOB
 
 GET = Call(verb="get", kind=RLJOB, namespace="ml", context="prod", name="sum")
@@ -64,6 +64,13 @@ def test_only_a_missing_object_is_not_found() -> None:
     missing = status('rljobs.streamrl.io "sum" not found', name="sum", kind="rljobs")
     assert isinstance(refusal(GET, code=404, body=missing.encode()), ObjectNotFoundError)
     assert not isinstance(refusal(GET, code=404, body=b"404 page not found"), ObjectNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("code", "is_unreachable"), [(401, False), (409, False), (429, True), (500, True), (503, True)]
+)
+def test_who_refuses_for_now_counts_as_unreachable(code: int, *, is_unreachable: bool) -> None:
+    assert isinstance(refusal(GET, code=code, body=b"not now"), UnreachableError) is is_unreachable
 
 
 def test_each_broken_rule_is_a_line_with_its_field() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl.link_shares import ClusterRates, best_plan
+from streamrl_cli.cluster.sizes import clusters
 from streamrl_operator.allocation.stage_times import Replica, generation_curve
 from support.plans import SAMPLES, SLOTS, PlanFiles, job, pool_profile, profile
 
@@ -94,7 +96,7 @@ def cheapest(*, tolerance: float, overlapped: bool) -> tuple[float, dict[str, in
         made_s = best_plan(clusters, samples=SAMPLES, is_overlapped=overlapped).step_s
         hourly = sum(float(COSTS[name]) * count for name, count in sizes.items())
         for processes in (1, 2, 3):
-            step_s = max(made_s, 1.0 * 0.8, 4.0 / processes)
+            step_s = max(made_s, min(MILLISECONDS[name] for name in sizes) / 10, 4.0 / processes)
             found.append((step_s, (hourly + 2 * processes) * step_s / 3600, sizes, processes))
     limit_s = min(step_s for step_s, *_ in found) * (1 + tolerance)
     _, cost, sizes, processes = min((one for one in found if one[0] <= limit_s * (1 + 1e-9)), key=lambda one: one[1])
@@ -129,6 +131,23 @@ def test_why_tells_the_clusters_the_choices_beside_and_what_is_left_out(files: P
     assert "  thin is left out: a version takes it 20 s, a step 1.333 s" in lines
     assert "  a version: 20,000,000 bytes to each other cluster" in lines
     assert lines[-1].startswith(f"to use it: take pool thin out of {files.job}, then streamrl submit {files.job} --set")
+
+
+def test_a_step_is_not_shorter_than_the_longest_answer_on_a_pool_that_is_taken(files: PlanFiles) -> None:
+    pools = [pool_profile(name, milliseconds=each) for name, each in (("home", 10), ("near", 10), ("thin", 1))]
+    files.write(three(), profile(pools=pools, training={1: 0.4, 4: 0.1}))
+    text = files.optimise(*flags(dict.fromkeys(DEVICES, 16)), *FLAGS).out
+    row = next(line for line in text if line.endswith("<- chosen")).split()
+    assert "thin" not in row
+    assert float(row[row.index("s") - 1]) >= 100 * 0.010, "100 tokens at 10 ms"
+    assert any("the longest answer alone takes 1 s" in line for line in text)
+
+
+def test_a_search_that_is_ended_says_so(files: PlanFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "  best found so far: each search ends after 2,000 plans, and a cheaper one may be left"
+    assert line not in files.optimise(*flags(), *FLAGS).out
+    monkeypatch.setattr(clusters, "over_clusters", partial(clusters.over_clusters, most_plans=0))
+    assert line in files.optimise(*flags(), *FLAGS).out
 
 
 def test_a_cheap_cluster_that_only_costs_time_is_left_out_with_both_costs_named(files: PlanFiles) -> None:

@@ -144,7 +144,7 @@ class Rebalancer:
     def _move(self) -> Move | None:
         """From the generator whose steps are slowest to the one of its length pool that would run one sample more fastest, if it pays.
 
-        One that still loads weights, and so may have none of the samples, is passed over.
+        One to which nothing may go, or whose move does not pay, is passed over for the best one of the next version.
         """
         fleet, long = self._fleet, self._waiting.order.long_generators
         busy = [one for one in fleet if one.leases and fleet.measured(one)]
@@ -155,10 +155,11 @@ class Rebalancer:
         is_long = source.generator_id in long
         targets = (one for one in free if one is not source and (one.generator_id in long) is is_long)
         host = self._host(source)
+        gain = self._options.gain_percent / 100
         for target in self._by_version(targets):
             movable = [running for running in host.running if self._may_move(running.lease, target)]
-            if movable:
-                return best_move(host, self._host(target), movable=movable, gain=self._options.gain_percent / 100)
+            if movable and (move := best_move(host, self._host(target), movable=movable, gain=gain)) is not None:
+                return move
         return None
 
     def _by_version(self, targets: Iterable[Generator]) -> list[Generator]:

@@ -36,6 +36,7 @@ from streamrl_cli.profiling.record import PoolProfile
 from streamrl_operator.allocation.choice import Stage
 from streamrl_operator.allocation.over_clusters import (
     HOME,
+    MOST_PLANS,
     AllocationProblem,
     ClusterAllocation,
     ClusterPool,
@@ -137,7 +138,6 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
         trainer_devices=args.trainer_devices,
         samples=samples,
         is_overlapped=job.spec.pipeline.staleness > 0,
-        floor_s=floor_seconds([replica_of(pool, measured[pool.name]) for pool in job.spec.generators], lengths=lengths),
     )
     notes = [f"a step: {samples} samples of {mean:.4g} tokens on average, the longest {max(lengths):.4g}"]
     if links.own:
@@ -166,7 +166,8 @@ def _pool(
         devices=devices,
     )
     stage = Stage(seconds=curve.at, sizes=sizes, device_cost_per_hour=float(pool.cost_per_hour) / devices)
-    return ClusterPool(name=pool.name, cluster=pool.cluster_name or HOME, generation=stage)
+    floor_s = floor_seconds([replica_of(pool, measured)], lengths=lengths)
+    return ClusterPool(name=pool.name, cluster=pool.cluster_name or HOME, generation=stage, floor_s=floor_s)
 
 
 def _numbers(field: str, given: Iterable[str], *, names: Sequence[str]) -> dict[str, int]:
@@ -273,7 +274,10 @@ def _why(
         one = next((found for names, found in beside.items() if {*names} == {*taken, name}), None)
         if name not in taken and one is not None:
             yield f"  {_left_out(known, name, chosen=chosen, beside=one)}"
-    yield f"  {bound_line(sizes, floor_s=asked.floor_s)}"
+    floor_s = min(pool.floor_s for pool in asked.pools if chosen.pool_devices[pool.name])
+    yield f"  {bound_line(sizes, floor_s=floor_s)}"
+    if not all(one.is_best for one in (chosen, *beside.values())):
+        yield f"  best found so far: each search ends after {MOST_PLANS:,} plans, and a cheaper one may be left"
     yield f"  the cheapest step among those at most {tolerance:.0%} longer than the best"
     yield from (f"  {note}" for note in known.notes)
 

@@ -30,8 +30,8 @@ def stage(one_s: float, *, most: int, cost: float = 1.0, unit: int = 1, power: f
     return Stage(seconds=curve.at, sizes=Sizes(unit=unit, most=most), device_cost_per_hour=cost)
 
 
-def pool(name: str, generation: Stage, *, cluster: str = HOME) -> ClusterPool:
-    return ClusterPool(name=name, cluster=cluster, generation=generation)
+def pool(name: str, generation: Stage, *, cluster: str = HOME, floor_s: float = 0.0) -> ClusterPool:
+    return ClusterPool(name=name, cluster=cluster, generation=generation, floor_s=floor_s)
 
 
 def everything(asked: AllocationProblem) -> Iterator[tuple[float, float, tuple[int, ...], int]]:
@@ -55,12 +55,13 @@ def everything(asked: AllocationProblem) -> Iterator[tuple[float, float, tuple[i
             )
             for name, rate in rates.items()
         }
-        made_s = best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped).step_s
+        plan = best_plan(clusters, samples=asked.samples, is_overlapped=asked.is_overlapped, needed=clusters)
+        floor_s = min(one.floor_s for one, count in zip(asked.pools, devices, strict=True) if count)
         hourly = asked.fixed_cost_per_hour + sum(
             one.generation.device_cost_per_hour * count for one, count in zip(asked.pools, devices, strict=True)
         )
         for trainers in asked.training.sizes.upto(asked.trainer_devices):
-            step_s = max(made_s, asked.floor_s, asked.training.seconds(trainers))
+            step_s = max(plan.step_s, floor_s, asked.training.seconds(trainers))
             cost = hourly + trainers * asked.training.device_cost_per_hour
             yield step_s, cost * step_s / 3600, devices, trainers
 
@@ -111,6 +112,71 @@ def test_it_is_taken_behind_a_link_like_the_others() -> None:
     assert_best(found, asked, tolerance=0.05)
 
 
+@pytest.mark.parametrize("is_overlapped", [True, False])
+@pytest.mark.parametrize(("most_link", "floor_s"), [(0.02, 40.0), (0.9, 5.0)])
+def test_a_step_takes_as_long_as_the_longest_answer_on_the_fastest_pool_that_is_taken(
+    *, most_link: float, floor_s: float, is_overlapped: bool
+) -> None:
+    """Behind a thin link the fast pool has no version in time: its devices shorten nothing."""
+    home, near, fast = (
+        replace(one, floor_s=longest) for one, longest in zip(THREE.pools, (40.0, 50.0, 5.0), strict=True)
+    )
+    links = THREE.links | {"thin": replace(THREE.links["thin"], most_link=most_link)}
+    asked = replace(THREE, pools=(home, near, fast), links=links, is_overlapped=is_overlapped)
+    found = over_clusters(asked)
+    assert (found.pool_devices["thin"] > 0) is (floor_s < 40)
+    assert found.sizes.generation_s >= floor_s
+    assert_best(found, asked, tolerance=0.05)
+
+
+def many(clusters: int, *, pools: int = 1, devices: int = 16) -> AllocationProblem:
+    """Clusters that differ a little: none betters another one plainly."""
+    named = [HOME, *(f"c{number}" for number in range(1, clusters))]
+    return replace(
+        THREE,
+        pools=[
+            pool(
+                f"{name}-{number}",
+                stage(40.0 + 7 * place + 3 * number, most=devices, cost=1.0 + 0.13 * place + 0.04 * number, power=0.9),
+                cluster=name,
+            )
+            for place, name in enumerate(named)
+            for number in range(pools)
+        ],
+        links={
+            name: LinkTimes(version_s=0.02 * place, sample_bytes_s=0.0003 * place, most_link=0.9)
+            for place, name in enumerate(named)
+            if place
+        },
+        training=stage(60, most=32, cost=3.0),
+        trainer_devices=32,
+        is_overlapped=False,
+    )
+
+
+@pytest.mark.parametrize(("clusters", "pools", "devices"), [(6, 1, 16), (8, 1, 64)])
+def test_among_many_the_search_is_ended_and_says_so(clusters: int, pools: int, devices: int) -> None:
+    asked = many(clusters, pools=pools, devices=devices)
+    found = over_clusters(asked, most_plans=50)
+    assert not found.is_best
+    assert over_clusters(asked, most_plans=0).sizes.cost_per_step >= found.sizes.cost_per_step
+
+
+@pytest.mark.parametrize("most_plans", [0, 1, 4, 16])
+@pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.5])
+def test_also_a_search_that_is_ended_keeps_to_the_tolerance(most_plans: int, tolerance: float) -> None:
+    asked = many(3, devices=4)
+    found = over_clusters(asked, tolerance=tolerance, most_plans=most_plans)
+    fastest_s = min(step_s for step_s, *_ in everything(asked))
+    assert found.sizes.step_s <= fastest_s * (1 + tolerance) * (1 + 1e-6)
+    if found.is_best:
+        assert_best(found, asked, tolerance=tolerance)
+
+
+def test_among_few_the_search_comes_to_its_end() -> None:
+    assert over_clusters(THREE).is_best
+
+
 stages = st.builds(
     stage,
     st.floats(1, 100),
@@ -132,13 +198,15 @@ def questions(draw: st.DrawFn) -> AllocationProblem:
     """Up to four pools in up to three clusters."""
     places = draw(st.lists(st.sampled_from([HOME, "a", "b"]), min_size=1, max_size=4))
     return AllocationProblem(
-        pools=[pool(f"p{number}", draw(stages), cluster=place) for number, place in enumerate(places)],
+        pools=[
+            pool(f"p{number}", draw(stages), cluster=place, floor_s=draw(st.sampled_from([0.0, 10.0, 30.0])))
+            for number, place in enumerate(places)
+        ],
         links={name: draw(links) for name in ("a", "b")},
         training=draw(stages),
         trainer_devices=draw(st.integers(2, 3)),
         samples=SAMPLES,
         is_overlapped=draw(st.booleans()),
-        floor_s=draw(st.sampled_from([0.0, 30.0])),
         fixed_cost_per_hour=draw(st.sampled_from([0.0, 2.0])),
     )
 

@@ -257,6 +257,19 @@ def test_samples_move_to_who_has_the_version_while_another_still_loads_it(late: 
     assert run.generators[late].active
 
 
+def test_where_the_best_offer_saves_too_little_the_one_of_the_next_version_is_asked():
+    """g1 has one slot and an older version with which groups may still go on; g2 has all of its slots and the newest."""
+    run = started(names=("g0", "g1", "g2"), steps=8, staleness=1, batch_groups=GROUPS // 2)
+    run.kill_generator("g1")
+    attempt, step = run.generators["g0"].version
+    run.generators["g1"] = SimGenerator("g1", "late", 1, version=(attempt, step - 1))
+    run.join_generator("g1")
+    begin(run)
+    quiet(run, loading={"g1"})
+    assert len(run.generators["g2"].active) == moved(run) > 1
+    assert not run.generators["g1"].active
+
+
 @pytest.mark.parametrize("late", ["g0", "g1", "g2"])
 def test_a_run_in_which_one_is_always_a_version_behind_moves_and_ends_exactly(late: str):
     """What it holds goes on, by itself or elsewhere; no sample is older than it may be, and each is in one step."""
