@@ -233,6 +233,8 @@ WRONG = {
     ),
     "tools": ("ask(tools=[{'type': 'function'}])", "bad_value", "its tools are others than before"),
     "nan": ("earn(float('nan'))", "raised", "Error"),
+    "digits": ("earn(10**400)", "raised", "reward must be a finite number"),
+    "sum": ("earn(1e308); earn(1e308)", "raised", "must have a finite sum"),
     "word": ("earn('much')", "raised", "reward must be a finite number"),
     "stranger": ("OpenAI(api_key='guess').models.list()", "raised", "must be that of a running session"),
     "keyless": (

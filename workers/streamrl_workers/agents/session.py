@@ -8,6 +8,7 @@ a limit; a program that waits for the model has none.
 """
 
 import asyncio
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ class AgentSession:
 
     def earn(self, reward: float) -> None:
         """Add to the reward of the turn."""
-        self._reward += reward
+        total = self._reward + reward
+        if not math.isfinite(total):
+            raise BadRequestError(f"the rewards of a turn must have a finite sum, got {total}", param="reward")
+        self._reward = total
 
     def finish(self, error: str) -> None:
         """The program says that the sample has ended."""

@@ -11,6 +11,7 @@ history takes 16 bytes a message.
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -170,7 +171,7 @@ def parse_text(body: bytes) -> Ask:
 def parse_reward(body: bytes) -> float:
     """A number that the turn earned. Raises `BadRequestError`."""
     reward = _object(body).get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
         raise BadRequestError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
     return float(reward)
 

@@ -108,7 +108,7 @@ def test_a_text_completion_has_one_text(prompt: Any) -> None:
         parse_text(json.dumps({"prompt": prompt}).encode())
 
 
-@pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), 10**400, [1]])
 def test_a_reward_is_a_finite_number(reward: Any) -> None:
     with pytest.raises(BadRequestError, match="reward must be a finite number"):
         parse_reward(json.dumps({"reward": reward}).encode())
