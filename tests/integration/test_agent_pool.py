@@ -313,6 +313,23 @@ async def test_nothing_of_a_program_is_left(tmp_path: Path) -> None:
         await wait_ended(asleep)
 
 
+DAEMON = """
+import os, subprocess
+shell = "sleep 1234 >/dev/null & echo $!"
+pid = int(subprocess.run(["setsid", "sh", "-c", shell], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0])
+ask()
+os.kill(pid, 0)
+"""
+
+
+async def test_what_a_program_has_in_the_background_outlives_the_ends_of_others(tmp_path: Path) -> None:
+    """Its parent has ended and it has left the group: it is the program's, until that ends."""
+    async with agents(tmp_path, DAEMON) as pool:
+        samples = [await begun(pool, index=index) for index in range(2)]
+        for sample in samples:
+            assert not (await sample.say("x")).error
+
+
 # ---- replay
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from streamrl_workers.process.orphans import die_with, kill_children
+from streamrl_workers.process.orphans import adopt_orphans, die_with, kill_children
 
 TAIL_BYTES = 4096
 OUTPUT_BYTES = 16 << 20
@@ -112,6 +112,12 @@ class Program:
             self.kill()
 
 
+def _bind(host_pid: int) -> None:
+    """In the new process: it ends with the host, and what its children leave is its own, until it ends."""
+    die_with(host_pid)
+    adopt_orphans()
+
+
 class Programs:
     """All of them."""
 
@@ -137,7 +143,7 @@ class Programs:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             bufsize=0,
-            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - this process has one thread
+            preexec_fn=partial(_bind, os.getpid()),  # noqa: PLW1509 - this process has one thread
         )
         program = self._by_pid[process.pid] = Program(process, on_end=on_end)
         return program
