@@ -165,9 +165,9 @@ class AgentSession:
         """Answer the request that waits. Raises `KilledError` if its program has ended since."""
         if self._waiting is None:
             raise KilledError("died", "ended while it waited for the model")
+        self._answer = self._transcript.answer(turn)
         waiting, self._waiting = self._waiting, None
         self._following = asyncio.get_running_loop().create_future()
-        self._answer = self._transcript.answer(turn)
         waiting.set_result(self._answer)
 
     async def follows(self) -> str | None:

@@ -240,10 +240,13 @@ def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
 
 
 def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
+    """`otherwise` also where it holds half of a surrogate pair, which no message carries."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return otherwise
+    return value
 
 
 # ---- a session

@@ -192,6 +192,8 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"of": [1, "é"]}}\n</tool_cal
         (f"{CALL}<tool_call>cut", "<tool_call>cut", ["add"]),
         (f"{CALL}<tool_call></tool_call>", None, []),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", None, []),
+        ('<tool_call>{"name": "add", "arguments": {"of": "\\ud800"}}</tool_call>', None, []),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None, []),
         ("nothing", None, []),
     ],
 )
@@ -201,6 +203,16 @@ def test_calls_are_read_from_the_text_or_left_in_it(text: str, content: str | No
     assert [call.name for call in calls] == names
     assert [call.id for call in calls] == [f"call_3_{place}" for place in range(len(names))]
     assert all(json.loads(call.arguments) == {"of": [1, "é"]} for call in calls)
+
+
+def test_half_a_surrogate_pair_in_a_call_goes_to_and_fro_as_text() -> None:
+    talk, half = Talk(CHATML), '<tool_call>{"name": "add", "arguments": {"of": "\\ud800"}}</tool_call>'
+    talk.ask(chat(user("a"), tools=[TOOL]))
+    answer = talk.say(half)
+    assert (answer.content, answer.tool_calls) == (half, ())
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"of": "\\ud800"}'}}
+    other = {"role": "assistant", "tool_calls": [call]}
+    assert "ud800" in talk.ask(chat(user("a"), said(answer), other, tools=[TOOL]))
 
 
 def test_calls_are_read_only_where_there_are_tools() -> None:
