@@ -58,10 +58,10 @@ class Talk:
         self.text += added
         return added
 
-    def say(self, text: str) -> Answer:
-        """The model's turn, which is cut: no end token stands behind it."""
+    def say(self, text: str, *, reason: str = "stop") -> Answer:
+        """The model's turn: no end token stands behind it."""
         self.text += text
-        return self.transcript.answer(Turn(text=text))
+        return self.transcript.answer(Turn(text=text, finish_reason=reason))
 
 
 # ---- requests
@@ -171,9 +171,18 @@ def test_a_text_goes_on_behind_the_answer_and_its_stop_string() -> None:
     talk.ask(b'{"prompt": "a "}')
     talk.say("b")
     assert talk.ask(b'{"prompt": "a b;c "}') == "c "
-    talk.say("d")
+    talk.say("d", reason="length")
+    assert talk.ask(b'{"prompt": "a b;c d\\n"}') == "\n", "the model was cut, it has written no stop string"
+    talk.say("e")
     with pytest.raises(EditedError, match="does not begin with the one before"):
         talk.ask(b'{"prompt": "a b c d"}')
+
+
+def test_the_longest_stop_string_is_the_one_that_was_written() -> None:
+    talk = Talk(PlainTemplate(), stops=["\n", "\n\n"])
+    talk.ask(b'{"prompt": "a "}')
+    talk.say("b")
+    assert talk.ask(b'{"prompt": "a b\\n\\nc"}') == "c"
 
 
 # ---- tool calls
