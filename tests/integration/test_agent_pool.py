@@ -421,6 +421,21 @@ async def test_an_item_whose_program_asks_nothing_costs_its_own_samples(tmp_path
         assert 0 < len(failed) < 6
 
 
+async def test_a_prompt_whose_first_program_hangs_is_made_by_a_second(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hangs = f"""
+import os, time
+if not os.path.exists({str(gate)!r}):
+    open({str(gate)!r}, "w").close()
+    time.sleep(1000)
+ask()
+"""
+    async with agents(tmp_path, hangs, timeoutSeconds=15) as pool:
+        sample = await begun(pool)
+        answer = await sample.say("x")
+        assert (answer.done, answer.error) == (True, "")
+
+
 async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"spec.task.agent.command: must begin with a program on the PATH"):
         async with running_pool(tmp_path, modules={}, rewards=[GAME], agent={"command": ["no-such-thing"]}):

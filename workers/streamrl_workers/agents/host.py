@@ -179,13 +179,23 @@ class AgentHost:
 
     async def prompt(self, item: AgentItem, *, begun: Begun) -> str | None:
         """The first request of a program that is given an item. None: it asked nothing; that the item's samples will hear."""
+
+        async def begin(apart: bool) -> AgentSession:  # noqa: FBT001 - as `_again` calls it
+            try:
+                return await self._begin(item, priority=PROMPTS_LAST, begun=begun, apart=apart)
+            except AgentError as error:
+                if error.kind == "timeout":  # of a busy machine or its own: once more, as all samples hang on it
+                    raise KilledError(error.kind, str(error)) from error
+                raise
+
         try:
-            session = await _again(lambda apart: self._begin(item, priority=PROMPTS_LAST, begun=begun, apart=apart))
+            session = await _again(begin)
         except (AgentError, BadValueError) as error:
             self._faults[item.place] = error
             if len(self._faults) > KEPT_FAULTS:
                 self._faults.popitem(last=False)
             return None
+        self._faults.pop(item.place, None)
         self._keep(self._spares, item.place, session)
         return session.prompt
 
