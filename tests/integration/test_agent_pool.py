@@ -295,6 +295,22 @@ async def test_beyond_the_last_turn_a_program_may_still_give_its_reward(tmp_path
         assert (last.reward, last.done, last.error) == (5.0, False, ""), "not done: the scheduler ends it by the limit"
 
 
+LIMITS = """
+import resource
+ask()
+for kind in (resource.RLIMIT_AS,):
+    soft, hard = resource.getrlimit(kind)
+    assert soft == hard, (kind, soft, hard)
+"""
+
+
+async def test_a_program_has_no_limits_of_the_hosts(tmp_path: Path) -> None:
+    """Other runtimes than Python reserve more address space than they use."""
+    async with agents(tmp_path, LIMITS) as pool:
+        sample = await begun(pool)
+        assert not (await sample.say("x")).error
+
+
 LEAVES_CHILDREN = """
 import subprocess
 for setsid in (False, True):

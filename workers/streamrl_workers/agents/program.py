@@ -11,6 +11,7 @@ Loop: consumes ends (SIGCHLD) and output; produces calls of `on_end`; unblocked 
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -113,9 +114,14 @@ class Program:
 
 
 def _bind(host_pid: int) -> None:
-    """In the new process: it ends with the host, and what its children leave is its own, until it ends."""
+    """In the new process: it ends with the host, and what its children leave is its own, until it ends.
+
+    Its address space is not bounded as the host's: other runtimes than Python's reserve much more than they use.
+    """
     die_with(host_pid)
     adopt_orphans()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 class Programs:
