@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
+from streamrl_workers.agents.program import RESERVED_FILES
 from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, TurnAnswer
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
 from support.runs import wait_for
@@ -298,16 +300,19 @@ async def test_beyond_the_last_turn_a_program_may_still_give_its_reward(tmp_path
 LIMITS = """
 import resource
 ask()
-for kind in (resource.RLIMIT_AS,):
-    soft, hard = resource.getrlimit(kind)
-    assert soft == hard, (kind, soft, hard)
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+assert soft == hard, (soft, hard)
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == FILES
 """
 
 
 async def test_a_program_has_no_limits_of_the_hosts(tmp_path: Path) -> None:
     """Other runtimes than Python reserve more address space than they use."""
-    async with agents(tmp_path, LIMITS) as pool:
+    async with agents(tmp_path, f"FILES = {resource.getrlimit(resource.RLIMIT_NOFILE)!r}\n{LIMITS}") as pool:
         sample = await begun(pool)
+        (host,) = hosts()
+        soft, hard = host.rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard
         assert not (await sample.say("x")).error
 
 
@@ -399,6 +404,18 @@ async def test_few_places_for_many_samples(tmp_path: Path) -> None:
             assert {(answer.reward, answer.error) for answer in answers} == {(reward, "")}
             assert sum(len(host.children()) for host in hosts()) <= 2
         assert {answer.done for answer in answers} == {True}
+
+
+async def test_a_machine_without_room_for_one_more_program_plays_fewer_at_a_time(tmp_path: Path) -> None:
+    async with agents(tmp_path, SEVERAL_TURNS) as pool:
+        prompt = await begun(pool)
+        (host,) = hosts()
+        _, hard = host.rlimit(psutil.RLIMIT_NOFILE)
+        host.rlimit(psutil.RLIMIT_NOFILE, (host.num_fds() + RESERVED_FILES + 8, hard))
+        samples = [Sample(pool, prompt.prompt, sample=number) for number in range(8)]
+        for text in ("one", "two"):
+            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
+            assert {(answer.reward, answer.error) for answer in answers} == {(0.75, "")}
 
 
 CLOCK = """
