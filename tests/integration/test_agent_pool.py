@@ -418,6 +418,36 @@ async def test_a_machine_without_room_for_one_more_program_plays_fewer_at_a_time
             assert {(answer.reward, answer.error) for answer in answers} == {(0.75, "")}
 
 
+COUNTING = """
+import pathlib
+from streamrl_workers.tasks.dataset import TaskDataset
+
+made, question = pathlib.Path(__file__).parent / "made", TaskDataset.question
+
+def counted(self, split, index):
+    with made.open("a") as file:
+        file.write(f"{index}\\n")
+    return question(self, split, index)
+
+TaskDataset.question = counted
+
+def nothing(**_):
+    return 0.0
+"""
+
+
+async def test_an_item_is_made_once_for_all_turns_of_its_samples(tmp_path: Path) -> None:
+    modules = {"agent": CLIENT + SEVERAL_TURNS, "counting": COUNTING}
+    none = {"name": "none", "weightPercent": 50, "python": {"function": "counting:nothing"}}
+    rewards, agent = [GAME | {"weightPercent": 50}, none], {"command": ["python", "agent.py"]}
+    async with running_pool(tmp_path, modules=modules, rewards=rewards, agent=agent) as pool:
+        prompt = await begun(pool)
+        for number in range(2):
+            sample = Sample(pool, prompt.prompt, sample=number)
+            assert {(await sample.say(text)).error for text in ("one", "two", "three")} == {""}
+    assert (tmp_path / "made").read_text() == "0\n"
+
+
 CLOCK = """
 import time
 messages[0]["content"] += WHERE == "prompt" and str(time.time()) or ""
