@@ -555,3 +555,21 @@ async def test_one_program_plays_many_samples_and_a_fault_costs_its_own_sample(t
         assert len(host.children()) < 9, "few programs play them all"
         ends = await asyncio.gather(*(sample.say("end") for sample in samples[3:]))
         assert {(answer.done, answer.reward, answer.error) for answer in ends} == {(True, 0.5, "")}
+
+
+async def test_a_program_that_reads_no_more_items_gets_no_more_samples(tmp_path: Path) -> None:
+    """It plays on what it has; the others are played elsewhere."""
+    closing = (
+        SHARED[: SHARED.index("for line in")]
+        + """
+item = json.loads(sys.stdin.readline())
+os.close(0)
+serve(item)
+time.sleep(1000)
+"""
+    )
+    async with agents(tmp_path, closing, client=False, sessionsPerProgram=8, timeoutSeconds=20) as pool:
+        samples = [await begun(pool, index=index) for index in range(3)]
+        for text in ("one", "two"):
+            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
+            assert {(answer.reward, answer.error) for answer in answers} == {(0.5, "")}

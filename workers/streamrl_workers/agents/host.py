@@ -314,11 +314,13 @@ class AgentHost:
         self._players[session] = player
         self._sessions[session.key] = session
         player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
+        if player.program.deaf and not player.apart:
+            raise KilledError("died", "its program reads no more items")
 
     def _player(self, session: AgentSession, *, apart: bool) -> _Player:
         """One that has a place for the session; else a new one."""
         for player in () if apart else self._programs_of_many:
-            if not player.program.killed and len(player.sessions) < self._places:
+            if not (player.program.killed or player.program.deaf) and len(player.sessions) < self._places:
                 return player
         player = self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
         player.apart = apart
@@ -364,7 +366,7 @@ class AgentHost:
         self._pump()
 
     def _drop(self, session: AgentSession, *, error: BaseException | None = None) -> None:
-        """A program that plays no other sample, or that has overrun its time, ends too."""
+        """A program that plays no other sample and never will, or that has overrun its time, ends too."""
         self._sessions.pop(session.key, None)
         player = self._players.pop(session, None)
         if player is not None:
@@ -372,7 +374,7 @@ class AgentHost:
             overran = isinstance(error, AgentError) and error.kind == "timeout"
             if overran:
                 player.given_up = "its program was ended: another sample overran its time"
-            if overran or player.apart:
+            if overran or player.apart or (player.program.deaf and not player.sessions):
                 player.program.kill()
         session.close()
 

@@ -49,6 +49,8 @@ class Program:
         self._tail = b""
         self._written = 0
         self.killed = False
+        self.deaf = False
+        """It reads no more of its standard input."""
         os.set_blocking(self._input.fileno(), False)
         os.set_blocking(self._output.fileno(), False)
         asyncio.get_running_loop().add_reader(self._output.fileno(), self._read)
@@ -85,7 +87,9 @@ class Program:
             asyncio.get_running_loop().add_writer(self._input.fileno(), self._write)
             return
         except BrokenPipeError:
-            self._said_all = True  # it does not read: its next request, its end or its time limit tells more
+            self.deaf = self._said_all = (
+                True  # it does not read: its next request, its end or its time limit tells more
+            )
         asyncio.get_running_loop().remove_writer(self._input.fileno())
         if self._said_all:
             self._input.close()
