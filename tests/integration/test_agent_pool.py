@@ -573,3 +573,15 @@ time.sleep(1000)
         for text in ("one", "two"):
             answers = await asyncio.gather(*(sample.say(text) for sample in samples))
             assert {(answer.reward, answer.error) for answer in answers} == {(0.5, "")}
+
+
+async def test_what_a_program_of_many_writes_is_counted_anew_when_a_sample_has_ended_well(tmp_path: Path) -> None:
+    loud = SHARED.replace("    messages = ", "    os.write(1, b'x' * (9 << 20))\n    messages = ")
+    async with agents(tmp_path, loud, client=False, sessionsPerProgram=8) as pool:
+        players = set()
+        for index in range(3):
+            sample = await begun(pool, index=index)
+            assert [(await sample.say(text)).error for text in ("one", "two")] == ["", ""]
+            (host,) = hosts()
+            players |= {*host.children()}
+        assert len(players) == 1

@@ -215,6 +215,8 @@ class AgentHost:
         text = await self._answered(session, play.turns[-1], begun=begun)
         reward = session.earned()
         if text is None:
+            if player := self._players.get(session):
+                player.program.forget_output()
             self._end(session)
             return StepResult(observation="", reward=reward, done=not session.full)
         session.heard = digest_of([turn.text for turn in play.turns])

@@ -3,7 +3,7 @@
 Owns the child processes of the agent host. Invariants:
 - A program ends with the host, also when that is killed (the fork server kills what it leaves).
 - When a program has ended, so has whatever it started: its process group, and what left that (on Linux).
-- Of its output the last `TAIL_BYTES` are kept; at `OUTPUT_BYTES` it is ended.
+- Of its output the last `TAIL_BYTES` are kept; at `OUTPUT_BYTES` without a sample that ended well it is ended.
 
 Loop: consumes ends (SIGCHLD) and output; produces calls of `on_end`; unblocked by the event loop.
 """
@@ -93,6 +93,10 @@ class Program:
         asyncio.get_running_loop().remove_writer(self._input.fileno())
         if self._said_all:
             self._input.close()
+
+    def forget_output(self) -> None:
+        """Count anew what it writes: what it was to do it has done."""
+        self._written = 0
 
     def kill(self) -> None:
         """SIGKILL to its group."""
