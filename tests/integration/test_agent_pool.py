@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
+from streamrl_workers.agents.program import RESERVED_FILES
 from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, TurnAnswer
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
 from support.runs import wait_for
@@ -233,6 +235,8 @@ WRONG = {
     ),
     "tools": ("ask(tools=[{'type': 'function'}])", "bad_value", "its tools are others than before"),
     "nan": ("earn(float('nan'))", "raised", "Error"),
+    "digits": ("earn(10**400)", "raised", "reward must be a finite number"),
+    "sum": ("earn(1e308); earn(1e308)", "raised", "must have a finite sum"),
     "word": ("earn('much')", "raised", "reward must be a finite number"),
     "stranger": ("OpenAI(api_key='guess').models.list()", "raised", "must be that of a running session"),
     "keyless": (
@@ -293,6 +297,25 @@ async def test_beyond_the_last_turn_a_program_may_still_give_its_reward(tmp_path
         assert (last.reward, last.done, last.error) == (5.0, False, ""), "not done: the scheduler ends it by the limit"
 
 
+LIMITS = """
+import resource
+ask()
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+assert soft == hard, (soft, hard)
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == FILES
+"""
+
+
+async def test_a_program_has_no_limits_of_the_hosts(tmp_path: Path) -> None:
+    """Other runtimes than Python reserve more address space than they use."""
+    async with agents(tmp_path, f"FILES = {resource.getrlimit(resource.RLIMIT_NOFILE)!r}\n{LIMITS}") as pool:
+        sample = await begun(pool)
+        (host,) = hosts()
+        soft, hard = host.rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard
+        assert not (await sample.say("x")).error
+
+
 LEAVES_CHILDREN = """
 import subprocess
 for setsid in (False, True):
@@ -309,6 +332,23 @@ async def test_nothing_of_a_program_is_left(tmp_path: Path) -> None:
         assert len(asleep) == 2
         assert (await sample.say("x")).done
         await wait_ended(asleep)
+
+
+DAEMON = """
+import os, subprocess
+shell = "sleep 1234 >/dev/null & echo $!"
+pid = int(subprocess.run(["setsid", "sh", "-c", shell], stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0])
+ask()
+os.kill(pid, 0)
+"""
+
+
+async def test_what_a_program_has_in_the_background_outlives_the_ends_of_others(tmp_path: Path) -> None:
+    """Its parent has ended and it has left the group: it is the program's, until that ends."""
+    async with agents(tmp_path, DAEMON) as pool:
+        samples = [await begun(pool, index=index) for index in range(2)]
+        for sample in samples:
+            assert not (await sample.say("x")).error
 
 
 # ---- replay
@@ -366,6 +406,48 @@ async def test_few_places_for_many_samples(tmp_path: Path) -> None:
         assert {answer.done for answer in answers} == {True}
 
 
+async def test_a_machine_without_room_for_one_more_program_plays_fewer_at_a_time(tmp_path: Path) -> None:
+    async with agents(tmp_path, SEVERAL_TURNS) as pool:
+        prompt = await begun(pool)
+        (host,) = hosts()
+        _, hard = host.rlimit(psutil.RLIMIT_NOFILE)
+        host.rlimit(psutil.RLIMIT_NOFILE, (host.num_fds() + RESERVED_FILES + 8, hard))
+        samples = [Sample(pool, prompt.prompt, sample=number) for number in range(8)]
+        for text in ("one", "two"):
+            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
+            assert {(answer.reward, answer.error) for answer in answers} == {(0.75, "")}
+
+
+COUNTING = """
+import pathlib
+from streamrl_workers.tasks.dataset import TaskDataset
+
+made, question = pathlib.Path(__file__).parent / "made", TaskDataset.question
+
+def counted(self, split, index):
+    with made.open("a") as file:
+        file.write(f"{index}\\n")
+    return question(self, split, index)
+
+TaskDataset.question = counted
+
+def nothing(**_):
+    return 0.0
+"""
+
+
+async def test_an_item_is_made_once_for_all_turns_of_its_samples(tmp_path: Path) -> None:
+    modules = {"agent": CLIENT + SEVERAL_TURNS, "counting": COUNTING}
+    none = {"name": "none", "weightPercent": 50, "python": {"function": "counting:nothing"}}
+    rewards, agent = [GAME | {"weightPercent": 50}, none], {"command": ["python", "agent.py"]}
+    async with running_pool(tmp_path, modules=modules, rewards=rewards, agent=agent) as pool:
+        prompt = await begun(pool)
+        for number in range(2):
+            sample = Sample(pool, prompt.prompt, sample=number)
+            assert {(await sample.say(text)).error for text in ("one", "two", "three")} == {""}
+    assert (tmp_path / "made").read_text() == "0\n"
+
+
 CLOCK = """
 import time
 messages[0]["content"] += WHERE == "prompt" and str(time.time()) or ""
@@ -400,6 +482,21 @@ async def test_an_item_whose_program_asks_nothing_costs_its_own_samples(tmp_path
             ("raised", "agent: ended with status 1: never")
         ] * len(failed)
         assert 0 < len(failed) < 6
+
+
+async def test_a_prompt_whose_first_program_hangs_is_made_by_a_second(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    hangs = f"""
+import os, time
+if not os.path.exists({str(gate)!r}):
+    open({str(gate)!r}, "w").close()
+    time.sleep(1000)
+ask()
+"""
+    async with agents(tmp_path, hangs, timeoutSeconds=15) as pool:
+        sample = await begun(pool)
+        answer = await sample.say("x")
+        assert (answer.done, answer.error) == (True, "")
 
 
 async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
@@ -458,3 +555,33 @@ async def test_one_program_plays_many_samples_and_a_fault_costs_its_own_sample(t
         assert len(host.children()) < 9, "few programs play them all"
         ends = await asyncio.gather(*(sample.say("end") for sample in samples[3:]))
         assert {(answer.done, answer.reward, answer.error) for answer in ends} == {(True, 0.5, "")}
+
+
+async def test_a_program_that_reads_no_more_items_gets_no_more_samples(tmp_path: Path) -> None:
+    """It plays on what it has; the others are played elsewhere."""
+    closing = (
+        SHARED[: SHARED.index("for line in")]
+        + """
+item = json.loads(sys.stdin.readline())
+os.close(0)
+serve(item)
+time.sleep(1000)
+"""
+    )
+    async with agents(tmp_path, closing, client=False, sessionsPerProgram=8, timeoutSeconds=20) as pool:
+        samples = [await begun(pool, index=index) for index in range(3)]
+        for text in ("one", "two"):
+            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
+            assert {(answer.reward, answer.error) for answer in answers} == {(0.5, "")}
+
+
+async def test_what_a_program_of_many_writes_is_counted_anew_when_a_sample_has_ended_well(tmp_path: Path) -> None:
+    loud = SHARED.replace("    messages = ", "    os.write(1, b'x' * (9 << 20))\n    messages = ")
+    async with agents(tmp_path, loud, client=False, sessionsPerProgram=8) as pool:
+        players = set()
+        for index in range(3):
+            sample = await begun(pool, index=index)
+            assert [(await sample.say(text)).error for text in ("one", "two")] == ["", ""]
+            (host,) = hosts()
+            players |= {*host.children()}
+        assert len(players) == 1

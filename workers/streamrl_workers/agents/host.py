@@ -29,7 +29,7 @@ from typing import TypeVar
 from streamrl.errors import UserError
 from streamrl.spec.task import AgentSpec
 from streamrl_workers.agents.endpoint import Endpoint
-from streamrl_workers.agents.program import OUTPUT_BYTES, Program, Programs
+from streamrl_workers.agents.program import OUTPUT_BYTES, NoRoomError, Program, Programs
 from streamrl_workers.agents.session import AgentError, AgentSession, AgentSource, KilledError, LostError
 from streamrl_workers.agents.transcript import EditedError, MessageTemplate, Turn
 from streamrl_workers.environments.base import Key, StepResult, digest_of, item_seed
@@ -41,6 +41,8 @@ STARTING_PER_CORE = 2
 """Programs that are starting at a time, for each core: a start is work for the processor."""
 STARTING_S = 2.0
 """After it a start counts no longer: it waits for something else than the processor."""
+ROOM_TRIES, ROOM_S = 60, 1.0
+"""A start for which the machine has no room: how often it is tried, how far apart."""
 KEPT_FAULTS = 4096
 """Items whose first program did not ask anything."""
 PROMPTS_LAST = 1
@@ -179,13 +181,23 @@ class AgentHost:
 
     async def prompt(self, item: AgentItem, *, begun: Begun) -> str | None:
         """The first request of a program that is given an item. None: it asked nothing; that the item's samples will hear."""
+
+        async def begin(apart: bool) -> AgentSession:  # noqa: FBT001 - as `_again` calls it
+            try:
+                return await self._begin(item, priority=PROMPTS_LAST, begun=begun, apart=apart)
+            except AgentError as error:
+                if error.kind == "timeout":  # of a busy machine or its own: once more, as all samples hang on it
+                    raise KilledError(error.kind, str(error)) from error
+                raise
+
         try:
-            session = await _again(lambda apart: self._begin(item, priority=PROMPTS_LAST, begun=begun, apart=apart))
+            session = await _again(begin)
         except (AgentError, BadValueError) as error:
             self._faults[item.place] = error
             if len(self._faults) > KEPT_FAULTS:
                 self._faults.popitem(last=False)
             return None
+        self._faults.pop(item.place, None)
         self._keep(self._spares, item.place, session)
         return session.prompt
 
@@ -203,6 +215,8 @@ class AgentHost:
         text = await self._answered(session, play.turns[-1], begun=begun)
         reward = session.earned()
         if text is None:
+            if player := self._players.get(session):
+                player.program.forget_output()
             self._end(session)
             return StepResult(observation="", reward=reward, done=not session.full)
         session.heard = digest_of([turn.text for turn in play.turns])
@@ -261,12 +275,13 @@ class AgentHost:
         heapq.heappush(self._starters, starter)
         self._pump()
         await starter.turn
-        self._admitted -= 1
         session = AgentSession(self._source)
         over = asyncio.get_running_loop().call_later(STARTING_S, self._started)
         try:
-            begun()
-            self._give(session, item, apart=apart)
+            try:
+                await self._give(session, item, begun=begun, apart=apart)
+            finally:
+                self._admitted -= 1
             session.prompt = await session.first()
         except BaseException as error:
             self._end(session, error=error)
@@ -281,22 +296,33 @@ class AgentHost:
         self._starting -= 1
         self._pump()
 
-    def _give(self, session: AgentSession, item: AgentItem, *, apart: bool) -> None:
+    async def _give(self, session: AgentSession, item: AgentItem, *, begun: Begun, apart: bool) -> None:
         """Have a program play the item; `apart`: in one of its own."""
         seed = item_seed(self._source.seed, split=item.split, index=item.index)
         line = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata), "seed": seed}
         if not self._alone:
             line["api_key"] = session.key
-        player = self._player(session, apart=apart or self._alone)
+        for tries_left in reversed(range(ROOM_TRIES)):
+            begun()
+            try:
+                player = self._player(session, apart=apart or self._alone)
+                break
+            except NoRoomError as error:
+                if not tries_left:
+                    raise AgentError("raised", f"cannot be started: {error.strerror}") from error
+                self._drop_idle()
+                await asyncio.sleep(ROOM_S)
         player.sessions.add(session)
         self._players[session] = player
         self._sessions[session.key] = session
         player.program.say(json.dumps(line, default=str).encode() + b"\n", last=self._alone)
+        if player.program.deaf and not player.apart:
+            raise KilledError("died", "its program reads no more items")
 
     def _player(self, session: AgentSession, *, apart: bool) -> _Player:
         """One that has a place for the session; else a new one."""
         for player in () if apart else self._programs_of_many:
-            if not player.program.killed and len(player.sessions) < self._places:
+            if not (player.program.killed or player.program.deaf) and len(player.sessions) < self._places:
                 return player
         player = self._new_player({"OPENAI_API_KEY": session.key} if self._alone else {})
         player.apart = apart
@@ -322,6 +348,8 @@ class AgentHost:
                 environment={**self._environment, **variables},
                 on_end=ended,
             )
+        except NoRoomError:
+            raise
         except OSError as error:
             raise AgentError("raised", f"cannot be started: {error.strerror}: {error.filename}") from error
         player = _Player(program=program)
@@ -340,7 +368,7 @@ class AgentHost:
         self._pump()
 
     def _drop(self, session: AgentSession, *, error: BaseException | None = None) -> None:
-        """A program that plays no other sample, or that has overrun its time, ends too."""
+        """A program that plays no other sample and never will, or that has overrun its time, ends too."""
         self._sessions.pop(session.key, None)
         player = self._players.pop(session, None)
         if player is not None:
@@ -348,7 +376,7 @@ class AgentHost:
             overran = isinstance(error, AgentError) and error.kind == "timeout"
             if overran:
                 player.given_up = "its program was ended: another sample overran its time"
-            if overran or player.apart:
+            if overran or player.apart or (player.program.deaf and not player.sessions):
                 player.program.kill()
         session.close()
 
@@ -370,13 +398,18 @@ class AgentHost:
                 starter.turn.set_result(None)
 
     def _has_room(self) -> bool:
-        """Whether there may be one more session; an idle one is ended for it: the newest spare, or else the least recently used."""
-        while (full := len(self._sessions) + self._admitted >= self._source.spec.sessions) and (
-            self._spares or self._idle
-        ):
-            _, session = self._spares.popitem() if self._spares else self._idle.popitem(last=False)
-            self._drop(session)
+        """Whether there may be one more session; idle ones are ended for it."""
+        while (full := len(self._sessions) + self._admitted >= self._source.spec.sessions) and self._drop_idle():
+            pass
         return not full
+
+    def _drop_idle(self) -> bool:
+        """End an idle session, if there is one: the newest spare, or else the least recently used."""
+        if not (self._spares or self._idle):
+            return False
+        _, session = self._spares.popitem() if self._spares else self._idle.popitem(last=False)
+        self._drop(session)
+        return True
 
 
 async def _again(do: Callable[[bool], Awaitable[_Done]]) -> _Done:

@@ -3,27 +3,36 @@
 Owns the child processes of the agent host. Invariants:
 - A program ends with the host, also when that is killed (the fork server kills what it leaves).
 - When a program has ended, so has whatever it started: its process group, and what left that (on Linux).
-- Of its output the last `TAIL_BYTES` are kept; at `OUTPUT_BYTES` it is ended.
+- Of its output the last `TAIL_BYTES` are kept; at `OUTPUT_BYTES` without a sample that ended well it is ended.
 
 Loop: consumes ends (SIGCHLD) and output; produces calls of `on_end`; unblocked by the event loop.
 """
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from streamrl_workers.process.orphans import die_with, kill_children
+from streamrl_workers.process.orphans import adopt_orphans, die_with, kill_children
 
 TAIL_BYTES = 4096
 OUTPUT_BYTES = 16 << 20
 """A program that writes more is a loop, and reading it would hold up the others."""
 _READ_BYTES = 1 << 16
 MAX_LINE_CHARS = 300
+RESERVED_FILES = 64
+"""That no start takes: a program that is there must be able to connect."""
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
+
+
+class NoRoomError(OSError):
+    """The machine has no room for one more process, or this process for its pipes; later there may be."""
 
 
 class Program:
@@ -40,6 +49,8 @@ class Program:
         self._tail = b""
         self._written = 0
         self.killed = False
+        self.deaf = False
+        """It reads no more of its standard input."""
         os.set_blocking(self._input.fileno(), False)
         os.set_blocking(self._output.fileno(), False)
         asyncio.get_running_loop().add_reader(self._output.fileno(), self._read)
@@ -76,10 +87,16 @@ class Program:
             asyncio.get_running_loop().add_writer(self._input.fileno(), self._write)
             return
         except BrokenPipeError:
-            self._said_all = True  # it does not read: its next request, its end or its time limit tells more
+            self.deaf = self._said_all = (
+                True  # it does not read: its next request, its end or its time limit tells more
+            )
         asyncio.get_running_loop().remove_writer(self._input.fileno())
         if self._said_all:
             self._input.close()
+
+    def forget_output(self) -> None:
+        """Count anew what it writes: what it was to do it has done."""
+        self._written = 0
 
     def kill(self) -> None:
         """SIGKILL to its group."""
@@ -112,11 +129,27 @@ class Program:
             self.kill()
 
 
+def _bind(host_pid: int, files: tuple[int, int]) -> None:
+    """In the new process: it ends with the host, and what its children leave is its own, until it ends.
+
+    Its address space is not bounded as the host's: other runtimes than Python's reserve much more than they use.
+    `files`: how many it may have open.
+    """
+    die_with(host_pid)
+    adopt_orphans()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+
 class Programs:
     """All of them."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, Program] = {}
+        self._files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):  # a system may have a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._files[1], self._files[1]))
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def start(
@@ -127,18 +160,27 @@ class Programs:
         environment: Mapping[str, str],
         on_end: Callable[[int], None],
     ) -> Program:
-        """Start one. Raises `OSError` if it cannot be started."""
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=dict(environment),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            bufsize=0,
-            preexec_fn=partial(die_with, os.getpid()),  # noqa: PLW1509 - this process has one thread
-        )
+        """Start one. Raises `NoRoomError` if it cannot be started just now, `OSError` if it cannot at all."""
+        lowest = os.dup(0)
+        os.close(lowest)
+        if lowest + RESERVED_FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
+            raise NoRoomError(errno.EMFILE, os.strerror(errno.EMFILE))
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                bufsize=0,
+                preexec_fn=partial(_bind, os.getpid(), self._files),  # noqa: PLW1509 - this process has one thread
+            )
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise NoRoomError(error.errno, error.strerror) from error
+            raise
         program = self._by_pid[process.pid] = Program(process, on_end=on_end)
         return program
 

@@ -8,6 +8,7 @@ a limit; a program that waits for the model has none.
 """
 
 import asyncio
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +112,10 @@ class AgentSession:
 
     def earn(self, reward: float) -> None:
         """Add to the reward of the turn."""
-        self._reward += reward
+        total = self._reward + reward
+        if not math.isfinite(total):
+            raise BadRequestError(f"the rewards of a turn must have a finite sum, got {total}", param="reward")
+        self._reward = total
 
     def finish(self, error: str) -> None:
         """The program says that the sample has ended."""
@@ -161,9 +165,9 @@ class AgentSession:
         """Answer the request that waits. Raises `KilledError` if its program has ended since."""
         if self._waiting is None:
             raise KilledError("died", "ended while it waited for the model")
+        self._answer = self._transcript.answer(turn)
         waiting, self._waiting = self._waiting, None
         self._following = asyncio.get_running_loop().create_future()
-        self._answer = self._transcript.answer(turn)
         waiting.set_result(self._answer)
 
     async def follows(self) -> str | None:

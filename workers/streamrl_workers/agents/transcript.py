@@ -11,6 +11,7 @@ history takes 16 bytes a message.
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -170,7 +171,7 @@ def parse_text(body: bytes) -> Ask:
 def parse_reward(body: bytes) -> float:
     """A number that the turn earned. Raises `BadRequestError`."""
     reward = _object(body).get("reward")
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) < float("inf"):
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
         raise BadRequestError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
     return float(reward)
 
@@ -239,10 +240,13 @@ def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
 
 
 def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
+    """`otherwise` also where it holds half of a surrogate pair, which no message carries."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return otherwise
+    return value
 
 
 # ---- a session
@@ -254,13 +258,15 @@ class Transcript:
     def __init__(self, template: MessageTemplate, *, stops: Sequence[str] = ()) -> None:
         """`stops`: strings that end a turn. The model has written them, its text is without them."""
         self._template = template
-        self._stops = stops
+        self._stops = sorted(stops, key=len, reverse=True)
         self._kind = ""
         self._tools = b""
         self._messages: list[bytes] = []
         """Digests of all messages, answers included; of a text completion that of the whole text."""
         self._chars = 0
         """Of the text of a text completion."""
+        self._cut = False
+        """Whether the newest turn was: behind it stands no stop string of the model's."""
         self._ask: Ask | None = None
         self.answers = 0
 
@@ -299,6 +305,8 @@ class Transcript:
         if _digest(prompt[: self._chars]) != self._messages[0]:
             raise EditedError("its prompt does not begin with the one before and its answer")
         rest = prompt[self._chars :]
+        if self._cut:
+            return rest
         return rest.removeprefix(next((stop for stop in self._stops if rest.startswith(stop)), ""))
 
     def accept(self, ask: Ask) -> None:
@@ -310,6 +318,7 @@ class Transcript:
         assert self._ask is not None
         ask, self._ask = self._ask, None
         self.answers += 1
+        self._cut = turn.finish_reason == "length"
         if ask.kind == "text":
             self._chars = len(ask.prompt) + len(turn.text)
             self._messages = [_digest(ask.prompt + turn.text)]

@@ -5,7 +5,9 @@ of its socket, and with it all programs.
 """
 
 import asyncio
+import functools
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from streamrl_workers.agents.host import AgentHost, AgentItem, Play
@@ -16,7 +18,7 @@ from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import TaskDataset
 from streamrl_workers.tasks.protocol import PLAYING, failure
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split
-from streamrl_workers.tasks.worker import MAX_ERROR_CHARS, Row, TaskSources, failure_row
+from streamrl_workers.tasks.worker import ITEMS_KEPT, MAX_ERROR_CHARS, Row, TaskSources, failure_row
 
 WHERE = "agent: "
 
@@ -30,11 +32,13 @@ async def _serve(connection: socket.socket, sources: TaskSources) -> int:
     assert sources.agents is not None
     host = AgentHost(sources.agents)
     await host.start()
+    item_of = functools.lru_cache(maxsize=ITEMS_KEPT)(functools.partial(_item, sources.dataset))
     transport, frames = await framing.open_frames(connection)
     answering: set[asyncio.Task[None]] = set()
     while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
         number, request = message
-        answer = _answer(host, sources.dataset, transport, number=number, request=protocol.decode_request(request))
+        asked = protocol.decode_request(request)
+        answer = _answer(host, sources.dataset, transport, number=number, request=asked, item_of=item_of)
         task = asyncio.create_task(answer, name=f"agent-{number}")
         answering.add(task)
         task.add_done_callback(answering.discard)
@@ -45,14 +49,23 @@ async def _serve(connection: socket.socket, sources: TaskSources) -> int:
     return 0
 
 
+ItemOf = Callable[[Split, int], AgentItem]
+
+
 async def _answer(
-    host: AgentHost, dataset: TaskDataset, transport: asyncio.Transport, *, number: int, request: Request
+    host: AgentHost,
+    dataset: TaskDataset,
+    transport: asyncio.Transport,
+    *,
+    number: int,
+    request: Request,
+    item_of: ItemOf,
 ) -> None:
     def say(value: Any) -> None:  # noqa: ANN401 - JSON
         transport.write(framing.encode([number, value]))
 
     try:
-        row = await _row(host, dataset, request, begun=lambda: say(PLAYING))
+        row = await _row(host, dataset, request, item_of=item_of, begun=lambda: say(PLAYING))
     except AgentError as error:
         row = failure(error.kind, f"{WHERE}{error}"[:MAX_ERROR_CHARS])
     except Exception as error:  # noqa: BLE001 - whatever keeps an item from being done is its failure
@@ -60,18 +73,19 @@ async def _answer(
     say(row)
 
 
-async def _row(host: AgentHost, dataset: TaskDataset, request: Request, *, begun: Any) -> Row:  # noqa: ANN401
+async def _row(
+    host: AgentHost, dataset: TaskDataset, request: Request, *, item_of: ItemOf, begun: Callable[[], None]
+) -> Row:
     match request:
         case NeedPrompts():
-            item = _item(dataset, request.split, request.first_index)
+            item = item_of(request.split, request.first_index)
             prompt = await host.prompt(item, begun=begun)
             if prompt is None:  # the run goes on: its samples will hear what was wrong
                 prompt = item.question if dataset.chat is None else dataset.chat.prompt(item.question)
             return [prompt]
         case PlayTurn():
-            result = await host.play(
-                _item(dataset, request.split, request.prompt_index), _play(dataset, request), begun=begun
-            )
+            item = item_of(request.split, request.prompt_index)
+            result = await host.play(item, _play(dataset, request), begun=begun)
             return [result.observation, result.reward, result.done]
     raise AssertionError("the agent host makes prompts and answers turns")
 

@@ -131,8 +131,11 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
 
 
 def agent_row(request: Request, row: Any) -> Any:  # noqa: ANN401 - JSON
-    """What the agent host answered. Raises `ForeignBytesError` unless it answers `request`."""
-    check_row(request, row, rewards=())
+    """What the agent host answered. One that does not fit is that item's failure: all others are with the same host."""
+    try:
+        check_row(request, row, rewards=())
+    except ForeignBytesError:
+        return failure("bad_value", "agent: what it made is no answer: a text in UTF-8, and a finite reward")
     return row
 
 

@@ -253,7 +253,7 @@ class ConcurrentSlot:
         self._asked: dict[int, AskedItem] = {}
         self._next_number = 0
         self._mute_ends = 0
-        """Ends in a row before which it had said nothing."""
+        """Ends in a row before which it had said nothing. Where all begins at once they are the items' deaths, and end the items."""
 
     def ask(self, work: WorkItem, message: object, *, row_of: RowOf) -> None:
         """Have an item done; its row is finished when the process has answered."""
@@ -313,7 +313,7 @@ class ConcurrentSlot:
                 raise ForeignBytesError("a message is no answer to what was asked")
 
     def _on_exit(self) -> None:
-        if self._mute_ends >= MAX_STARTS and self._asked:
+        if self._mute_ends >= MAX_STARTS and self._asked and not self._begins_at_once:
             raise TaskPoolError(f"{self._name} ended {MAX_STARTS} times before it said anything")
         for number, asked in list(self._asked.items()):
             if asked.begun and asked.work.died():

@@ -58,10 +58,10 @@ class Talk:
         self.text += added
         return added
 
-    def say(self, text: str) -> Answer:
-        """The model's turn, which is cut: no end token stands behind it."""
+    def say(self, text: str, *, reason: str = "stop") -> Answer:
+        """The model's turn: no end token stands behind it."""
         self.text += text
-        return self.transcript.answer(Turn(text=text))
+        return self.transcript.answer(Turn(text=text, finish_reason=reason))
 
 
 # ---- requests
@@ -108,7 +108,7 @@ def test_a_text_completion_has_one_text(prompt: Any) -> None:
         parse_text(json.dumps({"prompt": prompt}).encode())
 
 
-@pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("reward", ["1", None, True, float("nan"), float("inf"), 10**400, [1]])
 def test_a_reward_is_a_finite_number(reward: Any) -> None:
     with pytest.raises(BadRequestError, match="reward must be a finite number"):
         parse_reward(json.dumps({"reward": reward}).encode())
@@ -171,9 +171,18 @@ def test_a_text_goes_on_behind_the_answer_and_its_stop_string() -> None:
     talk.ask(b'{"prompt": "a "}')
     talk.say("b")
     assert talk.ask(b'{"prompt": "a b;c "}') == "c "
-    talk.say("d")
+    talk.say("d", reason="length")
+    assert talk.ask(b'{"prompt": "a b;c d\\n"}') == "\n", "the model was cut, it has written no stop string"
+    talk.say("e")
     with pytest.raises(EditedError, match="does not begin with the one before"):
         talk.ask(b'{"prompt": "a b c d"}')
+
+
+def test_the_longest_stop_string_is_the_one_that_was_written() -> None:
+    talk = Talk(PlainTemplate(), stops=["\n", "\n\n"])
+    talk.ask(b'{"prompt": "a "}')
+    talk.say("b")
+    assert talk.ask(b'{"prompt": "a b\\n\\nc"}') == "c"
 
 
 # ---- tool calls
@@ -192,6 +201,8 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"of": [1, "é"]}}\n</tool_cal
         (f"{CALL}<tool_call>cut", "<tool_call>cut", ["add"]),
         (f"{CALL}<tool_call></tool_call>", None, []),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", None, []),
+        ('<tool_call>{"name": "add", "arguments": {"of": "\\ud800"}}</tool_call>', None, []),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None, []),
         ("nothing", None, []),
     ],
 )
@@ -201,6 +212,16 @@ def test_calls_are_read_from_the_text_or_left_in_it(text: str, content: str | No
     assert [call.name for call in calls] == names
     assert [call.id for call in calls] == [f"call_3_{place}" for place in range(len(names))]
     assert all(json.loads(call.arguments) == {"of": [1, "é"]} for call in calls)
+
+
+def test_half_a_surrogate_pair_in_a_call_goes_to_and_fro_as_text() -> None:
+    talk, half = Talk(CHATML), '<tool_call>{"name": "add", "arguments": {"of": "\\ud800"}}</tool_call>'
+    talk.ask(chat(user("a"), tools=[TOOL]))
+    answer = talk.say(half)
+    assert (answer.content, answer.tool_calls) == (half, ())
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"of": "\\ud800"}'}}
+    other = {"role": "assistant", "tool_calls": [call]}
+    assert "ud800" in talk.ask(chat(user("a"), said(answer), other, tools=[TOOL]))
 
 
 def test_calls_are_read_only_where_there_are_tools() -> None:
