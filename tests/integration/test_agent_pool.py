@@ -351,6 +351,31 @@ async def test_what_a_program_has_in_the_background_outlives_the_ends_of_others(
             assert not (await sample.say("x")).error
 
 
+IMPATIENT = """
+import time
+try:
+    client = client.with_options(timeout=1, max_retries=0)
+    ask()
+except Exception:
+    client = OpenAI()
+    earn(0.5)
+    client.post("/end", body={"error": ERROR}, cast_to=object)
+    open("gate", "w").close()
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("error", ["", "no patience"])
+async def test_who_waits_for_the_model_no_longer_may_end_its_sample(tmp_path: Path, error: str) -> None:
+    async with agents(tmp_path, f"ERROR = {error!r}\n{IMPATIENT}") as pool:
+        sample = await begun(pool)
+        await asyncio.to_thread(wait_for, (tmp_path / "gate").exists, what="the end of its patience")
+        answer = await sample.say("x")
+        expected = ("raised", 0.0, f"agent: {error}") if error else (None, 0.5, "")
+        assert (answer.kind, answer.reward, answer.error) == expected
+        assert answer.done == (not error)
+
+
 # ---- replay
 
 
