@@ -530,6 +530,15 @@ async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) ->
             pass
 
 
+async def test_a_program_beside_the_job_file_is_named_as_it_is(tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text("#!/bin/sh\nexec python agent.py\n")
+    script.chmod(0o755)
+    async with agents(tmp_path, "ask()", command=["agent.sh"]) as pool:
+        sample = await begun(pool)
+        assert not (await sample.say("x")).error
+
+
 # ---- many samples in one program
 
 SHARED = """
