@@ -32,10 +32,14 @@ def play(client: OpenAI, secret: int) -> float:
 
 
 def serve(client: OpenAI, item: dict) -> None:
-    """Play the game of one item, and say what it earned."""
-    reward = play(client, Random(item["seed"]).randint(0, HIGHEST))
-    client.post("/reward", body={"reward": reward}, cast_to=object)
-    client.post("/end", cast_to=object)
+    """Play the game of one item, and say what it earned, or why it has failed."""
+    end = {}
+    try:
+        reward = play(client, Random(item["seed"]).randint(0, HIGHEST))
+        client.post("/reward", body={"reward": reward}, cast_to=object)
+    except Exception as error:  # noqa: BLE001 - whatever it is, this game has failed
+        end = {"error": f"{type(error).__name__}: {error}"}
+    client.post("/end", body=end, cast_to=object)
 
 
 if __name__ == "__main__":

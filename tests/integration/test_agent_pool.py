@@ -1,111 +1,18 @@
 """Programs in the real task pool, most of them OpenAI's own client, unchanged; what one does harms no other."""
 
 import asyncio
-import os
 import resource
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl_workers.agents.program import RESERVED_FILES
-from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, TurnAnswer
+from streamrl_workers.tasks.values import Score, ScoreSample
+from support.agent_pools import SEVERAL_TURNS, Sample, agents, begun, hosts
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
 from support.runs import wait_for
-from support.task_pools import AskedPool, fork_servers, running_pool, wait_ended
-
-WAIT_S = 120.0
-"""What must be answered is answered, however busy the machine is."""
-
-CLIENT = """
-import json, sys
-from openai import OpenAI
-
-item = json.load(sys.stdin)
-client = OpenAI()
-messages = [{"role": "user", "content": item["question"]}]
-
-def ask(**options):
-    return client.chat.completions.create(model="policy", messages=messages, **options)
-
-def earn(reward):
-    client.post("/reward", body={"reward": reward}, cast_to=object)
-"""
-"""How the programs here begin."""
-
-SEVERAL_TURNS = """
-for turn in range(3):
-    answer = ask()
-    messages.append(answer.choices[0].message)
-    messages.append({"role": "user", "content": f"{turn}:{answer.choices[0].message.content}"})
-    earn(0.25)
-    earn(0.5)
-assert item["seed"] >= 0 and item["answer"]
-"""
-
-GAME = {"name": "game", "environment": {}}
-
-
-@dataclass(slots=True)
-class Sample:
-    """One sample as the scheduler keeps it."""
-
-    pool: AskedPool
-    prompt: str
-    index: int = 0
-    sample: int = 0
-    end: int = 0
-    """Token with which its turns end."""
-    turns: list[str] = field(default_factory=list)
-    observations: list[str] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-
-    def request(self) -> PlayTurn:
-        """What the scheduler asks about the newest turn."""
-        return PlayTurn(
-            group_id=self.index,
-            sample_index=self.sample,
-            lease=1000 * self.index + 100 * self.sample + len(self.turns),
-            split="train",
-            prompt_index=self.index,
-            completions=tuple(self.turns),
-            last_token=self.end,
-            prompt=self.prompt,
-            observations=tuple(self.observations),
-            finish_reasons=tuple(self.reasons),
-            token_counts=tuple((10 * turn, turn + 1) for turn in range(len(self.turns))),
-        )
-
-    async def say(self, text: str, *, reason: str = "stop") -> TurnAnswer:
-        """The model's turn; what follows it."""
-        self.turns.append(text)
-        self.reasons.append(reason)
-        async with asyncio.timeout(WAIT_S):
-            (answer,) = await self.pool.play([self.request()])
-        self.observations.append(answer.observation)
-        return answer
-
-
-@asynccontextmanager
-async def agents(base_dir: Path, program: str, *, client: bool = True, **options: Any) -> AsyncIterator[AskedPool]:
-    task = {name: options.pop(name) for name in ("chat", "sampling", "host") if name in options}
-    agent = {"command": ["python", "agent.py"], **options}
-    modules = {"agent": (CLIENT if client else "") + program}
-    async with running_pool(base_dir, modules=modules, rewards=[GAME], agent=agent, **task) as pool:
-        yield pool
-
-
-async def begun(pool: AskedPool, *, index: int = 0, sample: int = 0) -> Sample:
-    async with asyncio.timeout(WAIT_S):
-        (prompt,) = await pool.prompts(split="train", first_index=index, count=1)
-    return Sample(pool, prompt.text, index=index, sample=sample)
+from support.task_pools import fork_servers, wait_ended
 
 
 async def test_several_turns_of_the_real_client(tmp_path: Path) -> None:
@@ -351,158 +258,29 @@ async def test_what_a_program_has_in_the_background_outlives_the_ends_of_others(
             assert not (await sample.say("x")).error
 
 
-# ---- replay
-
-
-def hosts() -> list[psutil.Process]:
-    """Agent hosts: workers of the fork server that have a program as child, or serve one."""
-    return [worker for server in fork_servers() for worker in server.children() if worker.net_connections("tcp")]
-
-
-@pytest.mark.parametrize("victim", ["host", "programs", "fork server"])
-async def test_what_is_killed_is_played_again(tmp_path: Path, victim: str) -> None:
-    async with agents(tmp_path, SEVERAL_TURNS) as pool:
-        samples = [await begun(pool, index=index) for index in range(3)]
-        firsts = await asyncio.gather(*(sample.say("one") for sample in samples))
-        (host,) = hosts()
-        programs = host.children()
-        doomed = {"host": [host], "programs": programs, "fork server": fork_servers()}[victim]
-        for process in doomed:
-            process.kill()
-        await wait_ended([*doomed, *programs])
-        seconds = await asyncio.gather(*(sample.say("two") for sample in samples))
-        lasts = await asyncio.gather(*(sample.say("three") for sample in samples))
-        told = [(answer.observation, answer.reward, answer.error) for answer in (*firsts, *seconds, *lasts)]
-        assert told == [("0:one", 0.75, "")] * 3 + [("1:two", 0.75, "")] * 3 + [("", 0.75, "")] * 3
-
-
-async def test_killed_while_it_works_it_is_played_again(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    waits = f"""
-import os, time
-ask()
-if not os.path.exists({str(gate)!r}):
-    open({str(gate)!r}, "w").write(str(os.getppid()))
-    time.sleep(1000)
-earn(1)
-"""
-    async with agents(tmp_path, waits) as pool:
-        sample = await begun(pool)
-        answer = asyncio.create_task(sample.say("x"))
-        await asyncio.to_thread(wait_for, lambda: gate.exists() and gate.read_text(), what="the program at work")
-        os.kill(int(gate.read_text()), signal.SIGKILL)
-        assert (await answer).reward == 1.0
-
-
-async def test_few_places_for_many_samples(tmp_path: Path) -> None:
-    """Each program that waits for the model may be ended and played again; none is lost, and never are there more."""
-    async with agents(tmp_path, SEVERAL_TURNS, sessions=2) as pool:
-        prompts = [await begun(pool, index=index) for index in range(3)]
-        samples = [Sample(pool, one.prompt, index=one.index, sample=number) for one in prompts for number in range(2)]
-        for text, reward in (("one", 0.75), ("two", 0.75), ("three", 0.75)):
-            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
-            assert {(answer.reward, answer.error) for answer in answers} == {(reward, "")}
-            assert sum(len(host.children()) for host in hosts()) <= 2
-        assert {answer.done for answer in answers} == {True}
-
-
-async def test_a_machine_without_room_for_one_more_program_plays_fewer_at_a_time(tmp_path: Path) -> None:
-    async with agents(tmp_path, SEVERAL_TURNS) as pool:
-        prompt = await begun(pool)
-        (host,) = hosts()
-        _, hard = host.rlimit(psutil.RLIMIT_NOFILE)
-        host.rlimit(psutil.RLIMIT_NOFILE, (host.num_fds() + RESERVED_FILES + 8, hard))
-        samples = [Sample(pool, prompt.prompt, sample=number) for number in range(8)]
-        for text in ("one", "two"):
-            answers = await asyncio.gather(*(sample.say(text) for sample in samples))
-            assert {(answer.reward, answer.error) for answer in answers} == {(0.75, "")}
-
-
-COUNTING = """
-import pathlib
-from streamrl_workers.tasks.dataset import TaskDataset
-
-made, question = pathlib.Path(__file__).parent / "made", TaskDataset.question
-
-def counted(self, split, index):
-    with made.open("a") as file:
-        file.write(f"{index}\\n")
-    return question(self, split, index)
-
-TaskDataset.question = counted
-
-def nothing(**_):
-    return 0.0
-"""
-
-
-async def test_an_item_is_made_once_for_all_turns_of_its_samples(tmp_path: Path) -> None:
-    modules = {"agent": CLIENT + SEVERAL_TURNS, "counting": COUNTING}
-    none = {"name": "none", "weightPercent": 50, "python": {"function": "counting:nothing"}}
-    rewards, agent = [GAME | {"weightPercent": 50}, none], {"command": ["python", "agent.py"]}
-    async with running_pool(tmp_path, modules=modules, rewards=rewards, agent=agent) as pool:
-        prompt = await begun(pool)
-        for number in range(2):
-            sample = Sample(pool, prompt.prompt, sample=number)
-            assert {(await sample.say(text)).error for text in ("one", "two", "three")} == {""}
-    assert (tmp_path / "made").read_text() == "0\n"
-
-
-CLOCK = """
+IMPATIENT = """
 import time
-messages[0]["content"] += WHERE == "prompt" and str(time.time()) or ""
-messages.append(ask().choices[0].message)
-messages.append({"role": "user", "content": WHERE == "turn" and str(time.time()) or "go on"})
-ask()
-"""
-
-
-@pytest.mark.parametrize(
-    ("where", "text"), [("prompt", "first request differs"), ("turn", "at turn 1 of 2 it went on otherwise")]
-)
-async def test_a_program_that_asks_otherwise_when_it_is_started_again_fails(
-    tmp_path: Path, where: str, text: str
-) -> None:
-    async with agents(tmp_path, f"WHERE = {where!r}\n{CLOCK}") as pool:
-        sample = await begun(pool, sample=0)
-        assert not (await sample.say("x")).error
-        (host,) = hosts()
-        host.kill()
-        answer = await sample.say("y")
-        assert (answer.kind, text in answer.error) == ("bad_value", True), answer
-
-
-async def test_an_item_whose_program_asks_nothing_costs_its_own_samples(tmp_path: Path) -> None:
-    program = "if int(item['answer']) % 2: raise SystemExit('never')\nask()\n"
-    async with agents(tmp_path, program) as pool:
-        prompts = [await begun(pool, index=index) for index in range(6)]
-        answers = await asyncio.gather(*(sample.say("x") for sample in prompts))
-        failed = [answer for answer in answers if answer.error]
-        assert [(answer.kind, answer.error) for answer in failed] == [
-            ("raised", "agent: ended with status 1: never")
-        ] * len(failed)
-        assert 0 < len(failed) < 6
-
-
-async def test_a_prompt_whose_first_program_hangs_is_made_by_a_second(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    hangs = f"""
-import os, time
-if not os.path.exists({str(gate)!r}):
-    open({str(gate)!r}, "w").close()
+try:
+    client = client.with_options(timeout=1, max_retries=0)
+    ask()
+except Exception:
+    client = OpenAI()
+    earn(0.5)
+    client.post("/end", body={"error": ERROR}, cast_to=object)
+    open("gate", "w").close()
     time.sleep(1000)
-ask()
 """
-    async with agents(tmp_path, hangs, timeoutSeconds=15) as pool:
+
+
+@pytest.mark.parametrize("error", ["", "no patience"])
+async def test_who_waits_for_the_model_no_longer_may_end_its_sample(tmp_path: Path, error: str) -> None:
+    async with agents(tmp_path, f"ERROR = {error!r}\n{IMPATIENT}") as pool:
         sample = await begun(pool)
+        await asyncio.to_thread(wait_for, (tmp_path / "gate").exists, what="the end of its patience")
         answer = await sample.say("x")
-        assert (answer.done, answer.error) == (True, "")
-
-
-async def test_a_program_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"spec.task.agent.command: must begin with a program on the PATH"):
-        async with running_pool(tmp_path, modules={}, rewards=[GAME], agent={"command": ["no-such-thing"]}):
-            pass
+        expected = ("raised", 0.0, f"agent: {error}") if error else (None, 0.5, "")
+        assert (answer.kind, answer.reward, answer.error) == expected
+        assert answer.done == (not error)
 
 
 # ---- many samples in one program

@@ -87,12 +87,15 @@ def open_agents(
     """The agents of a job with this seed; None if it has none. Raises `UserError` for a program that is not there."""
     if spec is None:
         return None
-    if shutil.which(spec.command[0], path=_path()) is None and not (base_dir / spec.command[0]).is_file():
+    first, *rest = spec.command
+    program = shutil.which(first, path=_path()) or shutil.which(str((base_dir / first).absolute()))
+    if program is None:
         raise UserError(
             field="spec.task.agent.command",
             rule="must begin with a program on the PATH or beside the job file",
-            got=spec.command[0],
+            got=first,
         )
+    spec = spec.model_copy(update={"command": (program, *rest)})
     return AgentSource(spec=spec, directory=base_dir, seed=seed, template=template, stops=stops)
 
 

@@ -76,6 +76,8 @@ class AgentSession:
         """To it, if there is one."""
         self._following: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Text of the next request; None: the program has ended."""
+        self._ending: asyncio.Future[str | None] | None = None
+        """The sample's end, where the program said it while a request waited: it follows the turn that was to answer that."""
         self._reward = 0.0
         self.key = secrets.token_hex(16)
         self._alive = True
@@ -87,8 +89,8 @@ class AgentSession:
 
     @property
     def idle(self) -> bool:
-        """Its program waits for the model."""
-        return self._alive and self._waiting is not None
+        """Its program waits for the model, or has ended the sample instead."""
+        return self._alive and (self._waiting is not None or self._ending is not None)
 
     # ---- for the endpoint
 
@@ -119,12 +121,17 @@ class AgentSession:
 
     def finish(self, error: str) -> None:
         """The program says that the sample has ended."""
-        if self._following.done():
+        following = self._following
+        if self._waiting is not None:
+            self._refuse_waiting("this sample has ended", status=GONE)
+            following = self._ending = asyncio.get_running_loop().create_future()
+        if following.done():
             raise BadRequestError("this sample has ended", status=GONE)
         if error and not self.full:
-            self._following.set_exception(AgentError("raised", error[:MAX_LINE_CHARS]))
+            following.set_exception(AgentError("raised", error[:MAX_LINE_CHARS]))
+            following.exception()  # its turn may be another session's to hear
         else:
-            self._following.set_result(None)
+            following.set_result(None)
 
     def _take(self, ask: Ask) -> None:
         if self._following.done():
@@ -163,6 +170,9 @@ class AgentSession:
 
     def say(self, turn: Turn) -> None:
         """Answer the request that waits. Raises `KilledError` if its program has ended since."""
+        if self._ending is not None:
+            self._following, self._ending = self._ending, None
+            return
         if self._waiting is None:
             raise KilledError("died", "ended while it waited for the model")
         self._answer = self._transcript.answer(turn)
