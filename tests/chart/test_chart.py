@@ -108,6 +108,7 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
         ("streamrl.io", "generatorpools/finalizers"): {"update"},
         ("streamrl.io", "rlclusters"): {"list", "watch", "patch"},
         ("streamrl.io", "rlclusters/status"): {"patch"},
+        ("multicluster.x-k8s.io", "clusterprofiles"): {"get"},
         ("", "namespaces"): {"get"},
         ("", "pods"): {"list", "watch", "delete"},
         ("events.k8s.io", "events"): {"create"},
