@@ -12,14 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from streamrl_workers.metrics.jsonl import read_jsonl
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, streamrl, wait_for
+from support.runs import LocalRun, wait_for
+from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
 STEP_S = 1.0
 """Half of the steps come after the last kill: time for a busy machine to get there."""
-WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 
 PROGRAM = """
 import json, os, sys, threading, urllib.request
@@ -94,10 +93,6 @@ def start(tmp_path: Path, program: str, *, steps: int = STEPS, step_s: float = S
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
-def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
-    return list(read_jsonl(run.folder / "metrics" / name))
-
-
 def processes(run: LocalRun, *, of: str) -> list[psutil.Process]:
     """The agent host, or the programs that run just now."""
     scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
@@ -135,30 +130,8 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: s
     victims = [*WORKERS, "host", "host", "program", "program", "program", "all"]
     rng.shuffle(victims)
     moments = sorted(rng.choices(range(STEPS // 2), k=len(victims)))
-    for moment, victim in zip(moments, victims, strict=True):
-        run.wait_steps(moment)
-        assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
-        if victim == "all":
-            run.kill_all(WORKERS)
-            run.assert_exact()
-            run.resume()
-        elif victim in WORKERS:
-            run.kill_one(victim)
-        else:
-            kill_one_of(run, victim)
-    assert run.wait_end() == 0, run.logs()
-    run.assert_exact()
-    steps = lines(run, "steps.jsonl")
-    assert {line["step"] for line in steps} == set(range(STEPS))
-    for line in steps:
-        assert line["reward_failed"] == 0
-        assert line["reward_mean"] == pytest.approx(0.25 * line["turns_mean"])
-    assert len({round(line["turns_mean"], 3) for line in steps}) > 3, "games of different lengths"
-    rewards = {line["mean_reward"] for line in lines(run, "evaluations.jsonl")}
-    assert len(rewards) == 1, "the held-out games are the same in every evaluation"
-    assert rewards.pop() > 0.25
-    shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
-    assert "(rewards 0.25" in shown, shown
+    kill_in_turn(run, zip(moments, victims, strict=True), others=kill_one_of)
+    assert_each_turn_earned_a_quarter(run, steps=STEPS)
 
 
 @pytest.mark.timeout(400)

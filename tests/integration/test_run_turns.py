@@ -5,7 +5,6 @@ a quarter and their length follows from the item: a turn that was lost, doubled 
 sums of every step.
 """
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ import psutil
 import pytest
 
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, streamrl, wait_for
+from support.runs import LocalRun, wait_for
+from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 40
 STEP_S = 0.5
 """Half of the steps come after the last kill: time for a busy machine to get there."""
 LIMIT_S = 2.0
 """Of a turn that hangs, and of those that do not."""
-WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 
 GAMES = '''
 import time
@@ -79,11 +78,7 @@ def start(tmp_path: Path, *, function: str, steps: int = STEPS, step_s: float = 
     return LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
 
 
-def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.folder / "metrics" / name).read_text().splitlines()]
-
-
-def kill_task_worker(run: LocalRun) -> None:
+def kill_task_worker(run: LocalRun, _: str) -> None:
     """The process that holds the live environments."""
     scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
     workers = wait_for(
@@ -98,30 +93,9 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path) -> Non
     run = start(tmp_path, function="fair")
     victims = [*WORKERS, "task worker", "task worker", "all"]
     rng.shuffle(victims)
-    for moment, victim in zip(sorted(rng.sample(range(STEPS // 2), len(victims))), victims, strict=True):
-        run.wait_steps(moment)
-        assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
-        if victim == "all":
-            run.kill_all(WORKERS)
-            run.assert_exact()
-            run.resume()
-        elif victim == "task worker":
-            kill_task_worker(run)
-        else:
-            run.kill_one(victim)
-    assert run.wait_end() == 0, run.logs()
-    run.assert_exact()
-    steps = lines(run, "steps.jsonl")
-    assert {line["step"] for line in steps} == set(range(STEPS))
-    for line in steps:
-        assert line["reward_failed"] == 0
-        assert line["reward_mean"] == pytest.approx(0.25 * line["turns_mean"])
-    assert len({round(line["turns_mean"], 3) for line in steps}) > 3, "games of different lengths"
-    rewards = {line["mean_reward"] for line in lines(run, "evaluations.jsonl")}
-    assert len(rewards) == 1, "the held-out games are the same in every evaluation"
-    assert rewards.pop() > 0.25
-    shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
-    assert "(rewards 0.25" in shown, shown
+    moments = sorted(rng.sample(range(STEPS // 2), len(victims)))
+    kill_in_turn(run, zip(moments, victims, strict=True), others=kill_task_worker)
+    assert_each_turn_earned_a_quarter(run, steps=STEPS)
 
 
 @pytest.mark.timeout(300)

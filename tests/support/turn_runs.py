@@ -1,0 +1,50 @@
+"""Runs of a game in which each turn of the model earns a quarter: kills in the middle, and the sums that must come out."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from streamrl_workers.metrics.jsonl import read_jsonl
+from support.runs import LocalRun, streamrl
+
+WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
+
+
+def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
+    """Of a file of the run's metrics."""
+    return list(read_jsonl(run.folder / "metrics" / name))
+
+
+def kill_in_turn(
+    run: LocalRun, victims: Iterable[tuple[int, str]], *, others: Callable[[LocalRun, str], object]
+) -> None:
+    """Kill each at its step: a worker, `all` of them, or one that `others` finds."""
+    for moment, victim in victims:
+        run.wait_steps(moment)
+        assert run.process.poll() is None, f"ended before the kill at step {moment}: {run.logs()}"
+        if victim == "all":
+            run.kill_all(WORKERS)
+            run.assert_exact()
+            run.resume()
+        elif victim in WORKERS:
+            run.kill_one(victim)
+        else:
+            others(run, victim)
+
+
+def assert_each_turn_earned_a_quarter(run: LocalRun, *, steps: int) -> None:
+    """The run has ended well: every step and every evaluation has the sums of its turns, so no turn was lost or played twice."""
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+    done = lines(run, "steps.jsonl")
+    assert {line["step"] for line in done} == set(range(steps))
+    for line in done:
+        assert line["reward_failed"] == 0
+        assert line["reward_mean"] == pytest.approx(0.25 * line["turns_mean"])
+    assert len({round(line["turns_mean"], 3) for line in done}) > 3, "games of different lengths"
+    rewards = {line["mean_reward"] for line in lines(run, "evaluations.jsonl")}
+    assert len(rewards) == 1, "the held-out games are the same in every evaluation"
+    assert rewards.pop() > 0.25
+    shown = streamrl("journal", "show", str(run.folder), str(4 * steps - 1)).stdout
+    assert "(rewards 0.25" in shown, shown
