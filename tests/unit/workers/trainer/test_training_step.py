@@ -123,7 +123,7 @@ def test_later_updates_are_corrected_against_the_batchs_start():
     worker = tiny_worker(spec)
     groups = _groups()
     for trajectory in (t for group in groups for t in group.samples):
-        (prepared,) = worker.prepare([pack_sample(trajectory, step=0, attempt=1)])
+        (prepared,) = worker.prepare(pack_sample(trajectory, step=0, attempt=1))
         trajectory.logprobs = array("f", prepared["proximal_N"]).tobytes()
     metrics = _step(engine_on(worker, spec=spec), groups=groups)
     assert metrics["correction_weight_mean"] == pytest.approx(1.0, abs=1e-5)
