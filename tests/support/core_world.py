@@ -211,7 +211,7 @@ class World:
             sample_index=ask.sample_index,
             lease=ask.lease,
             observation=CONTEXT_CHAR * len(observation) if context else observation,
-            context=context,
+            context=context and bool(observation),
             reward=0.5,
             done=done,
             error=error,
