@@ -14,7 +14,7 @@ import pytest
 
 from streamrl_workers.scheduler.journal.sample_store import open_samples
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, wait_for
+from support.runs import LocalRun, streamrl, wait_for
 from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
@@ -157,6 +157,8 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(
         samples = [sample for group in store.groups() for sample in group.read().samples]
     branched = sum(segment.context for sample in samples for segment in sample.segments)
     assert (branched > len(samples) / 2) == (BRANCHING in program)
+    shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
+    assert (" contexts (rewards 0.25" in shown) == (BRANCHING in program), shown
 
 
 @pytest.mark.timeout(400)
